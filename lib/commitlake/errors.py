@@ -1,0 +1,62 @@
+"""Every error CommitLake raises on purpose, in one place.
+
+A message names what is wrong, the value met, what is allowed, and what to do about it. It never holds a secret.
+"""
+
+from __future__ import annotations
+
+
+class CommitLakeError(Exception):
+    """Root of all errors raised by CommitLake."""
+
+
+class ConfigError(CommitLakeError):
+    """Raised when a configuration key is unknown or its value is not allowed."""
+
+
+class SetupError(CommitLakeError):
+    """Raised when the machine lacks something CommitLake needs, for example Java 17."""
+
+
+class KafkaError(CommitLakeError):
+    """Raised when Kafka is out of reach, refuses access, or its topics do not fit."""
+
+
+class IdentityError(KafkaError):
+    """Raised when this is not the Kafka cluster, topic or log the warehouse was filled from."""
+
+
+class EmbeddedBrokerError(KafkaError):
+    """Raised when the embedded broker does not start."""
+
+
+class WarehouseError(CommitLakeError):
+    """Raised when the warehouse is out of reach, not writable, or holds something unexpected."""
+
+
+class FencedError(CommitLakeError):
+    """Raised when another coordinator holds, or has taken over, the warehouse."""
+
+
+class RecordError(CommitLakeError):
+    """Raised when a Kafka record breaks the protocol.
+
+    Attributes:
+        reason: the code that the `rejected` table would show, for example `BAD_OP`; None when there is none.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class MQClientException(CommitLakeError):
+    """Raised by the producer when a call is refused or its outcome is uncertain.
+
+    Attributes:
+        reason: the code that landing would have given, for example `ILLEGAL_TOPIC`; None when there is none.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason

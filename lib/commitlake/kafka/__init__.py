@@ -1,0 +1,1 @@
+"""What CommitLake needs of Kafka: topics, client options, and an embedded broker."""

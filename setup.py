@@ -1,0 +1,41 @@
+"""Packaging of CommitLake: the wheel holds lib/commitlake only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+# A cluster brings its own Spark and Delta, so they are an extra that nobody gets by accident.
+SPARK = ["pyspark>=4.0.1,<4.2", "delta-spark>=4.1,<4.4", "pandas>=2.2,<3", "pyarrow>=18"]
+DEV = [
+    "build",
+    "chispa>=0.12",
+    "deltalake>=1.6",
+    "hypothesis>=6",
+    "matplotlib>=3.9",
+    "mypy>=2",
+    "pytest>=9",
+    "pytest-timeout>=2.4",
+    "ruff>=0.17",
+    "types-PyYAML",
+]
+
+setup(
+    name="commitlake",
+    version=re.findall(r'__version__ = "(.+)"', (HERE / "lib/commitlake/__init__.py").read_text())[0],
+    description="RocketMQ's transactional messages on Kafka, Spark and Delta Lake",
+    long_description=README.read_text() if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    package_dir={"": "lib"},
+    packages=find_packages("lib"),
+    package_data={"commitlake": ["py.typed", "**/*.properties", "**/*.xml"]},
+    install_requires=["kafka-python>=3.0,<4", "numpy>=1.26", "PyYAML>=6"],
+    extras_require={"spark": SPARK, "dev": [*SPARK, *DEV]},
+    entry_points={"console_scripts": ["commitlake = commitlake.ops.cli:main"]},
+)
