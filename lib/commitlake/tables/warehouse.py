@@ -1,0 +1,182 @@
+"""Where the tables are, and the few ways in which they are created, read and appended to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from commitlake.errors import WarehouseError
+from commitlake.tables.schemas import TABLES, TOPIC, Table
+
+log = logging.getLogger(__name__)
+
+_CATALOG = "schema:"
+
+
+class Warehouse:
+    """The tables of one coordinator, under a directory, a URI, or in a catalog's schema.
+
+    Landing and coordination both write topic tables: both use one `Warehouse`, whose lock keeps
+    two threads from creating the same table.
+
+    Args:
+        spark: A session with the Delta extension.
+        root: A directory or URI, or `schema:<catalog>.<schema>`.
+    """
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        self.spark = spark
+        self.root = root.rstrip("/")
+        self._in_catalog = root.startswith(_CATALOG)
+        self._lock = threading.Lock()
+        self._known_topics: set[str] = set()
+
+    def create(self) -> None:
+        """Create the fixed tables that are missing.
+
+        Raises:
+            WarehouseError: A table there has other columns or partitions than this version writes.
+        """
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda item: self._create(self.locate(item[0]), item[1]), TABLES.items()))
+
+    def topics(self) -> set[str]:
+        """Names of all topics that have a table."""
+        names = self._catalog_topics() if self._in_catalog else self._directory_topics()
+        return {name.replace("~", "%") for name in names}
+
+    def ensure_topic(self, topic: str) -> None:
+        """Create the topic's table when it is missing; cheap when it is known."""
+        with self._lock:
+            if topic not in self._known_topics:
+                self._create(self.locate_topic(topic), TOPIC)
+                self._known_topics.add(topic)
+
+    def read(self, name: str, version: int | None = None) -> DataFrame:
+        """Read a fixed table, at its newest version or the given one."""
+        return self._read(self.locate(name), version)
+
+    def read_topic(self, topic: str, version: int | None = None) -> DataFrame:
+        """Read a topic's table, at its newest version or the given one."""
+        return self._read(self.locate_topic(topic), version)
+
+    def stream(self, name: str, starting_version: int, **options: str) -> DataFrame:
+        """Stream a fixed table's appends from the commit `starting_version` on (inclusive).
+
+        Delta refuses to start from a commit that does not exist yet: `version(name) + 1` needs an append first.
+        """
+        reader = self.spark.readStream.format("delta").options(**options)
+        reader = reader.option("startingVersion", str(starting_version))
+        return reader.table(self.locate(name)) if self._in_catalog else reader.load(self.locate(name))
+
+    def append(self, df: DataFrame, name: str, marker: Mapping[str, Any] | None = None) -> None:
+        """Append rows to a fixed table in one commit.
+
+        Args:
+            df: Has at least the table's columns; more are ignored, order and width are put right.
+            name: A key of `TABLES`.
+            marker: Stored as JSON in the commit's userMetadata; see `markers`.
+        """
+        self._append(df, self.locate(name), TABLES[name], marker)
+
+    def append_topic(self, df: DataFrame, topic: str, marker: Mapping[str, Any] | None = None) -> None:
+        """Append rows to a topic's table in one commit; the table must exist (`ensure_topic`)."""
+        self._append(df, self.locate_topic(topic), TOPIC, marker)
+
+    def version(self, name: str) -> int:
+        """Number of the newest commit of a fixed table."""
+        return int(self._history(self.locate(name), 1)[0]["version"])
+
+    def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
+        """Markers of a fixed table's last `limit` commits, newest first; commits without one are left out."""
+        return self._markers(self.locate(name), limit)
+
+    def topic_markers(self, topic: str, limit: int = 20) -> list[dict[str, Any]]:
+        """Markers of a topic table's last `limit` commits, newest first; commits without one are left out."""
+        return self._markers(self.locate_topic(topic), limit)
+
+    def locate(self, name: str) -> str:
+        """Path, or quoted catalog name, of a fixed table."""
+        return self._place(name, name)
+
+    def locate_topic(self, topic: str) -> str:
+        """Path, or quoted catalog name, of a topic's table; `%` becomes `~`, which no topic name holds."""
+        escaped = topic.replace("%", "~")
+        return self._place(f"topics/{escaped}", f"topic_{escaped}")
+
+    def _place(self, path: str, table: str) -> str:
+        if self._in_catalog:
+            return ".".join(f"`{part}`" for part in [*self.root.removeprefix(_CATALOG).split("."), table])
+        return f"{self.root}/{path}"
+
+    def _create(self, place: str, table: Table) -> None:
+        builder = DeltaTable.createIfNotExists(self.spark)
+        builder = builder.tableName(place) if self._in_catalog else builder.location(place)
+        builder = builder.addColumns(table.schema)
+        if table.partition_by:
+            builder = builder.partitionedBy(*table.partition_by)
+        for key, value in table.properties().items():
+            builder = builder.property(key, value)
+        try:
+            builder.execute()
+        except AnalysisException as error:
+            message = (
+                f"the table at {place} is not one that this version of CommitLake can write: {error}; "
+                "set `warehouse` to a place of its own, or migrate the table"
+            )
+            raise WarehouseError(message) from error
+
+    def _read(self, place: str, version: int | None) -> DataFrame:
+        reader = self.spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.table(place) if self._in_catalog else reader.load(place)
+
+    def _append(self, df: DataFrame, place: str, table: Table, marker: Mapping[str, Any] | None) -> None:
+        rows = df.select(*[F.col(field.name).cast(field.dataType) for field in table.schema])
+        writer = rows.write.format("delta").mode("append")
+        if marker is not None:
+            writer = writer.option("userMetadata", json.dumps(marker, separators=(",", ":")))
+        if self._in_catalog:
+            writer.saveAsTable(place)
+        else:
+            writer.save(place)
+
+    def _history(self, place: str, limit: int) -> Any:
+        found = DeltaTable.forName if self._in_catalog else DeltaTable.forPath
+        return found(self.spark, place).history(limit).select("version", "userMetadata").collect()
+
+    def _markers(self, place: str, limit: int) -> list[dict[str, Any]]:
+        parsed = (_parse_marker(row["userMetadata"]) for row in self._history(place, limit))
+        return [marker for marker in parsed if marker is not None]
+
+    def _directory_topics(self) -> Iterable[str]:
+        jvm: Any = self.spark.sparkContext._jvm
+        path = jvm.org.apache.hadoop.fs.Path(f"{self.root}/topics")
+        files = path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+        if not files.exists(path):
+            return []
+        return [status.getPath().getName() for status in files.listStatus(path) if status.isDirectory()]
+
+    def _catalog_topics(self) -> Iterable[str]:
+        schema = self.root.removeprefix(_CATALOG)
+        rows = self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect()
+        return [row["tableName"].removeprefix("topic_") for row in rows]
+
+
+def _parse_marker(text: str | None) -> dict[str, Any] | None:
+    """Read a commit's userMetadata; other tools may have put anything there."""
+    try:
+        marker = json.loads(text or "null")
+    except ValueError:
+        return None
+    return marker if isinstance(marker, dict) else None
