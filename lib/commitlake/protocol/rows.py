@@ -1,0 +1,99 @@
+"""Fixed-width rows: what a segment reads, keeps and says. All numpy, so a segment of 16 384 offsets is a few array operations.
+
+A row that is still open *is* the state: the same layout comes in from Delta, stays in the state store, and is what a rebuild
+from the tables writes. Hashes stand for strings, -1 for what is absent, ms since epoch (UTC) for every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[Any]
+"""A structured array of `ROW` or `EVENT`."""
+Longs = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+SEGMENT_SIZE = 16_384
+"""Consecutive queue offsets that share one state: large enough that Python is called rarely, small enough (1.7 MB full) to rewrite."""
+
+ROW = np.dtype(
+    [
+        ("kind", "i1"),
+        ("admin", "i1"),
+        ("from_check", "i1"),
+        ("listed", "i2"),  # how many further half messages an op lists
+        ("part_queue", "i4"),
+        ("op_queue", "i4"),
+        ("immunity", "i4"),  # s
+        ("checks", "i4"),  # sent in this round
+        ("round", "i4"),
+        ("offset", "i8"),  # of the first half message, or of the delayed message
+        ("part_offset", "i8"),
+        ("op_offset", "i8"),
+        ("tid", "i8"),  # hash of the transaction id; of the message id where src is messages
+        ("grp", "i8"),  # hash of the producer group; of the topic where src is messages
+        ("stored", "i8"),
+        ("delay", "i8"),
+        ("deliver_at", "i8"),
+        ("since", "i8"),  # half message: start of its round; op, part: the batch that first saw it
+        ("due", "i8"),  # next deadline of a half message
+    ]
+)
+
+EVENT = np.dtype(
+    [
+        ("event", "i4"),
+        ("queue", "i4"),
+        ("offset", "i8"),
+        ("anchor_offset", "i8"),  # of the first half message; its queue is the segment's
+        ("op_queue", "i4"),
+        ("op_offset", "i8"),
+        ("admin", "i4"),
+        ("state", "i4"),
+        ("reason", "i4"),
+        ("checks", "i4"),
+        ("round", "i4"),
+        ("deliver_at", "i8"),
+        ("kind", "i4"),  # of the op that asks
+        ("since", "i8"),  # first seen, of what asks
+        ("last", "i4"),  # 1: park time is over
+    ]
+)
+
+ABSENT = -1
+
+
+def empty(dtype: np.dtype[Any] = ROW) -> Rows:
+    """No rows."""
+    return np.empty(0, dtype=dtype)
+
+
+def make(dtype: np.dtype[Any], n: int, **columns: Any) -> Rows:
+    """`n` rows of `dtype`; what is not given is absent (-1)."""
+    rows = np.empty(n, dtype=dtype)
+    for name in dtype.names or ():
+        rows[name] = columns.get(name, ABSENT)
+    return rows
+
+
+def join(parts: Sequence[Rows], dtype: np.dtype[Any] = ROW) -> Rows:
+    """All rows of `parts`, in order."""
+    kept = [part for part in parts if len(part)]
+    return np.concatenate(kept) if kept else empty(dtype)
+
+
+def coordinate(queue: npt.ArrayLike, offset: npt.ArrayLike) -> Longs:
+    """One sortable number for (queue, offset): 15 bits of queue above 48 bits of offset (2.8e14 records a queue)."""
+    return (np.asarray(queue, dtype=np.int64) << 48) | np.asarray(offset, dtype=np.int64)
+
+
+def find(sorted_values: Longs, wanted: Longs) -> npt.NDArray[np.intp]:
+    """Index of each `wanted` in unique `sorted_values`, -1 where it is not."""
+    if not len(sorted_values):
+        return np.full(len(wanted), -1, dtype=np.intp)
+    at = np.minimum(np.searchsorted(sorted_values, wanted), len(sorted_values) - 1)
+    return np.where(sorted_values[at] == wanted, at, -1)

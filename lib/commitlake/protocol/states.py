@@ -1,0 +1,91 @@
+"""The vocabulary of the coordinator: states, reasons, refusals, and the kinds of rows and events.
+
+Numbers travel through Spark, names stand in the tables. The names are the contract's, so they never change; a number may, since
+nothing that outlives a run stores one.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class State(IntEnum):
+    """How a half message ended. A terminal state is final: only `RESUME` of a DISCARDED one opens a new round."""
+
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    DISCARDED = 3
+
+
+class Delivery(IntEnum):
+    """How a delayed message, or a committed half message with a delay, ended."""
+
+    DELIVERED = 1
+    RECALLED = 2
+
+
+class Reason(IntEnum):
+    """Why a half message ended."""
+
+    DIRECT = 1
+    CHECK = 2
+    ADMIN = 3
+    CHECK_MAX = 4
+    EXPIRED = 5
+    ORPHAN = 6
+
+
+class Refusal(IntEnum):
+    """Why an op record changed nothing (told in `rejected`)."""
+
+    WRONG_TRANSACTION_ID = 1
+    WRONG_PRODUCER_GROUP = 2
+    ALREADY_COMMITTED = 3
+    ALREADY_ROLLED_BACK = 4
+    ALREADY_DISCARDED = 5
+    NO_HALF_MESSAGE = 6
+    BAD_FIRST_HALF = 7
+    NOT_DISCARDED = 8
+    NO_DELAYED_MESSAGE = 9
+    RECALL_TOO_LATE = 10
+
+
+class Source(IntEnum):
+    """The Kafka topic that a segment's messages came from."""
+
+    HALF = 0
+    MESSAGES = 1
+
+
+class Kind(IntEnum):
+    """What an input row of a segment is."""
+
+    HALF = 0
+    PART = 1
+    COMMIT = 2
+    ROLLBACK = 3
+    RESUME = 4
+    LISTED = 5
+    DELAYED = 6
+    RECALL = 7
+    WAITING = 8
+    EPOCH = 9
+
+
+class Event(IntEnum):
+    """What a segment says in a batch."""
+
+    DECIDED = 1
+    """A half message reached its end: `transactions`."""
+    DELIVERY = 2
+    """A delayed message reached its end: `deliveries`."""
+    CHECK = 3
+    """A check is due: `checks` and the check topic."""
+    CHECK_PART = 4
+    """A further half message of a transaction that is checked now: the check's HALF_MESSAGES."""
+    REFUSED = 5
+    """An op that certainly changes nothing: `rejected`."""
+    ASK_OP = 6
+    """An op without an open message: only the ledger knows what it is about."""
+    ASK_PART = 7
+    """A further half message without an open first one: only the ledger knows what became of the first."""
