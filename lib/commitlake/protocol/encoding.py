@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from commitlake.errors import RecordError
 
@@ -50,6 +50,7 @@ def from_json(value: bytes | None, reason: str | None) -> Any:
 
 
 def to_headers(own: Mapping[str, object], properties: Mapping[str, str]) -> list[tuple[str, bytes]]:
+    """Header list: user properties first, then the protocol's own; None is left out."""
     both = {**properties, **own}
     return [(name, utf8(str(value))) for name, value in both.items() if value is not None]
 
@@ -60,6 +61,7 @@ def texts(headers: Headers) -> dict[str, str]:
 
 
 def utf8(text: str) -> bytes:
+    """UTF-8 bytes; a lone surrogate is refused."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -68,6 +70,7 @@ def utf8(text: str) -> bytes:
 
 
 def required(found: Mapping[str, str], name: str, reason: str, longest: int) -> str:
+    """A header of 1 to `longest` characters, else `reason`."""
     value = found.get(name, "")
     if not 1 <= len(value) <= longest:
         msg = f"{name} has {len(value)} characters; it must have 1 to {longest}"
@@ -76,6 +79,7 @@ def required(found: Mapping[str, str], name: str, reason: str, longest: int) -> 
 
 
 def whole(text: str | None, reason: str) -> int | None:
+    """A whole number from 0 up, None when absent or empty, else `reason`."""
     if not text:
         return None
     if not re.fullmatch("[0-9]{1,9}", text):
@@ -89,31 +93,36 @@ def natural(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch("[0-9]{1,18}", text) else None
 
 
-def positions(positions: Iterable[Position]) -> list[dict[str, int]]:
-    return [position._asdict() for position in positions]
+def positions(listed: Iterable[Position]) -> list[dict[str, int]]:
+    """Positions as they stand in JSON."""
+    return [position._asdict() for position in listed]
 
 
 def read_positions(listed: object, most: int) -> tuple[Position, ...]:
+    """A JSON list of 1 to `most` positions, else `BAD_OP`."""
     if not isinstance(listed, list) or not 1 <= len(listed) <= most:
-        raise bad_op("half_messages or messages", listed, f"a list of 1 to {most} objects with queue and offset")
+        refuse_op("half_messages or messages", listed, f"a list of 1 to {most} objects with queue and offset")
     return tuple(read_position(entry) for entry in listed)
 
 
 def read_position(entry: object) -> Position:
+    """One JSON object with queue and offset, else `BAD_OP`."""
     values = [entry.get("queue"), entry.get("offset")] if isinstance(entry, dict) else []
     numbers = [value for value in values if type(value) is int and 0 <= value <= MAX_INT64]
     if len(numbers) != len(Position._fields):
-        raise bad_op("an entry", entry, "an object whose queue and offset are whole numbers from 0 up")
+        refuse_op("an entry", entry, "an object whose queue and offset are whole numbers from 0 up")
     return Position(*numbers)
 
 
 def read_name(content: Mapping[str, object], key: str) -> str:
+    """A string of 1 to 255 characters, else `BAD_OP`."""
     value = content.get(key)
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
-        raise bad_op(key, value, f"a string of 1 to {MAX_ID_LENGTH} characters")
+        refuse_op(key, value, f"a string of 1 to {MAX_ID_LENGTH} characters")
     return value
 
 
-def bad_op(what: str, value: object, allowed: str) -> RecordError:
+def refuse_op(what: str, value: object, allowed: str) -> NoReturn:
+    """Raise `BAD_OP`, naming `what` is wrong, its value and what is allowed."""
     msg = f"{what} is {str(value)[:200]!r}; it must be {allowed}"
-    return RecordError(msg, "BAD_OP")
+    raise RecordError(msg, "BAD_OP")

@@ -16,13 +16,13 @@ from commitlake.protocol.encoding import (
     MAX_ID_LENGTH,
     MAX_INT64,
     Headers,
-    Position,
-    bad_op,
+    Position as Position,
     from_json,
     natural,
     positions,
     read_name,
     read_positions,
+    refuse_op,
     required,
     texts,
     to_headers,
@@ -259,15 +259,15 @@ def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallR
     """Read a record of `op`, or of `admin`, where the group may be absent and `RESUME` is a decision; else `BAD_OP`."""
     content = from_json(value, "BAD_OP")
     if not isinstance(content, dict):
-        raise bad_op("value", content, "one JSON object")
+        refuse_op("value", content, "one JSON object")
     decision = content.get("decision")
     if decision == "RECALL" and not admin:
         return _recall(content)
     if decision not in ("COMMIT", "ROLLBACK", "UNKNOWN", *(["RESUME"] if admin else [])):
-        raise bad_op("decision", decision, "COMMIT, ROLLBACK, UNKNOWN (RECALL in op, RESUME in admin)")
+        refuse_op("decision", decision, "COMMIT, ROLLBACK, UNKNOWN (RECALL in op, RESUME in admin)")
     group, from_check, remark = content.get("producer_group"), content.get("from_check"), content.get("remark")
     if not (from_check is None or isinstance(from_check, bool)) or not (remark is None or isinstance(remark, str)):
-        raise bad_op("from_check or remark", (from_check, remark), "a boolean and a string, or absent")
+        refuse_op("from_check or remark", (from_check, remark), "a boolean and a string, or absent")
     return OpRecord(
         transaction_id=read_name(content, "transaction_id"),
         producer_group=None if admin and group is None else read_name(content, "producer_group"),
