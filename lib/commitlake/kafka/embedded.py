@@ -1,0 +1,220 @@
+"""A real Kafka broker of one's own: KRaft, one node, loopback only, as a child process that never outlives its parent."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+from commitlake import runtime
+from commitlake.errors import EmbeddedBrokerError
+from commitlake.kafka import guard
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60
+# A broker that is told to stop needs 0.3 s; one that is killed makes the next start wait 9 s for its old session.
+STOP_GRACE_S = 10
+_STARTED = "Kafka Server started"
+_NODE = 1
+
+# Sized for one machine that runs everything: few threads, and no 128 MiB buffer for the log cleaner.
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id={node}
+controller.quorum.voters={node}@127.0.0.1:{controller_port}
+listeners=BROKER://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=BROKER://127.0.0.1:{port}
+listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=BROKER
+controller.listener.names=CONTROLLER
+log.dirs={logs}
+auto.create.topics.enable=false
+default.replication.factor=1
+offsets.topic.num.partitions=4
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+num.network.threads=2
+num.io.threads=4
+background.threads=2
+log.cleaner.dedupe.buffer.size=16777216
+"""
+
+_LOGGING = f"""\
+rootLogger.level = warn
+rootLogger.appenderRef.stdout.ref = stdout
+appender.stdout.type = Console
+appender.stdout.name = stdout
+appender.stdout.layout.type = PatternLayout
+appender.stdout.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n
+logger.started.name = kafka.server.KafkaRaftServer
+logger.started.level = info
+# "{_STARTED}" of this logger is what the start waits for.
+"""
+
+
+class EmbeddedBroker:
+    """A Kafka broker for one process and its children, used as a context manager.
+
+    Args:
+        data_dir: where the broker keeps its data; what an earlier broker left there is taken up again, under the
+            same cluster id. None for a temporary directory that goes with the broker.
+        port: the loopback port; 0 for a free one.
+        heap: Java's name for the heap size.
+    """
+
+    def __init__(self, data_dir: str | os.PathLike[str] | None = None, port: int = 0, heap: str = "512m") -> None:
+        self._is_temporary = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="commitlake-kafka-") if data_dir is None else data_dir).absolute()
+        self._configured_port = port
+        self._heap = heap
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for Kafka clients, `127.0.0.1:port`."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log_file(self) -> Path:
+        """What the broker has said."""
+        return self.data_dir / "broker.log"
+
+    def start(self) -> EmbeddedBroker:
+        """Start the broker and wait until it answers.
+
+        Raises:
+            EmbeddedBrokerError: it does not start, for example because the port is busy.
+            SetupError: there is no fitting Java, or Kafka's jars cannot be resolved.
+        """
+        self.port = _free_port(self.port or self._configured_port)
+        classpath = _classpath()
+        self._prepare(controller_port=_free_port(0))
+        with self.log_file.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, guard.__file__, str(STOP_GRACE_S), *self._command(classpath)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the coordinator, which stops the broker last
+            )
+        try:
+            self._wait_until_started()
+        except BaseException:
+            self.stop()
+            raise
+        log.info("Kafka broker at %s, data in %s", self.bootstrap_servers, self.data_dir)
+        return self
+
+    def stop(self) -> None:
+        """Stop the broker; harmless when it does not run."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+        if self._is_temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def restart(self) -> None:
+        """Stop the broker and start it again with its data, at the same port."""
+        is_temporary, self._is_temporary = self._is_temporary, False
+        try:
+            self.stop()
+            self.start()
+        finally:
+            self._is_temporary = is_temporary
+
+    def __enter__(self) -> EmbeddedBroker:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _prepare(self, controller_port: int) -> None:
+        logs = self.data_dir / "logs"
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            properties = _PROPERTIES.format(node=_NODE, port=self.port, controller_port=controller_port, logs=logs)
+            (self.data_dir / "server.properties").write_text(properties)
+            (self.data_dir / "log4j2.properties").write_text(_LOGGING)
+            if not (logs / "meta.properties").exists():
+                # What `kafka-storage format` writes, without the two seconds of a JVM for it.
+                (logs / "meta.properties").write_text(f"version=1\ncluster.id={_new_id()}\nnode.id={_NODE}\n")
+        except OSError as error:
+            msg = f"cannot write the broker's data to {self.data_dir}: {error.strerror}; choose another directory"
+            raise EmbeddedBrokerError(msg) from error
+
+    def _command(self, classpath: str) -> list[str]:
+        return [
+            runtime.java(),
+            f"-Xmx{self._heap}",
+            "-Xms128m",
+            "-XX:+UseSerialGC",
+            "-Dfile.encoding=UTF-8",
+            f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}",
+            "-cp",
+            classpath,
+            "kafka.Kafka",
+            str(self.data_dir / "server.properties"),
+        ]
+
+    def _wait_until_started(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while _STARTED not in self._said():
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise EmbeddedBrokerError(self._failure(f"ended with exit code {self._process.returncode}"))
+            if time.monotonic() > deadline:
+                raise EmbeddedBrokerError(self._failure(f"is not up after {START_TIMEOUT_S} s"))
+            time.sleep(0.05)
+
+    def _said(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def _failure(self, what: str) -> str:
+        last = "\n".join(self._said().strip().splitlines()[-8:])
+        return f"the Kafka broker {what}; data in {self.data_dir}, the end of broker.log:\n{last}"
+
+
+def _free_port(wanted: int) -> int:
+    """Return `wanted`, or a free port for 0; a port just used by a broker that has ended counts as free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            msg = f"port {wanted} is busy ({error.strerror}); stop what uses it, or let a free port be chosen (port 0)"
+            raise EmbeddedBrokerError(msg) from error
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _classpath() -> str:
+    # Ivy leaves out what Spark brings: Scala, and the binding that makes the broker's log visible.
+    home = runtime.spark_home() / "jars"
+    from_spark = [
+        str(jar) for name in ("scala-library", "slf4j-api", "log4j-slf4j2-impl") for jar in home.glob(f"{name}-*")
+    ]
+    return os.pathsep.join(from_spark + runtime.jars([runtime.KAFKA_BROKER_PACKAGE]))
+
+
+def _new_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

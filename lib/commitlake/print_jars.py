@@ -1,0 +1,7 @@
+"""Run by spark-submit with `--packages`: prints where Ivy has put their jars. See `commitlake.runtime.jars`."""
+
+from __future__ import annotations
+
+from pyspark.java_gateway import launch_gateway
+
+print("jars:" + launch_gateway().jvm.java.lang.System.getProperty("spark.jars"))

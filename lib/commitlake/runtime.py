@@ -1,0 +1,144 @@
+"""What the machine offers: Java, Spark's home, and the jars that Ivy resolves."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from commitlake.errors import SetupError
+
+log = logging.getLogger(__name__)
+
+# Versions proven together. With another Spark on the cluster, the environment names the packages that fit it.
+PACKAGES = tuple(
+    os.environ.get(
+        "COMMITLAKE_PACKAGES",
+        "io.delta:delta-spark_4.0_2.13:4.3.1,org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+    ).split(",")
+)
+KAFKA_BROKER_PACKAGE = os.environ.get("COMMITLAKE_BROKER_PACKAGE", "org.apache.kafka:kafka_2.13:4.1.1")
+
+# Spark 4 needs 17; Java 24 took away the SecurityManager calls that Hadoop makes.
+_JAVA_VERSIONS = range(17, 24)
+_RESOLVE_TIMEOUT_S = 900
+
+
+def java() -> str:
+    """Return the command of a Java that Spark can use: that of JAVA_HOME, else the one on the PATH.
+
+    Raises:
+        SetupError: there is none, or its version is not one of 17 to 23.
+    """
+    home = os.environ.get("JAVA_HOME")
+    command = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    advice = "install Java 17 (for example openjdk-17-jre-headless) and set JAVA_HOME or the PATH to it"
+    if not command or not Path(command).is_file():
+        msg = f"no Java found{f' at JAVA_HOME={home}' if home else ' on the PATH'}; {advice}"
+        raise SetupError(msg)
+    told = subprocess.run([command, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(?:1\.)?(\d+)', told)
+    if not version or int(version[1]) not in _JAVA_VERSIONS:
+        msg = f"{command} is Java {version[1] if version else '(unknown version)'}; allowed is 17 to 23; {advice}"
+        raise SetupError(msg)
+    return command
+
+
+def spark_home() -> Path:
+    """Return SPARK_HOME, else the home of the pyspark that is installed.
+
+    Raises:
+        SetupError: there is no Spark.
+    """
+    if "SPARK_HOME" in os.environ:
+        return Path(os.environ["SPARK_HOME"])
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        msg = "no Spark found; install it with pip install 'commitlake[spark]', or set SPARK_HOME"
+        raise SetupError(msg)
+    return Path(found.origin).parent
+
+
+def spark_submit() -> tuple[list[str], dict[str, str]]:
+    """Return the spark-submit to use and the environment it needs.
+
+    SPARK_HOME wins over a spark-submit on the PATH, that over the one of the installed pyspark. Variables of a
+    spark-submit that this process itself runs under are left out: its child is a new application.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_GATEWAY", "_PYSPARK"))
+    }
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    on_path = shutil.which("spark-submit")
+    if "SPARK_HOME" not in os.environ and on_path:
+        return [on_path], environment
+    environment["SPARK_HOME"] = str(spark_home())
+    return [str(spark_home() / "bin" / "spark-submit")], environment
+
+
+def jars(packages: Sequence[str]) -> list[str]:
+    """Return paths of the jars of Maven `packages` and of all they need.
+
+    Ivy resolves them into the user's cache the first time (seconds to a minute); the list is kept, so that later
+    calls take no time and need no network.
+
+    Raises:
+        SetupError: they cannot be resolved.
+    """
+    known = _list_file(packages)
+    paths = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    if not paths or not all(map(os.path.exists, paths)):
+        paths = _resolve(packages)
+        partial = known.with_suffix(f".{os.getpid()}")
+        partial.write_text("\n".join(paths), encoding="utf-8")
+        partial.replace(known)
+    return paths
+
+
+def _list_file(packages: Sequence[str]) -> Path:
+    """Return the file that holds the resolved paths; one for each set of packages and Spark."""
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "commitlake")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        directory = Path(tempfile.gettempdir())
+    digest = hashlib.sha256("\n".join([*packages, str(spark_home())]).encode()).hexdigest()[:16]
+    return directory / f"jars-{digest}.txt"
+
+
+def _resolve(packages: Sequence[str]) -> list[str]:
+    java()
+    log.info("resolving %s", ", ".join(packages))
+    command, environment = spark_submit()
+    command += [
+        "--master",
+        "local[1]",
+        "--packages",
+        ",".join(packages),
+        str(Path(__file__).with_name("print_jars.py")),
+    ]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=_RESOLVE_TIMEOUT_S
+        )
+        told = done.stdout + done.stderr
+    except subprocess.TimeoutExpired:
+        told = f"no end after {_RESOLVE_TIMEOUT_S} s"
+    except OSError as error:
+        told = f"{command[0]}: {error.strerror}"
+    found = re.search(r"^jars:(.+)$", told, re.MULTILINE)
+    if not found:
+        last = "\n".join(told.strip().splitlines()[-8:])
+        msg = f"cannot resolve {', '.join(packages)}; is the Maven repository in reach?\n{last}"
+        raise SetupError(msg)
+    return [unquote(urlparse(jar).path) for jar in found[1].split(",")]
