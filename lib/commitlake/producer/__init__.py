@@ -1,0 +1,33 @@
+"""The Python producer, with RocketMQ's names: normal, batch, delayed and transactional messages. Needs no Spark."""
+
+from __future__ import annotations
+
+from commitlake.errors import MQClientException
+from commitlake.producer.default import DefaultMQProducer
+from commitlake.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener
+from commitlake.producer.message import (
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    SendResult,
+    SendStatus,
+    TransactionSendResult,
+)
+from commitlake.producer.transaction import Transaction
+from commitlake.producer.transactional import TransactionMQProducer
+
+__all__ = [
+    "DefaultMQProducer",
+    "EndTransactionContext",
+    "EndTransactionHook",
+    "LocalTransactionState",
+    "MQClientException",
+    "Message",
+    "MessageExt",
+    "SendResult",
+    "SendStatus",
+    "Transaction",
+    "TransactionListener",
+    "TransactionMQProducer",
+    "TransactionSendResult",
+]

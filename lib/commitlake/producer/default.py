@@ -1,0 +1,161 @@
+"""The producer of normal, batch and delayed messages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from commitlake.config import KafkaConfig
+from commitlake.errors import MQClientException, RecordError
+from commitlake.producer.link import KafkaLink
+from commitlake.producer.message import Message, SendResult, SendStatus
+from commitlake.producer.recall import decode_handle, encode_handle
+from commitlake.producer.records import RecordMaker, check_group
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+
+log = logging.getLogger(__name__)
+
+
+class DefaultMQProducer:
+    """Sends messages that consumers see as soon as they have landed, or when their delay has ended.
+
+    May be used by several threads, and as a context manager that starts and shuts down.
+
+    Args:
+        group: producer group, 1 to 255 characters.
+        bootstrap_servers: Kafka's `host:port,...`.
+        topic_prefix: the coordinator's `kafka.topic_prefix`.
+        options: the coordinator's `kafka.options`, in the Java client's names.
+        send_msg_timeout: ms a send waits for its acknowledgement.
+        start_timeout: ms `start` waits for Kafka and for the coordinator's settings.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        bootstrap_servers: str,
+        topic_prefix: str = "commitlake.",
+        options: Mapping[str, str] | None = None,
+        send_msg_timeout: int = 3_000,
+        start_timeout: int = 10_000,
+    ) -> None:
+        self.group = check_group(group)
+        self.send_msg_timeout = send_msg_timeout
+        kafka = KafkaConfig(bootstrap_servers, topic_prefix, queues=1, options=dict(options or {}))
+        self._link = KafkaLink(kafka, start_timeout)
+        self._running = False
+        self._switch = threading.Lock()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Connect and read the coordinator's limits; does nothing when it is running.
+
+        Raises:
+            MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+        """
+        with self._switch:
+            if not self._running:
+                self._link.start()
+                self._stopped.clear()
+                self._running = True
+
+    def shutdown(self) -> None:
+        """Send what is still buffered and disconnect; does nothing when it is not running."""
+        with self._switch:
+            if self._running:
+                self._running = False
+                self._link.stop()
+                self._stopped.set()
+
+    def wait(self) -> None:
+        """Block until `shutdown` is called, from another thread or a signal handler."""
+        while not self._stopped.wait(timeout=1):
+            pass
+
+    def send(self, message: Message | Sequence[Message], timeout: int | None = None) -> SendResult:
+        """Send one message, or several as one batch: all members land or none.
+
+        Args:
+            message: a message, or messages of one topic without delay.
+            timeout: ms, instead of `send_msg_timeout`.
+
+        Raises:
+            MQClientException: refused, with `reason`, before anything was sent; or not acknowledged in time, and then
+                the message may still come.
+        """
+        if isinstance(message, Message):
+            return self._send_one(message, timeout)
+        with self._refusing() as maker:
+            record, ids = maker.batch(list(message))
+        for member, msg_id in zip(message, ids, strict=True):
+            member.msg_id = msg_id
+        at = self._send_record("messages", record.sharding_key, wire.encode_message(record), timeout)
+        return SendResult(
+            send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
+        )
+
+    def split(self, messages: Sequence[Message]) -> list[list[Message]]:
+        """Cut a long list into lists, in order, each of which `send` takes as a batch.
+
+        Raises:
+            MQClientException: `BODY_TOO_LARGE` when one message alone is too large for a batch.
+        """
+        with self._refusing() as maker:
+            return list(maker.split(messages))
+
+    def recall(self, recall_handle: str) -> str:
+        """Ask to take a delayed message back, and return its id.
+
+        The coordinator decides which comes first, the recall or the delivery; a recall that is too late stands in the
+        table `rejected`.
+
+        Args:
+            recall_handle: from the `SendResult` of the delayed message.
+
+        Raises:
+            MQClientException: the handle is none, or Kafka did not acknowledge the recall.
+        """
+        recall = decode_handle(recall_handle)
+        self._link.send("op", recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout)
+        return recall.msg_id
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _send_one(self, message: Message, timeout: int | None) -> SendResult:
+        with self._refusing() as maker:
+            record = maker.message(message)
+        message.msg_id = record.msg_id
+        at = self._send_record("messages", record.sharding_key, wire.encode_message(record), timeout)
+        recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
+        return SendResult(
+            send_status=SendStatus.SEND_OK,
+            msg_id=record.msg_id,
+            queue_id=at.queue,
+            queue_offset=at.offset,
+            recall_handle=encode_handle(recall) if maker.is_delayed(record) else None,
+        )
+
+    def _send_record(self, topic: str, key: bytes | None, record: wire.Encoded, timeout: int | None = None) -> Position:
+        return self._link.send(topic, self._link.choose_queue(topic, key), record, timeout or self.send_msg_timeout)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[RecordMaker]:
+        """A maker of records whose refusals leave as MQClientException."""
+        try:
+            yield RecordMaker(self.group, self._link.settings)
+        except RecordError as error:
+            msg = f"{error.reason or 'refused'}: {error}; nothing was sent"
+            raise MQClientException(msg, error.reason) from error

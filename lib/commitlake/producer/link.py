@@ -1,0 +1,152 @@
+"""The producer's connection to Kafka: one idempotent client that every thread shares."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError as ClientError
+from kafka.partitioner.default import murmur2
+
+from commitlake.config import KafkaConfig
+from commitlake.errors import MQClientException
+from commitlake.kafka.clients import python_options
+from commitlake.producer.settings import SettingsReader
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.wire import Encoded
+
+log = logging.getLogger(__name__)
+
+RECORD_OVERHEAD = 1 << 20
+"""Bytes allowed for headers and framing beside the value; the broker has the last word."""
+METADATA_AGE_MS = 30_000
+"""How long a queue that was added may stay unknown; Kafka's own default is 5 minutes."""
+
+
+class UncertainSend(MQClientException):
+    """Raised when nobody can tell whether Kafka has taken the record."""
+
+
+class KafkaLink:
+    """Sends records, knows the settings, and makes client options for consumers.
+
+    Raises:
+        MQClientException: from `start`, when Kafka is out of reach or the coordinator has not run yet.
+    """
+
+    def __init__(self, kafka: KafkaConfig, start_timeout_ms: int) -> None:
+        self.kafka = kafka
+        self._start_timeout_ms = start_timeout_ms
+        self._producer: KafkaProducer | None = None
+        self._reader: SettingsReader | None = None
+        self._turn = itertools.count()
+
+    def start(self) -> None:
+        """Connect and read the settings."""
+        self._reader = SettingsReader(self.client_options(), self.kafka.topic("settings"))
+        self._reader.start(self._start_timeout_ms)
+        try:
+            self._producer = KafkaProducer(
+                **self.client_options(),
+                acks="all",
+                enable_idempotence=True,
+                max_block_ms=self._start_timeout_ms,
+                max_request_size=self.settings.max_message_size + RECORD_OVERHEAD,
+            )
+        except (ClientError, ValueError) as error:
+            self.stop()
+            msg = f"can't reach Kafka at {self.kafka.bootstrap_servers}: {error}; check bootstrap_servers and options"
+            raise MQClientException(msg) from error
+
+    def stop(self) -> None:
+        """Send what is still buffered, then disconnect."""
+        if self._producer:
+            self._producer.close(timeout=30)
+            self._producer = None
+        if self._reader:
+            self._reader.stop()
+            self._reader = None
+
+    def flush(self) -> None:
+        """Return once everything sent before has been acknowledged, or given up."""
+        try:
+            self._started().flush(timeout=30)
+        except ClientError as error:
+            log.warning("Not everything was acknowledged before the shutdown: %s", error)
+
+    @property
+    def settings(self) -> wire.Settings:
+        """The newest limits the coordinator has published."""
+        if self._reader is None:
+            raise MQClientException(_NOT_STARTED)
+        return self._reader.current
+
+    def client_options(self) -> dict[str, Any]:
+        """Options of every Kafka client."""
+        return {
+            **python_options(self.kafka),
+            "bootstrap_servers": self.kafka.bootstrap_servers.split(","),
+            "bootstrap_timeout_ms": self._start_timeout_ms // 2,
+            "metadata_max_age_ms": METADATA_AGE_MS,
+            "allow_auto_create_topics": False,
+        }
+
+    def choose_queue(self, topic: str, key: bytes | None) -> int:
+        """Partition of `topic` for a record: by the hash that Java's clients use, or the next in turn."""
+        name = self.kafka.topic(topic)
+        try:
+            queues = len(self._started().partitions_for(name))
+        except ClientError as error:
+            msg = f"Kafka topic {name} can't be used, so nothing was sent: {type(error).__name__}: {error}"
+            raise MQClientException(msg) from error
+        number = next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF
+        return int(number % queues)
+
+    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Position:
+        """Send and wait for the acknowledgement of all in-sync replicas.
+
+        Raises:
+            MQClientException: the record never left this process.
+            UncertainSend: the acknowledgement did not come in time, or the broker answered with an error.
+        """
+        try:
+            sent = self._send(topic, queue, record)
+        except (ClientError, ValueError) as error:
+            msg = f"nothing was sent to Kafka topic {self.kafka.topic(topic)}: {type(error).__name__}: {error}"
+            raise MQClientException(msg) from error
+        try:
+            found = sent.get(timeout=timeout_ms / 1_000)
+        except ClientError as error:
+            msg = (
+                f"Kafka did not acknowledge a record for {self.kafka.topic(topic)} within {timeout_ms} ms, "
+                f"so it may or may not be there: {type(error).__name__}: {error}"
+            )
+            raise UncertainSend(msg) from error
+        return Position(found.partition, found.offset)
+
+    def send_soon(self, topic: str, queue: int, record: Encoded, done: Callable[[Exception | None], None]) -> None:
+        """Send without waiting; `done` is called once, from any thread, with None or the error."""
+        try:
+            sent = self._send(topic, queue, record)
+        except (ClientError, ValueError, MQClientException) as error:
+            done(error)
+            return
+        sent.add_callback(lambda _: done(None))
+        sent.add_errback(done)
+
+    def _send(self, topic: str, queue: int, record: Encoded) -> Any:
+        return self._started().send(
+            self.kafka.topic(topic), key=record.key, value=record.value, headers=record.headers, partition=queue
+        )
+
+    def _started(self) -> KafkaProducer:
+        if self._producer is None:
+            raise MQClientException(_NOT_STARTED)
+        return self._producer
+
+
+_NOT_STARTED = "the producer is not running; call start() first, and nothing after shutdown()"

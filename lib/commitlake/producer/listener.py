@@ -1,0 +1,84 @@
+"""What an application implements: the listener of local transactions, and hooks on their end."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from commitlake.producer.message import LocalTransactionState, Message, MessageExt
+
+log = logging.getLogger(__name__)
+
+LONGEST_REMARK = 1_000
+
+
+class TransactionListener(ABC):
+    """The application's side of a transaction. Both methods are called from several threads."""
+
+    @abstractmethod
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
+        """Run the local transaction of a half message that the broker has; None means unknown."""
+
+    @abstractmethod
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
+        """Tell what became of it, also when another instance ran it; None means unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndTransactionContext:
+    """What a hook is told about a decision before it is sent.
+
+    Attributes:
+        producer_group: the group that decides.
+        msg_id: id of the transaction's first half message.
+        transaction_id: id of the transaction.
+        topic: destination of the first half message.
+        state: the decision.
+        from_check: whether it answers a check.
+        broker_address: the Kafka bootstrap servers it goes to.
+    """
+
+    producer_group: str
+    msg_id: str
+    transaction_id: str
+    topic: str
+    state: LocalTransactionState
+    from_check: bool
+    broker_address: str
+
+
+class EndTransactionHook(Protocol):
+    """An object that is told about the end of transactions."""
+
+    def end_transaction(self, context: EndTransactionContext) -> None:
+        """Called before each op message; what it raises is logged and changes nothing."""
+
+
+AnyHook = EndTransactionHook | Callable[[EndTransactionContext], object]
+
+
+def decide(ask: Callable[[], LocalTransactionState | None]) -> tuple[LocalTransactionState, str | None]:
+    """Ask a listener; an error, None or anything but a state is UNKNOW, and the remark tells why."""
+    try:
+        state = ask()
+    except Exception as error:
+        log.warning("The transaction listener failed; the transaction stays unknown", exc_info=True)
+        return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"[:LONGEST_REMARK]
+    if isinstance(state, LocalTransactionState):
+        return state, None
+    return LocalTransactionState.UNKNOW, f"the listener returned {state!r}"[:LONGEST_REMARK]
+
+
+def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:
+    """Tell all hooks; what one raises is logged."""
+    for hook in hooks:
+        try:
+            if callable(hook):
+                hook(context)
+            else:
+                hook.end_transaction(context)
+        except Exception:
+            log.warning("End-transaction hook %r failed", hook, exc_info=True)

@@ -1,0 +1,161 @@
+"""Messages as an application sees them, and what a send returns."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from commitlake.errors import MQClientException
+from commitlake.protocol import wire
+
+
+class LocalTransactionState(enum.Enum):
+    """A listener's answer; its value is the decision that the op message carries."""
+
+    COMMIT_MESSAGE = "COMMIT"
+    ROLLBACK_MESSAGE = "ROLLBACK"
+    UNKNOW = "UNKNOWN"
+    UNKNOWN = "UNKNOWN"
+
+
+class SendStatus(enum.Enum):
+    """Outcome of a send. Everything else than an acknowledged write raises."""
+
+    SEND_OK = "SEND_OK"
+
+
+@dataclass(eq=False)
+class Message:
+    """A message for `topic`; the delays and the immunity may be set before it is sent.
+
+    Attributes:
+        topic: 1 to 127 of letters, digits, `%`, `_`, `-`.
+        body: bytes; a string is sent as UTF-8.
+        tags: what consumers filter by.
+        keys: business keys, several separated by spaces.
+        properties: user properties, see `put_user_property`.
+        queue_id: destination queue; by default that of the Kafka partition.
+        sharding_key: messages with one key go to one queue, in the order they are sent.
+        delay_time_level: 1 to 18 by default (1s 5s 10s 30s 1m ... 2h); beats the three below.
+        delay_seconds: delay in s, from the append time or from the op that commits.
+        delay_milliseconds: the same in ms.
+        deliver_at: absolute time, ms since epoch (UTC) or an aware datetime.
+        check_immunity_seconds: a half message is not checked before it is that old.
+        transaction_id: set by a transactional send unless the application has set it.
+        msg_id: the message's own id, set anew by every send.
+    """
+
+    topic: str
+    body: bytes | str
+    tags: str | None = None
+    keys: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    queue_id: int | None = field(default=None, kw_only=True)
+    sharding_key: str | bytes | None = field(default=None, kw_only=True)
+    delay_time_level: int | None = field(default=None, kw_only=True)
+    delay_seconds: int | None = field(default=None, kw_only=True)
+    delay_milliseconds: int | None = field(default=None, kw_only=True)
+    deliver_at: int | datetime | None = field(default=None, kw_only=True)
+    check_immunity_seconds: int | None = field(default=None, kw_only=True)
+    transaction_id: str | None = field(default=None, kw_only=True)
+    msg_id: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        given, self.properties = self.properties, {}
+        for name, value in given.items():
+            self.put_user_property(name, value)
+
+    def put_user_property(self, name: str, value: str) -> None:
+        """Set a user property; `CHECK_IMMUNITY_TIME_IN_SECONDS` sets the immunity, as in RocketMQ.
+
+        Raises:
+            MQClientException: the name belongs to the protocol, or name or value is not a string or empty.
+        """
+        if not (isinstance(name, str) and isinstance(value, str) and name and value):
+            msg = f"property {name!r} is {value!r}; name and value must be strings with at least one character"
+            raise MQClientException(msg)
+        if name == wire.CHECK_IMMUNITY:
+            self.check_immunity_seconds = int(value) if value.isdecimal() else None
+        elif name in wire.RESERVED_HEADERS:
+            msg = f"property {name!r} is used by the protocol; choose another name"
+            raise MQClientException(msg)
+        else:
+            self.properties[name] = value
+
+    def get_user_property(self, name: str) -> str | None:
+        """Value of a user property, None when it is not there."""
+        return self.properties.get(name)
+
+    def set_delay_time_level(self, level: int) -> None:
+        """Deliver after the delay of `level`, counted from 1; above the last level means the last, 0 means at once."""
+        self.delay_time_level = level
+
+
+@dataclass(eq=False, kw_only=True)
+class MessageExt(Message):
+    """The first half message of a transaction, as a check shows it to the listener. Times are ms since epoch, UTC.
+
+    Attributes:
+        half_queue: its half queue.
+        half_offset: its offset there.
+        born_timestamp: when the producer made it.
+        store_timestamp: when Kafka appended it.
+        check_times: number of this check, 1 for the first.
+        check_id: id of this check; a check may come twice under one id.
+    """
+
+    half_queue: int
+    half_offset: int
+    born_timestamp: int | None
+    store_timestamp: int | None
+    check_times: int
+    check_id: str
+
+    @classmethod
+    def from_check(cls, check: wire.CheckRecord) -> MessageExt:
+        """The message that `check` asks about."""
+        return cls(
+            topic=check.topic,
+            body=check.body,
+            tags=check.tags,
+            keys=check.keys,
+            properties=dict(check.properties),
+            queue_id=check.queue_id,
+            transaction_id=check.transaction_id,
+            msg_id=check.msg_id,
+            half_queue=check.half.queue,
+            half_offset=check.half.offset,
+            born_timestamp=check.born_timestamp,
+            store_timestamp=check.stored_timestamp,
+            check_times=check.check_times,
+            check_id=check.check_id,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendResult:
+    """What the broker acknowledged.
+
+    Attributes:
+        send_status: always `SEND_OK`.
+        msg_id: the message's id; of a batch, the ids of its members joined by commas.
+        queue_id: Kafka partition that took the record.
+        queue_offset: its offset there.
+        transaction_id: of a half message, else None.
+        recall_handle: of a delayed message that `recall` takes back, else None.
+    """
+
+    send_status: SendStatus
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransactionSendResult(SendResult):
+    """A half message was acknowledged, and the local transaction then ended in `local_transaction_state`."""
+
+    local_transaction_state: LocalTransactionState

@@ -1,0 +1,29 @@
+"""The recall handle: what names a delayed message, as text that an application can keep."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from commitlake.errors import MQClientException, RecordError
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.wire import RecallRecord
+
+VERSION = "v1"
+
+
+def encode_handle(recall: RecallRecord) -> str:
+    """base64url of `v1 <topic> <queue>-<offset> <message id>`."""
+    return base64.urlsafe_b64encode(f"{VERSION} {recall.topic} {recall.message} {recall.msg_id}".encode()).decode()
+
+
+def decode_handle(handle: str) -> RecallRecord:
+    """What `handle` names; MQClientException when it is no handle of this version."""
+    try:
+        version, topic, place, msg_id = base64.b64decode(handle, altchars=b"-_", validate=True).decode().split(" ")
+        if version == VERSION and topic and msg_id:
+            return RecallRecord(msg_id=msg_id, topic=topic, message=Position.parse(place))
+    except (binascii.Error, ValueError, TypeError, RecordError):
+        pass
+    msg = f"{str(handle)[:100]!r} is not a recall handle; give the recall_handle of a delayed message's SendResult"
+    raise MQClientException(msg)

@@ -1,0 +1,98 @@
+"""The limits that the coordinator publishes: read at the start, then followed in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError as ClientError
+
+from commitlake.errors import CommitLakeError, MQClientException, RecordError
+from commitlake.protocol import wire
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 500
+BACKOFF_S = 0.2
+
+
+class SettingsReader:
+    """Follows the Kafka topic `settings`; `current` is the last record's content."""
+
+    def __init__(self, client_options: Mapping[str, Any], topic: str) -> None:
+        self._client_options = client_options
+        self._topic = topic
+        self._known: wire.Settings | None = None
+        self._failure: Exception | None = None
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="commitlake-settings", daemon=True)
+
+    def start(self, timeout_ms: int) -> None:
+        """Return once the newest settings are known.
+
+        Raises:
+            MQClientException: Kafka can't be reached, or the coordinator has published nothing within `timeout_ms`.
+        """
+        self._thread.start()
+        if self._ready.wait(timeout_ms / 1_000):
+            return
+        self.stop()
+        if self._failure:
+            msg = f"can't read Kafka topic {self._topic}: {self._failure}; check bootstrap_servers and options"
+            raise MQClientException(msg) from self._failure
+        msg = f"Kafka topic {self._topic} holds no settings after {timeout_ms} ms: the coordinator has not run yet; start it"
+        raise MQClientException(msg)
+
+    @property
+    def current(self) -> wire.Settings:
+        """The newest settings."""
+        if self._known is None:
+            msg = "the producer is not started; call start() first"
+            raise MQClientException(msg)
+        return self._known
+
+    def stop(self) -> None:
+        """Stop following; does nothing when it does not run."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
+
+    def _follow(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._failure = None
+                self._consume()
+            except (ClientError, CommitLakeError, OSError) as error:
+                self._failure = error
+                log.debug("Reading %s failed, trying again: %s", self._topic, error)
+                self._stopping.wait(BACKOFF_S)
+
+    def _consume(self) -> None:
+        consumer = KafkaConsumer(**self._client_options, enable_auto_commit=False)
+        try:
+            partition = TopicPartition(self._topic, 0)
+            while not consumer.partitions_for_topic(self._topic):
+                if self._stopping.wait(BACKOFF_S):
+                    return
+            consumer.assign([partition])
+            consumer.seek_to_beginning(partition)
+            end = consumer.end_offsets([partition])[partition]
+            while not self._stopping.is_set():
+                for record in consumer.poll(timeout_ms=POLL_MS).get(partition, []):
+                    self._take(record.key, record.value)
+                if self._known and consumer.position(partition) >= end:
+                    self._ready.set()
+        finally:
+            consumer.close()
+
+    def _take(self, key: bytes | None, value: bytes | None) -> None:
+        if key != wire.SETTINGS_KEY or value is None:
+            return
+        try:
+            self._known = wire.decode_settings(value)
+        except RecordError as error:
+            log.warning("Settings record passed over: %s", error)

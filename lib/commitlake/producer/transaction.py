@@ -1,0 +1,121 @@
+"""Several half messages under one decision."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from commitlake.errors import MQClientException
+from commitlake.producer.link import UncertainSend
+from commitlake.producer.message import LocalTransactionState, Message, SendResult, SendStatus
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.wire import MAX_HALF_MESSAGES, HalfRecord
+
+if TYPE_CHECKING:
+    from commitlake.producer.transactional import TransactionMQProducer
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
+
+
+class HalfMessage(NamedTuple):
+    """A half message that Kafka has acknowledged, and where it stands."""
+
+    record: HalfRecord
+    at: Position
+
+
+class Transaction:
+    """Made by `TransactionMQProducer.begin_transaction`; all its messages become visible together, or none.
+
+    As a `with` block it commits at the end, and rolls back when the block raises. Its checks ask the listener about the
+    first message. May be used by several threads.
+    """
+
+    def __init__(self, producer: TransactionMQProducer) -> None:
+        self._producer = producer
+        self._halves: list[HalfMessage] = []
+        self._ended: LocalTransactionState | None = None
+        self._uncertain: UncertainSend | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def transaction_id(self) -> str | None:
+        """Id of the transaction, None before its first message."""
+        return self._halves[0].record.transaction_id if self._halves else None
+
+    def send(self, message: Message) -> SendResult:
+        """Send one more half message and wait for its acknowledgement.
+
+        Raises:
+            MQClientException: refused, with `reason`, and the transaction goes on; not acknowledged in time, and it can
+                only roll back; or it has ended.
+        """
+        with self._lock:
+            self._check_open()
+            try:
+                half = self._producer._send_half(message, self._halves[0] if self._halves else None)
+            except UncertainSend as error:
+                self._uncertain = error
+                raise
+            self._halves.append(half)
+        return SendResult(
+            send_status=SendStatus.SEND_OK,
+            msg_id=half.record.msg_id,
+            queue_id=half.at.queue,
+            queue_offset=half.at.offset,
+            transaction_id=half.record.transaction_id,
+        )
+
+    def commit(self) -> None:
+        """Make all messages visible; does nothing the second time.
+
+        Raises:
+            MQClientException: it was rolled back, or a send was uncertain and so it is rolled back now.
+        """
+        with self._lock:
+            if self._uncertain and not self._ended:
+                self._end(ROLLBACK)
+                msg = f"the transaction is rolled back, since it is unknown whether one of its messages arrived: {self._uncertain}"
+                raise MQClientException(msg) from self._uncertain
+            self._end(COMMIT)
+
+    def rollback(self) -> None:
+        """Drop all messages; does nothing the second time; MQClientException when it was committed."""
+        with self._lock:
+            self._end(ROLLBACK)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            if self._ended is None:
+                self.rollback() if error else self.commit()
+
+    def _end(self, state: LocalTransactionState) -> None:
+        if self._ended not in (None, state):
+            msg = f"the transaction has ended with {self._ended.name}; a decision is final"
+            raise MQClientException(msg)
+        if self._ended is None:
+            self._ended = state
+            if self._halves:
+                self._tell(state)
+
+    def _tell(self, state: LocalTransactionState) -> None:
+        if state is ROLLBACK:
+            self._producer._forget(self._halves[0])
+        self._producer._end(self._halves, state)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            msg = f"the transaction has ended with {self._ended.name}; begin another one"
+            raise MQClientException(msg)
+        if self._uncertain:
+            msg = "the transaction can only roll back, since it is unknown whether one of its messages arrived"
+            raise MQClientException(msg) from self._uncertain
+        if len(self._halves) >= MAX_HALF_MESSAGES:
+            msg = f"the transaction has {len(self._halves)} messages; the most is {MAX_HALF_MESSAGES}"
+            raise MQClientException(msg)
