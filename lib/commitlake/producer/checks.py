@@ -51,8 +51,6 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[None]] = set()
         self._failed: deque[tuple[Progress, int, wire.CheckRecord]] = deque()
-        self._open = 0
-        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commitlake-checks", daemon=True)
 
@@ -82,7 +80,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         while not self._stopping.is_set():
             try:
                 self._consume()
-            except (ClientError, CommitLakeError, OSError) as error:
+            except (ClientError, CommitLakeError, OSError, RuntimeError) as error:
                 log.warning("Reading checks from %s failed, trying again: %s", self._topic, error)
                 self._stopping.wait(RETRY_S)
 
@@ -109,7 +107,8 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
         """Pause all partitions while the pool is full; polling goes on, for Kafka takes silence for death."""
-        if self._open + POLL_RECORDS > WAITING:
+        waiting = sum(progress.open for progress in self._progress.values())
+        if waiting + POLL_RECORDS > WAITING:
             consumer.pause(*consumer.assignment())
         elif consumer.paused():
             consumer.resume(*consumer.paused())
@@ -121,7 +120,6 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             if check is None:
                 progress.done(record.offset)
             else:
-                self._count(+1)
                 self._submit(progress, record.offset, check)
 
     def _read(self, record: Any) -> wire.CheckRecord | None:
@@ -141,7 +139,6 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._failed.append((progress, offset, check))
             else:
                 progress.done(offset)
-                self._count(-1)
 
         future = self._executor.submit(self._answer, check, done)
         self._running.add(future)
@@ -150,10 +147,6 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     def _try_again(self) -> None:
         for _ in range(len(self._failed)):
             self._submit(*self._failed.popleft())
-
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._open += change
 
     def _commit(self) -> None:
         """Commit, for each partition, the offset up to which every check is answered."""

@@ -75,8 +75,7 @@ class DefaultMQProducer:
 
     def wait(self) -> None:
         """Block until `shutdown` is called, from another thread or a signal handler."""
-        while not self._stopped.wait(timeout=1):
-            pass
+        self._stopped.wait()
 
     def send(self, message: Message | Sequence[Message], timeout: int | None = None) -> SendResult:
         """Send one message, or several as one batch: all members land or none.

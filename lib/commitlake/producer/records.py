@@ -75,7 +75,7 @@ class RecordMaker:
             raise RecordError(msg, "BAD_BATCH")
         first = messages[0]
         for message in messages:
-            _check_body(message)
+            _check_body(message.body)
             _check_member(message, first)
         members = [_member(message) for message in messages]
         body = batch.pack(members)
@@ -85,9 +85,8 @@ class RecordMaker:
 
     def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
         """Cut `messages` into lists that fit into one batch each."""
-        return batch.split(
-            messages, lambda message: batch.packed_size(_member(message)), self.settings.max_message_size
-        )
+        most = self.settings.max_message_size
+        return batch.split(messages, lambda message: batch.packed_size(_member(message)), most)
 
     def is_delayed(self, record: wire.MessageRecord) -> bool:
         """Whether the record's delay headers make it wait, so that it can be recalled."""
@@ -118,7 +117,7 @@ class RecordMaker:
         if message.queue_id is not None and not 0 <= message.queue_id < rules.max_queues:
             msg = f"queue id is {message.queue_id}; it must be 0 to {rules.max_queues - 1} (topics.max_queues)"
             raise RecordError(msg, "BAD_QUEUE_ID")
-        _check_body(message)
+        _check_body(message.body)
         if len(_bytes(body)) > rules.max_message_size:
             msg = f"the record's value has {len(_bytes(body))} bytes; max_message_size is {rules.max_message_size}"
             raise RecordError(msg, "BODY_TOO_LARGE")
@@ -155,10 +154,8 @@ def _epoch_ms(at: datetime) -> int:
 
 def _member(message: Message) -> batch.Member:
     own = {wire.UNIQ_KEY: new_id(), wire.TAGS: message.tags, wire.KEYS: message.keys}
-    return batch.Member(
-        _bytes(message.body),
-        {**message.properties, **{name: value for name, value in own.items() if value is not None}},
-    )
+    present = {name: value for name, value in own.items() if value is not None}
+    return batch.Member(_bytes(message.body), {**message.properties, **present})
 
 
 def _check_member(message: Message, first: Message) -> None:
@@ -175,9 +172,9 @@ def _check_member(message: Message, first: Message) -> None:
         raise RecordError(msg, "BAD_BATCH")
 
 
-def _check_body(message: Message) -> None:
-    if not isinstance(message.body, bytes | str):
-        msg = f"the body is {type(message.body).__name__}; it must be bytes, which may be empty, or a string"
+def _check_body(body: object) -> None:
+    if not isinstance(body, bytes | str):
+        msg = f"the body is {type(body).__name__}; it must be bytes, which may be empty, or a string"
         raise RecordError(msg, "NULL_BODY")
 
 

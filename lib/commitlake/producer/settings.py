@@ -44,7 +44,7 @@ class SettingsReader:
         if self._failure:
             msg = f"can't read Kafka topic {self._topic}: {self._failure}; check bootstrap_servers and options"
             raise MQClientException(msg) from self._failure
-        msg = f"Kafka topic {self._topic} holds no settings after {timeout_ms} ms: the coordinator has not run yet; start it"
+        msg = f"Kafka topic {self._topic} has no settings: the coordinator has not run yet; start it (waited {timeout_ms} ms)"
         raise MQClientException(msg)
 
     @property

@@ -76,7 +76,7 @@ class Transaction:
         with self._lock:
             if self._uncertain and not self._ended:
                 self._end(ROLLBACK)
-                msg = f"the transaction is rolled back, since it is unknown whether one of its messages arrived: {self._uncertain}"
+                msg = f"rolled back, since it is unknown whether one of the messages arrived: {self._uncertain}"
                 raise MQClientException(msg) from self._uncertain
             self._end(COMMIT)
 

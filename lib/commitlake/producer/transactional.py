@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 UNCERTAIN_KEPT = 10_000
 """Uncertain sends remembered; the oldest is forgotten first, and its check then asks the listener."""
+NEVER_RUN = "the local transaction was never run, or was rolled back"
 
 
 class TransactionMQProducer(DefaultMQProducer):
@@ -155,16 +156,11 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _answer(self, check: wire.CheckRecord, done: Done) -> None:
         listener = self._listener
-        if check.msg_id in self._uncertain:
-            state, remark = (
-                LocalTransactionState.ROLLBACK_MESSAGE,
-                "the local transaction was never run or was rolled back",
-            )
-        elif listener is None:
-            return
-        else:
+        remark: str | None = NEVER_RUN
+        state = LocalTransactionState.ROLLBACK_MESSAGE
+        if check.msg_id not in self._uncertain:
             message = MessageExt.from_check(check)
-            state, remark = decide(lambda: listener.check_local_transaction(message))
+            state, remark = decide(lambda: listener.check_local_transaction(message) if listener else None)
         self._send_op(check, check.half_messages, state, remark, done, from_check=True)
 
     def _send_op(
