@@ -44,7 +44,7 @@ class SettingsReader:
         if self._failure:
             msg = f"can't read Kafka topic {self._topic}: {self._failure}; check bootstrap_servers and options"
             raise MQClientException(msg) from self._failure
-        msg = f"Kafka topic {self._topic} has no settings: the coordinator has not run yet; start it (waited {timeout_ms} ms)"
+        msg = f"Kafka topic {self._topic} has no settings after {timeout_ms} ms: the coordinator has not run yet; start it"
         raise MQClientException(msg)
 
     @property

@@ -16,7 +16,7 @@ from commitlake.protocol.encoding import (
     MAX_ID_LENGTH,
     MAX_INT64,
     Headers,
-    Position as Position,
+    Position,
     from_json,
     natural,
     positions,
@@ -63,8 +63,10 @@ COORDINATOR_HEADERS = frozenset(
     {CHECK_TIMES, TRAN_MSG, PREPARED_OFFSET, CHECK_ID, HALF_QUEUE, HALF_OFFSET, HALF_MESSAGES}
 )
 """Owned by the coordinator: a producer's are dropped at landing."""
-RESERVED_HEADERS = MESSAGE_HEADERS | TRANSACTION_HEADERS | COORDINATOR_HEADERS | {STORED_TIMESTAMP}
-"""Names no user property may have."""
+PROTOCOL_HEADERS = MESSAGE_HEADERS | TRANSACTION_HEADERS | COORDINATOR_HEADERS
+"""Every other header of a message is a user property."""
+RESERVED_HEADERS = PROTOCOL_HEADERS | {STORED_TIMESTAMP}
+"""Names that a producer lets no user property have, for a check could not carry it."""
 
 SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
 SYSTEM_TOPICS = frozenset(
@@ -295,7 +297,7 @@ def decode_check(value: bytes | None, headers: Headers) -> CheckRecord:
             queue_id=natural(found.get(REAL_QID)),
             tags=found.get(TAGS),
             keys=found.get(KEYS),
-            properties=_user_properties(found),
+            properties=_user_properties(found, RESERVED_HEADERS),
             born_timestamp=natural(found.get(BORN_TIMESTAMP)),
             stored_timestamp=natural(found.get(STORED_TIMESTAMP)),
         )
@@ -348,7 +350,7 @@ def _message_fields(
         "queue_id": queue_id,
         "tags": found.get(TAGS),
         "keys": found.get(KEYS),
-        "properties": _user_properties(found),
+        "properties": _user_properties(found, PROTOCOL_HEADERS),
         "sharding_key": key,
         "delays": {name: found[name] for name in DELAY_HEADERS if name in found},
         "born_timestamp": natural(found.get(BORN_TIMESTAMP)),
@@ -364,8 +366,8 @@ def _recall(content: Mapping[str, object]) -> RecallRecord:
     )
 
 
-def _user_properties(found: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if name not in RESERVED_HEADERS}
+def _user_properties(found: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
+    return {name: value for name, value in found.items() if name not in known}
 
 
 def _frozen(value: Any) -> Any:

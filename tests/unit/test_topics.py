@@ -1,0 +1,65 @@
+"""Which topic names are legal, system's, allowed, and what they are called on disk."""
+
+from __future__ import annotations
+
+import pytest
+from commitlake.errors import RecordError
+from commitlake.protocol import topics
+
+
+@pytest.mark.parametrize("topic", ["a", "Order_1-x", "%RETRY%group", "x" * 127, "RMQ_SYS", "TBW102x"])
+def test_letters_digits_percent_underscore_and_dash_make_a_topic(topic: str) -> None:
+    topics.check_name(topic)
+
+
+@pytest.mark.parametrize("topic", ["a.b", "a b", "ä", "a/b", "a\n", "..", "~a"])
+def test_any_other_character_is_illegal(topic: str) -> None:
+    with pytest.raises(RecordError) as error:
+        topics.check_name(topic)
+    assert error.value.reason == "ILLEGAL_TOPIC"
+
+
+@pytest.mark.parametrize("topic", ["", "x" * 128])
+def test_no_topic_or_one_too_long_is_missing(topic: str) -> None:
+    with pytest.raises(RecordError) as error:
+        topics.check_name(topic)
+    assert error.value.reason == "MISSING_REAL_TOPIC"
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_",
+        "SCHEDULE_TOPIC_XXXX",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "TBW102",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    ],
+)
+def test_a_system_name_is_illegal(topic: str) -> None:
+    with pytest.raises(RecordError, match="system") as error:
+        topics.check_name(topic)
+    assert error.value.reason == "ILLEGAL_TOPIC"
+
+
+def test_allowed_topics_are_shell_patterns_whose_case_counts() -> None:
+    assert topics.is_allowed("orders-eu", ["points", "orders-*"])
+    assert not topics.is_allowed("Orders-eu", ["points", "orders-*"])
+    assert topics.is_allowed("o1", ["o[0-9]"])
+
+
+@pytest.mark.parametrize(("topic", "fits"), [("a", True), ("c", False)])
+def test_a_new_topic_is_one_too_many_when_topics_max_are_known(topic: str, fits: bool) -> None:
+    if fits:
+        topics.check_admitted(topic, ["*"], {"a", "b"}, 2)
+    else:
+        with pytest.raises(RecordError) as error:
+            topics.check_admitted(topic, ["*"], {"a", "b"}, 2)
+        assert error.value.reason == "TOPIC_NOT_ALLOWED"
+
+
+def test_a_percent_is_a_tilde_on_disk() -> None:
+    assert topics.path_name("%RETRY%g") == "~RETRY~g"
+    assert topics.from_path_name("~RETRY~g") == "%RETRY%g"
