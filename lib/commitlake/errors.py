@@ -38,6 +38,17 @@ class FencedError(CommitLakeError):
     """Raised when another coordinator holds, or has taken over, the warehouse."""
 
 
+class StreamError(CommitLakeError):
+    """Raised when a streaming query failed, for example because a table was not writable."""
+
+    def __init__(self, query: str, cause: Exception) -> None:
+        reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+        super().__init__(
+            f"the {query} query failed: {reason}; mend the cause and start again: nothing is lost, the next start goes on "
+            "from the tables"
+        )
+
+
 class RecordError(CommitLakeError):
     """Raised when a Kafka record breaks the protocol.
 

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from pyspark.java_gateway import launch_gateway
 
-print("jars:" + launch_gateway().jvm.java.lang.System.getProperty("spark.jars"))
+gateway = launch_gateway()  # type: ignore[no-untyped-call]
+print("jars:" + gateway.jvm.java.lang.System.getProperty("spark.jars"))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commitlake import runtime
-from commitlake.config import Config
+from commitlake.config import Config, is_local
 from commitlake.runtime import KAFKA_BROKER_PACKAGE, PACKAGES
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def build(
 
 def apply_settings(spark: SparkSession, config: Config | None = None) -> None:
     """Set on a running session what may be set there; the rest is up to the cluster."""
-    settings = RUNTIME_SETTINGS | (LOCAL_CHECKPOINTS if config is None or _is_local(config.checkpoints) else {})
+    settings = RUNTIME_SETTINGS | (LOCAL_CHECKPOINTS if config is None or is_local(config.checkpoints) else {})
     for name, value in settings.items():
         spark.conf.set(name, value)
 
@@ -119,10 +118,6 @@ def _has_jvm() -> bool:
     from pyspark import SparkContext
 
     return "PYSPARK_GATEWAY_PORT" in os.environ or SparkContext._gateway is not None
-
-
-def _is_local(place: str) -> bool:
-    return place.startswith("file:") or not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", place)
 
 
 def _let_workers_import_commitlake() -> None:

@@ -1,4 +1,4 @@
-"""A real Kafka broker of one's own: KRaft, one node, loopback only, as a child process that never outlives its parent."""
+"""A real Kafka broker of one's own: KRaft, one node, loopback only, a child process that never outlives its parent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from commitlake import runtime
-from commitlake.errors import EmbeddedBrokerError
+from commitlake.config import Config, is_local
+from commitlake.errors import ConfigError, EmbeddedBrokerError
 from commitlake.kafka import guard
 
 log = logging.getLogger(__name__)
@@ -143,9 +146,7 @@ class EmbeddedBroker:
     def __enter__(self) -> EmbeddedBroker:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _prepare(self, controller_port: int) -> None:
@@ -194,6 +195,31 @@ class EmbeddedBroker:
         return f"the Kafka broker {what}; data in {self.data_dir}, the end of broker.log:\n{last}"
 
 
+@contextmanager
+def provide(config: Config) -> Iterator[Config]:
+    """Yield `config` with the address of a broker: the configured one, or an embedded one that lives as long as this.
+
+    The embedded broker keeps its data inside the warehouse: with the warehouse goes what it was filled from.
+
+    Raises:
+        ConfigError: an embedded broker is asked for, but the warehouse is not a local directory.
+        EmbeddedBrokerError: it does not start.
+    """
+    if not config.kafka.is_embedded:
+        yield config
+        return
+    directory = config.kafka.embedded_dir or config.warehouse
+    if not is_local(directory):
+        msg = (
+            f"kafka.bootstrap_servers: 'embedded' is not allowed with the warehouse {config.warehouse}; "
+            "name a broker, or a local directory in kafka.embedded_dir"
+        )
+        raise ConfigError(msg)
+    path = Path(config.kafka.embedded_dir or Path(directory.removeprefix("file://").removeprefix("file:"), "_kafka"))
+    with EmbeddedBroker(path, config.kafka.embedded_port) as broker:
+        yield replace(config, kafka=replace(config.kafka, bootstrap_servers=broker.bootstrap_servers))
+
+
 def _free_port(wanted: int) -> int:
     """Return `wanted`, or a free port for 0; a port just used by a broker that has ended counts as free."""
     with socket.socket() as probe:
@@ -210,9 +236,8 @@ def _free_port(wanted: int) -> int:
 def _classpath() -> str:
     # Ivy leaves out what Spark brings: Scala, and the binding that makes the broker's log visible.
     home = runtime.spark_home() / "jars"
-    from_spark = [
-        str(jar) for name in ("scala-library", "slf4j-api", "log4j-slf4j2-impl") for jar in home.glob(f"{name}-*")
-    ]
+    names = ("scala-library", "slf4j-api", "log4j-slf4j2-impl")
+    from_spark = [str(jar) for name in names for jar in home.glob(f"{name}-*")]
     return os.pathsep.join(from_spark + runtime.jars([runtime.KAFKA_BROKER_PACKAGE]))
 
 

@@ -1,0 +1,147 @@
+"""Parsers of configuration values: take what YAML or a command line gives, return the value.
+
+Each raises ValueError with what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+EMBEDDED = "embedded"
+LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+_DURATION = re.compile(r"(\d{1,18})(ms|s|m|h|d)")
+_DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LONGEST_MS = 36_500 * _DURATION_MS["d"]  # a century: `stored_at` plus any duration stays far inside 64 bits
+_SIZE = re.compile(r"(\d{1,18})(B|KiB|MiB|GiB)?")
+_SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+# Kafka's own limit for one request is 100 MiB; a 64 MiB body and its headers stay below it.
+_LARGEST_MESSAGE = 64 << 20
+_SERVER = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+def text(value: object) -> str:
+    """Parse any non-empty string."""
+    if not isinstance(value, str) or not value.strip():
+        msg = "a non-empty string"
+        raise ValueError(msg)
+    return value.strip()
+
+
+def location(value: object) -> str:
+    """Parse a directory, made absolute, or a URI or catalog schema, kept as it is."""
+    place = text(value)
+    return place if _URI.match(place) else str(Path(place).expanduser().absolute())
+
+
+def is_local(place: str) -> bool:
+    """Return whether `place` is a local directory, and not another URI or a catalog schema."""
+    return place.startswith("file:") or not _URI.match(place)
+
+
+def directory(value: object) -> str:
+    """Parse a local directory, made absolute; empty for none."""
+    return location(value) if value else ""
+
+
+def servers(value: object) -> str:
+    """Parse `embedded` or `host:port,host:port`."""
+    addresses = [address.strip() for address in text(value).split(",")]
+    matches = [_SERVER.fullmatch(address) for address in addresses]
+    if addresses != [EMBEDDED] and not all(match and 0 < int(match[2]) < 1 << 16 for match in matches):
+        msg = f"'{EMBEDDED}', or host:port,host:port,..."
+        raise ValueError(msg)
+    return ",".join(addresses)
+
+
+def prefix(value: object) -> str:
+    """Parse a prefix of Kafka topic names; may be empty."""
+    if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._-]{0,200}", value):
+        msg = "at most 200 of the characters a-z A-Z 0-9 . _ -"
+        raise ValueError(msg)
+    return value
+
+
+def flag(value: object) -> bool:
+    """Parse true or false."""
+    parsed = {"true": True, "false": False}.get(str(value).lower())
+    if parsed is None:
+        msg = "true or false"
+        raise ValueError(msg)
+    return parsed
+
+
+def integer(lowest: int, highest: int) -> Callable[[object], int]:
+    """Return a parser of whole numbers from `lowest` to `highest`."""
+
+    def parse(value: object) -> int:
+        if (
+            isinstance(value, bool)
+            or not re.fullmatch(r"\d{1,18}", str(value))
+            or not lowest <= int(str(value)) <= highest
+        ):
+            msg = f"a whole number from {lowest} to {highest}"
+            raise ValueError(msg)
+        return int(str(value))
+
+    return parse
+
+
+def duration(lowest_ms: int = 0) -> Callable[[object], int]:
+    """Return a parser of durations such as `500ms`, `6s`, `5m`, `72h`, `40d`, to ms, at least `lowest_ms`."""
+
+    def parse(value: object) -> int:
+        match = _DURATION.fullmatch(str(value).strip())
+        ms = int(match[1]) * _DURATION_MS[match[2]] if match else -1
+        if not lowest_ms <= ms <= _LONGEST_MS:
+            msg = f"a number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
+            raise ValueError(msg)
+        return ms
+
+    return parse
+
+
+def size(value: object) -> int:
+    """Parse a size such as `4MiB` to bytes."""
+    match = _SIZE.fullmatch(str(value).strip())
+    parsed = int(match[1]) * _SIZE_BYTES[match[2]] if match else 0
+    if not 1 <= parsed <= _LARGEST_MESSAGE:
+        msg = "bytes, or a number with B, KiB or MiB, from 1B to 64MiB"
+        raise ValueError(msg)
+    return parsed
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Parse a list of strings: YAML, or separated by commas or blanks."""
+    if isinstance(value, str):
+        value = yaml.safe_load(value) if value.lstrip().startswith("[") else re.split(r"[,\s]+", value.strip())
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) and item for item in value):
+        msg = "a list of strings with at least one"
+        raise ValueError(msg)
+    return tuple(value)
+
+
+def levels(value: object) -> tuple[str, ...]:
+    """Parse the delay levels, a list of durations."""
+    try:
+        parsed = texts(value)
+        all(map(duration(1), parsed))
+    except ValueError as error:
+        msg = f"a list of durations such as '{LEVELS}'"
+        raise ValueError(msg) from error
+    return parsed
+
+
+def options(value: object) -> dict[str, str]:
+    """Parse a map of Kafka client options to strings."""
+    if isinstance(value, str):
+        value = yaml.safe_load(value)
+    if not isinstance(value, dict) or not all(isinstance(item, str | int | float) for item in value.values()):
+        msg = "a map of the Java client's option names to strings or numbers"
+        raise ValueError(msg)
+    return {str(name): str(item).lower() if isinstance(item, bool) else str(item) for name, item in value.items()}

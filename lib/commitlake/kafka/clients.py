@@ -1,0 +1,140 @@
+"""`kafka.options` (the Java client's names) for the two kinds of Kafka clients: Spark's, and kafka-python's."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from commitlake.config import Config, KafkaConfig
+from commitlake.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Room for headers, HALF_MESSAGES of a check (1 000 pairs are 30 KB) and the record's own framing.
+_RECORD_OVERHEAD = 256 * 1024
+
+_RENAMED = {
+    "ssl.key.password": "ssl_password",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
+}
+# What every client of kafka-python knows under the same name, dots written as underscores.
+_COMMON: dict[str, Callable[[str], Any]] = {
+    "security.protocol": str,
+    "sasl.mechanism": str,
+    "client.id": str,
+    "client.dns.lookup": str,
+    "request.timeout.ms": int,
+    "connections.max.idle.ms": int,
+    "metadata.max.age.ms": int,
+    "retry.backoff.ms": int,
+    "reconnect.backoff.ms": int,
+    "reconnect.backoff.max.ms": int,
+}
+_STORES = {"ssl.truststore": ("ssl_cafile",), "ssl.keystore": ("ssl_certfile", "ssl_keyfile")}
+_INLINE = ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key")
+_JAAS_FIELD = re.compile(r'\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
+
+
+def record_bytes(max_message_size: int) -> int:
+    """Return the bytes a whole record may need when its message has `max_message_size`: base64 makes 4 of 3."""
+    return max_message_size + max_message_size // 3 + _RECORD_OVERHEAD
+
+
+def max_record_bytes(config: Config) -> int:
+    """Return `max.message.bytes` of every topic, and what clients must be able to send and fetch."""
+    return record_bytes(config.max_message_size)
+
+
+def spark_options(kafka: KafkaConfig) -> dict[str, str]:
+    """Return the options of Spark's Kafka source and sink: address and client options, secrets resolved."""
+    given = {f"kafka.{name}": value for name, value in kafka.resolved_options().items()}
+    return {**given, "kafka.bootstrap.servers": kafka.bootstrap_servers}
+
+
+def spark_source_limits(config: Config) -> dict[str, str]:
+    """Return the fetch sizes that let Spark's Kafka source read the largest record."""
+    largest = max_record_bytes(config)
+    return {
+        "kafka.max.partition.fetch.bytes": str(max(largest, 4 << 20)),
+        "kafka.fetch.max.bytes": str(max(largest, 50 << 20)),
+    }
+
+
+def spark_sink_limits(config: Config) -> dict[str, str]:
+    """Return the sizes that let Spark's Kafka sink write the largest record, and the promise of a durable write."""
+    largest = max_record_bytes(config)
+    return {
+        "kafka.acks": "all",
+        "kafka.max.request.size": str(largest),
+        "kafka.buffer.memory": str(max(2 * largest, 32 << 20)),
+    }
+
+
+def python_options(kafka: KafkaConfig) -> dict[str, Any]:
+    """Return the keyword arguments of a kafka-python client: address and client options, secrets resolved.
+
+    Options that only Java's clients have are left out.
+
+    Raises:
+        ConfigError: an option has no counterpart in kafka-python and leaving it out would change who is trusted.
+    """
+    options = kafka.resolved_options()
+    translated: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
+    for name, parse in _COMMON.items():
+        if name in options:
+            translated[name.replace(".", "_")] = _parsed(name, parse, options[name])
+    translated |= {theirs: options[name] for name, theirs in _RENAMED.items() if name in options}
+    translated |= _credentials(options) | _stores(options)
+    if "ssl.endpoint.identification.algorithm" in options:
+        translated["ssl_check_hostname"] = options["ssl.endpoint.identification.algorithm"] != ""
+    _tell_left_out(options)
+    return translated
+
+
+def _parsed(name: str, parse: Callable[[str], Any], value: str) -> Any:
+    try:
+        return parse(value)
+    except ValueError:
+        msg = f"kafka.options.{name}: {value!r} is not allowed; allowed is a whole number"
+        raise ConfigError(msg) from None
+
+
+def _credentials(options: Mapping[str, str]) -> dict[str, str]:
+    if not options.get("security.protocol", "").upper().startswith("SASL"):
+        return {}
+    mechanism = options.get("sasl.mechanism", "GSSAPI")
+    if mechanism == "GSSAPI":
+        return {}  # from the ticket cache, as in Java
+    found = {name: quoted or plain for name, quoted, plain in _JAAS_FIELD.findall(options.get("sasl.jaas.config", ""))}
+    if mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") or len(found) < 2:
+        msg = (
+            f"kafka.options: sasl.mechanism {mechanism} needs a sasl.jaas.config with username and password; "
+            "allowed mechanisms are PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and GSSAPI"
+        )
+        raise ConfigError(msg)
+    return {f"sasl_plain_{name}": re.sub(r"\\(.)", r"\1", value) for name, value in found.items()}
+
+
+def _stores(options: Mapping[str, str]) -> dict[str, str]:
+    inline = [name for name in _INLINE if name in options]
+    if inline:
+        msg = f"kafka.options.{inline[0]}: the Python clients read PEM from files only; name one in ...store.location"
+        raise ConfigError(msg)
+    files: dict[str, str] = {}
+    for store, arguments in _STORES.items():
+        place, kind = options.get(f"{store}.location"), options.get(f"{store}.type", "JKS")
+        if place and kind.upper() != "PEM":
+            msg = f"kafka.options.{store}.type: {kind} is not allowed; allowed is PEM, which Java and Python both read"
+            raise ConfigError(msg)
+        if place:
+            files |= dict.fromkeys(arguments, place)
+    return files
+
+
+def _tell_left_out(options: Mapping[str, str]) -> None:
+    known = {*_COMMON, *_RENAMED, "sasl.jaas.config", "ssl.endpoint.identification.algorithm"}
+    left_out = sorted(name for name in options if name not in known and not name.startswith(tuple(_STORES)))
+    if left_out:
+        log.debug("kafka.options that only Java's clients have: %s", ", ".join(left_out))

@@ -1,0 +1,232 @@
+"""The Kafka topics: created where missing, checked where not; offsets, identity, and the published settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import errors as kafka_errors
+from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
+
+from commitlake.config import Config
+from commitlake.errors import KafkaError
+from commitlake.kafka.admin import CONNECT_TIMEOUT_MS, connect
+from commitlake.kafka.clients import max_record_bytes, python_options
+from commitlake.protocol import wire
+
+LANDED = ("half", "op", "messages", "admin")
+QUEUED = ("half", "op", "messages", "check")
+ALL = (*LANDED, "check", "settings")
+
+_WEEK_MS = 7 * 24 * 3_600_000
+_ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which Kafka this is: the cluster's id, and the id of each topic that is there, by full name."""
+
+    cluster_id: str
+    topic_ids: Mapping[str, str]
+
+
+def ensure_topics(config: Config) -> list[str]:
+    """Create the topics that are missing, add partitions for more `kafka.queues`, and check what is there.
+
+    Returns:
+        Warnings about topics that work but should be set otherwise; each names the command that does it.
+
+    Raises:
+        KafkaError: Kafka is out of reach, a topic cannot be created, partition counts do not fit, or a topic whose
+            records must stay is compacted.
+    """
+    with connect(config) as client:
+        present = _partitions(client, map(config.kafka.topic, ALL))
+        _refuse_other_counts(config, present)
+        warnings = _check_settings(client, config, sorted(present))
+        _create(client, config, [name for name in ALL if config.kafka.topic(name) not in present])
+        _grow(client, config, present)
+        return warnings
+
+
+def identity(config: Config) -> Identity:
+    """Return the ids of the cluster and of the topics that are there."""
+    with connect(config) as client:
+        topics = client.describe_topics([config.kafka.topic(name) for name in ALL])
+        ids = {topic["name"]: str(topic["topic_id"]) for topic in topics if topic["error_code"] == 0}
+        return Identity(client.describe_cluster()["cluster_id"], ids)
+
+
+def end_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict[int, int]]:
+    """Return the next offset of each partition, by full topic name; `names` are without the prefix."""
+    return _offsets(config, names, OffsetSpec.LATEST)
+
+
+def beginning_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict[int, int]]:
+    """Return the first offset that each partition still holds, by full topic name; `names` are without the prefix."""
+    return _offsets(config, names, OffsetSpec.EARLIEST)
+
+
+def publish_settings(config: Config, topics: Iterable[str]) -> None:
+    """Tell producers, in `settings`, what they must respect; `topics` are the destination topics there are.
+
+    Raises:
+        KafkaError: Kafka did not acknowledge it.
+    """
+    record = wire.encode_settings(
+        wire.Settings(
+            max_message_size=config.max_message_size,
+            delay_levels=config.delay.levels,
+            delay_max_ms=config.delay.max_ms,
+            reject_transactions=config.transaction.reject,
+            queues=config.kafka.queues,
+            max_queues=config.topics.max_queues,
+            topics_allowed=config.topics.allowed,
+            topics_max=config.topics.max,
+            topics=tuple(sorted(topics)),
+        )
+    )
+    options = python_options(config.kafka) | {"bootstrap_timeout_ms": CONNECT_TIMEOUT_MS, "acks": "all"}
+    try:
+        producer = KafkaProducer(**options, max_request_size=max_record_bytes(config))
+        try:
+            sent = producer.send(config.kafka.topic("settings"), record.value, record.key, record.headers, partition=0)
+            sent.get(timeout=CONNECT_TIMEOUT_MS / 1_000)
+        finally:
+            producer.close(timeout=CONNECT_TIMEOUT_MS / 1_000)
+    except kafka_errors.KafkaError as error:
+        name = config.kafka.topic("settings")
+        msg = f"cannot write to the Kafka topic {name}: {error}; check that the broker runs and lets this client write"
+        raise KafkaError(msg) from error
+
+
+def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, int]:
+    described = client.describe_topics(list(topics))
+    for topic in described:
+        code = topic["error_code"]
+        if code not in (0, kafka_errors.UnknownTopicOrPartitionError.errno):
+            raise kafka_errors.for_code(code)(topic["name"])
+    return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
+
+
+def _refuse_other_counts(config: Config, present: Mapping[str, int]) -> None:
+    """A queue is a partition, the same in all four topics: another count would send ops past their half messages."""
+    queued = {topic: present[topic] for topic in map(config.kafka.topic, QUEUED) if topic in present}
+    if len(set(queued.values())) > 1:
+        counts = ", ".join(f"{topic} {count}" for topic, count in queued.items())
+        most = max(queued.values())
+        msg = (
+            f"the Kafka topics have different partition counts: {counts}; give each {most}, "
+            f"with kafka-topics.sh --alter --partitions {most} --topic NAME"
+        )
+        raise KafkaError(msg)
+    if queued and config.kafka.queues < max(queued.values()):
+        msg = (
+            f"kafka.queues: {config.kafka.queues} is not allowed, the topics have {max(queued.values())} partitions "
+            f"and Kafka cannot take any away; set kafka.queues to {max(queued.values())}"
+        )
+        raise KafkaError(msg)
+    for name in ("admin", "settings"):
+        if present.get(config.kafka.topic(name), 1) != 1:
+            topic = config.kafka.topic(name)
+            msg = f"the Kafka topic {topic} has {present[topic]} partitions; allowed is 1; set another prefix"
+            raise KafkaError(msg)
+
+
+def _create(client: KafkaAdminClient, config: Config, names: list[str]) -> None:
+    if not names:
+        return
+    wanted: dict[str, dict[str, Any]] = {
+        config.kafka.topic(name): {
+            "num_partitions": config.kafka.queues if name in QUEUED else 1,
+            "configs": _settings(config, name),
+        }
+        for name in names
+    }
+    for topic in client.create_topics(wanted, raise_errors=False)["topics"]:
+        if topic["error_code"] not in (0, _ALREADY_THERE):
+            reason = topic.get("error_message") or kafka_errors.for_code(topic["error_code"]).__name__
+            settings = " ".join(f"--config {key}={value}" for key, value in wanted[topic["name"]]["configs"].items())
+            msg = (
+                f"cannot create the Kafka topic {topic['name']}: {reason}; give this client the right to create it, or "
+                f"run kafka-topics.sh --create --topic {topic['name']} "
+                f"--partitions {wanted[topic['name']]['num_partitions']} {settings}"
+            )
+            raise KafkaError(msg)
+    client.wait_for_topics(list(wanted), timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) -> None:
+    few = [topic for topic in map(config.kafka.topic, QUEUED) if present.get(topic, 1 << 30) < config.kafka.queues]
+    if few:
+        client.create_partitions(dict.fromkeys(few, config.kafka.queues))
+        _await_partitions(client, few, config.kafka.queues)
+
+
+def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -> None:
+    """Wait until brokers tell of the new partitions: for some 100 ms after the answer they still tell of the old."""
+    deadline = time.monotonic() + CONNECT_TIMEOUT_MS / 1_000
+    while any(present < count for present in _partitions(client, topics).values()):
+        if time.monotonic() > deadline:
+            msg = f"the new partitions of {', '.join(topics)} do not appear; check the brokers, then start again"
+            raise KafkaError(msg)
+        time.sleep(0.05)
+    client.wait_for_topics(topics, timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+def _settings(config: Config, name: str) -> dict[str, str]:
+    settings = {"max.message.bytes": str(max_record_bytes(config))}
+    if name == "settings":
+        return settings | {"cleanup.policy": "compact"}
+    settings |= {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
+    # Ages are measured from the broker's append time, never from a producer's clock.
+    return settings | ({"message.timestamp.type": "LogAppendTime"} if name in LANDED else {})
+
+
+def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str]) -> list[str]:
+    """Compare topics that were there before with what `_create` would have made of them."""
+    if not topics:
+        return []
+    resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+    found = client.describe_configs(resources, config_filter="all")["topic"]
+    warnings = []
+    for topic in topics:
+        name = topic.removeprefix(config.kafka.topic_prefix)
+        actual = {key: entry["value"] for key, entry in found[topic].items()}
+        if name in QUEUED + LANDED and "compact" in actual.get("cleanup.policy", ""):
+            fix = _fix(topic, "cleanup.policy", "delete")
+            msg = f"the Kafka topic {topic} is compacted, so records would vanish; {fix}"
+            raise KafkaError(msg)
+        for key, wanted in _settings(config, name).items():
+            if key in actual and not _fits(key, actual[key], wanted):
+                warnings.append(f"the Kafka topic {topic} has {key}={actual[key]}; {_fix(topic, key, wanted)}")
+        if name in LANDED and actual.get("retention.bytes", "-1") != "-1":
+            warnings.append(
+                f"the Kafka topic {topic} has retention.bytes={actual['retention.bytes']}, so records may vanish "
+                f"before they land; {_fix(topic, 'retention.bytes', '-1')}"
+            )
+    return warnings
+
+
+def _fits(key: str, actual: str, wanted: str) -> bool:
+    if key in ("retention.ms", "max.message.bytes"):
+        return int(actual) == -1 or int(actual) >= int(wanted)
+    return actual == wanted
+
+
+def _fix(topic: str, key: str, value: str) -> str:
+    return f"run kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {key}={value}"
+
+
+def _offsets(config: Config, names: Iterable[str], spec: Any) -> dict[str, dict[int, int]]:
+    with connect(config) as client:
+        partitions = _partitions(client, map(config.kafka.topic, names))
+        wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
+        found = client.list_partition_offsets(wanted) if wanted else {}
+        offsets: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
+        for partition in sorted(found):
+            offsets[partition.topic][partition.partition] = found[partition].offset
+        return offsets
