@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Runs a job of CommitLake under Spark, and sets up what that needs on a machine with Python 3.11 and Java 17.
+#
+#   ./spark-submit.sh                                  the demo: a broker, the coordinator, a small order service
+#   ./spark-submit.sh run --conf FILE [--set k=v]...   the coordinator, until SIGTERM or Ctrl-C
+#   ./spark-submit.sh JOB [ARGUMENT...]                jobs/JOB.py
+#
+# --master or MASTER picks the cluster (default local[*]); SPARK_HOME or a spark-submit on the PATH is used when set.
+# COMMITLAKE_SPARK_ARGS holds more arguments for spark-submit. --dry-run prints the command. PYTHON picks the Python.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=$here/.venv
+
+fail() {
+  echo "error: $1" >&2
+  exit "${2:-1}"
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+      echo "$candidate"
+      return
+    fi
+  done
+  fail "no Python 3.11 or newer found on the PATH; install it (for example the package python3.11), or set PYTHON to it"
+}
+
+check_java() {
+  local java=${JAVA_HOME:+$JAVA_HOME/bin/}java
+  command -v "$java" >/dev/null 2>&1 ||
+    fail "no Java found (${JAVA_HOME:+JAVA_HOME=$JAVA_HOME, }PATH); install Java 17, for example openjdk-17-jre-headless"
+}
+
+# The environment is made anew when what it is made of has changed.
+set_up() {
+  local extras=$1 stamp wanted python
+  stamp=$venv/.commitlake-$extras
+  wanted=$(cat "$here/setup.py" "$here/constraints.txt" | cksum)
+  if [[ -x $venv/bin/python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then return; fi
+  python=$(find_python)
+  echo "setting up the Python environment in $venv (once, some minutes) ..." >&2
+  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    --constraint "$here/constraints.txt" --editable "$here[$extras]" >&2 || fail "pip could not install the requirements, see above"
+  echo "$wanted" >"$stamp"
+}
+
+if [[ ${1:-} == --set-up ]]; then # for tests/run.sh
+  check_java
+  set_up "$2"
+  exit
+fi
+
+job=demo
+if [[ $# -gt 0 && $1 != -* ]]; then
+  job=$1
+  shift
+fi
+if [[ ! -f $here/jobs/$job.py ]]; then
+  jobs=$(cd "$here/jobs" && ls -- *.py 2>/dev/null | sed 's/\.py$//' | tr '\n' ' ')
+  fail "there is no job '$job'; usage: ./spark-submit.sh [JOB] [ARGUMENT...], where JOB is one of: $jobs" 2
+fi
+
+check_java
+set_up spark
+PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.launch "$here/jobs" "$job" "$@"
