@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from commitlake.errors import RecordError
 from commitlake.protocol import batch
 from commitlake.protocol.batch import Member
-from hypothesis import given
-from hypothesis import strategies as st
 
 BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
 
@@ -39,7 +41,7 @@ def test_a_long_list_is_cut_in_order_into_as_few_batches_as_fit(bodies: list[byt
     parts = list(batch.split(members, batch.packed_size, most))
     assert [each for part in parts for each in part] == members
     assert all(len(batch.pack(part)) <= most for part in parts)
-    for part, following in zip(parts, parts[1:], strict=False):
+    for part, following in itertools.pairwise(parts):
         assert len(batch.pack([*part, following[0]])) > most
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from commitlake.errors import RecordError
 from commitlake.protocol import delay
 from commitlake.protocol.delay import Delay

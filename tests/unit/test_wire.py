@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from commitlake.errors import RecordError
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position

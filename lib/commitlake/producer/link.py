@@ -13,7 +13,7 @@ from kafka.partitioner.default import murmur2
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import MQClientException
-from commitlake.kafka.clients import python_options
+from commitlake.kafka.clients import python_options, record_bytes
 from commitlake.producer.settings import SettingsReader
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -21,8 +21,6 @@ from commitlake.protocol.wire import Encoded
 
 log = logging.getLogger(__name__)
 
-RECORD_OVERHEAD = 1 << 20
-"""Bytes allowed for headers and framing beside the value; the broker has the last word."""
 METADATA_AGE_MS = 30_000
 """How long a queue that was added may stay unknown; Kafka's own default is 5 minutes."""
 
@@ -55,7 +53,7 @@ class KafkaLink:
                 acks="all",
                 enable_idempotence=True,
                 max_block_ms=self._start_timeout_ms,
-                max_request_size=self.settings.max_message_size + RECORD_OVERHEAD,
+                max_request_size=record_bytes(self.settings.max_message_size),
             )
         except (ClientError, ValueError) as error:
             self.stop()
@@ -88,10 +86,9 @@ class KafkaLink:
     def client_options(self) -> dict[str, Any]:
         """Options of every Kafka client."""
         return {
-            **python_options(self.kafka),
-            "bootstrap_servers": self.kafka.bootstrap_servers.split(","),
-            "bootstrap_timeout_ms": self._start_timeout_ms // 2,
             "metadata_max_age_ms": METADATA_AGE_MS,
+            **python_options(self.kafka),
+            "bootstrap_timeout_ms": self._start_timeout_ms // 2,
             "allow_auto_create_topics": False,
         }
 

@@ -44,7 +44,9 @@ class SettingsReader:
         if self._failure:
             msg = f"can't read Kafka topic {self._topic}: {self._failure}; check bootstrap_servers and options"
             raise MQClientException(msg) from self._failure
-        msg = f"Kafka topic {self._topic} has no settings after {timeout_ms} ms: the coordinator has not run yet; start it"
+        msg = (
+            f"Kafka topic {self._topic} has no settings after {timeout_ms} ms; start the coordinator, it has never run"
+        )
         raise MQClientException(msg)
 
     @property

@@ -62,7 +62,7 @@ def split(items: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[l
     """
     sizes = [size(item) for item in items]
     largest = max(sizes, default=0) - 1 + _WRAPPING
-    if largest > most:
+    if sizes and largest > most:
         msg = f"one message packs to {largest} bytes, more than max_message_size = {most}"
         raise RecordError(msg, "BODY_TOO_LARGE")
     return _split(items, sizes, most)

@@ -1,0 +1,558 @@
+"""The Python producer against a real broker. The coordinator's part, settings and checks, is played by the test."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from commitlake.config import Config, from_mapping
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.kafka.topics import ensure_topics, publish_settings
+from commitlake.producer import (
+    DefaultMQProducer,
+    EndTransactionContext,
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    MQClientException,
+    TransactionListener,
+    TransactionMQProducer,
+)
+from commitlake.protocol import batch, wire
+from commitlake.protocol.encoding import Position
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
+NUMBERS = itertools.count()
+
+
+class Listener(TransactionListener):
+    """Answers what it is told to, and keeps what it was asked."""
+
+    def __init__(self, execute: Any = COMMIT, check: Any = COMMIT) -> None:
+        self.answers = {"execute": execute, "check": check}
+        self.executed: list[tuple[Message, object]] = []
+        self.checked: list[MessageExt] = []
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
+        self.executed.append((message, arg))
+        return self._answer("execute", message)
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
+        self.checked.append(message)
+        return self._answer("check", message)
+
+    def _answer(self, kind: str, message: Message) -> Any:
+        answer = self.answers[kind]
+        return answer(message) if callable(answer) else answer
+
+
+class Namespace:
+    """Topics of one test, and what a coordinator would do with them."""
+
+    def __init__(self, broker: EmbeddedBroker, **changes: object) -> None:
+        self.servers = broker.bootstrap_servers
+        self.prefix = f"producer-test-{next(NUMBERS)}."
+        self.config = self.configured(**changes)
+        ensure_topics(self.config)
+
+    def configured(self, **changes: object) -> Config:
+        values = {"kafka.bootstrap_servers": self.servers, "kafka.topic_prefix": self.prefix, "kafka.queues": 2}
+        return from_mapping({**values, **changes})
+
+    def publish(self, *topics: str, **changes: object) -> None:
+        publish_settings(self.configured(**changes), topics)
+
+    def producer(self, listener: TransactionListener | None = None, group: str = "group", **more: Any) -> Any:
+        return TransactionMQProducer(group, listener, bootstrap_servers=self.servers, topic_prefix=self.prefix, **more)
+
+    def read(self, topic: str) -> list[Any]:
+        """All records that stand in the topic now, by partition and offset."""
+        consumer = KafkaConsumer(bootstrap_servers=self.servers)
+        partitions = [TopicPartition(self.prefix + topic, at) for at in (0, 1)]
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        ends = consumer.end_offsets(partitions)
+        found: list[Any] = []
+        while any(consumer.position(each) < ends[each] for each in partitions):
+            for records in consumer.poll(timeout_ms=200).values():
+                found.extend(records)
+        consumer.close()
+        return sorted(found, key=lambda record: (record.partition, record.offset))
+
+    def ops(self) -> list[Any]:
+        return [wire.decode_op(record.value) for record in self.read("op")]
+
+    def wait_for_ops(self, count: int) -> list[Any]:
+        eventually(lambda: len(self.read("op")) >= count)
+        return self.ops()
+
+    def ask(self, *checks: wire.CheckRecord, partition: int = 0) -> None:
+        """Send check requests."""
+        client = KafkaProducer(bootstrap_servers=self.servers)
+        for check in checks:
+            key, value, headers = wire.encode_check(check)
+            client.send(f"{self.prefix}check", key=key, value=value, headers=headers, partition=partition)
+        client.close()
+
+    def committed(self, group: str = "group", partition: int = 0) -> int | None:
+        consumer = KafkaConsumer(bootstrap_servers=self.servers, group_id=f"{self.prefix}check.{group}")
+        found = consumer.committed(TopicPartition(f"{self.prefix}check", partition))
+        consumer.close(autocommit=False)
+        return found  # type: ignore[no-any-return]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.1)
+
+
+def check(msg_id: str = "m", group: str = "group", **changes: Any) -> wire.CheckRecord:
+    fields: dict[str, Any] = {
+        "transaction_id": msg_id,
+        "producer_group": group,
+        "msg_id": msg_id,
+        "topic": "orders",
+        "body": b"body",
+        "half": Position(1, 5),
+        "half_messages": (Position(1, 5), Position(0, 9)),
+        "check_times": 1,
+        "check_id": "1-5-0-1",
+    }
+    return wire.CheckRecord(**{**fields, **changes})
+
+
+@pytest.fixture
+def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
+    """Empty topics with published settings."""
+    namespace = Namespace(broker)
+    namespace.publish()
+    yield namespace
+
+
+def test_the_half_message_is_in_kafka_before_the_local_transaction_runs_and_its_op_names_it(kafka: Namespace) -> None:
+    seen: list[int] = []
+    listener = Listener(execute=lambda _: seen.append(len(kafka.read("half"))) or COMMIT)
+    with kafka.producer(listener) as producer:
+        message = Message("orders", b"body", "TagA", "KEY1", {"color": "red"}, queue_id=1)
+        result = producer.send_message_in_transaction(message, arg=17)
+    assert seen == [1]
+    (record,) = kafka.read("half")
+    half = wire.decode_half(record.key, record.value, record.headers)
+    assert (half.topic, half.body, half.tags, half.keys) == ("orders", b"body", "TagA", "KEY1")
+    assert (half.queue_id, half.properties, half.producer_group) == (1, {"color": "red"}, "group")
+    assert (half.msg_id, half.transaction_id) == (result.msg_id, result.msg_id)
+    assert listener.executed == [(message, 17)]
+    assert message.transaction_id == result.transaction_id == result.msg_id
+    assert (result.queue_id, result.queue_offset) == (record.partition, record.offset)
+    assert result.local_transaction_state is COMMIT
+    (op,) = kafka.read("op")
+    assert op.partition == record.partition
+    assert wire.decode_op(op.value) == wire.OpRecord(
+        transaction_id=result.transaction_id,
+        producer_group="group",
+        decision="COMMIT",
+        half_messages=(Position(record.partition, record.offset),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "decision", "remark"),
+    [
+        (ROLLBACK, "ROLLBACK", None),
+        (LocalTransactionState.UNKNOW, "UNKNOWN", None),
+        (None, "UNKNOWN", "the listener returned None"),
+        (lambda _: 1 / 0, "UNKNOWN", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_the_op_tells_the_listeners_answer_and_none_or_an_error_is_unknown_with_a_remark(
+    kafka: Namespace, answer: Any, decision: str, remark: str | None
+) -> None:
+    with kafka.producer(Listener(execute=answer)) as producer:
+        producer.send_message_in_transaction(Message("orders", b""))
+    (op,) = kafka.ops()
+    assert (op.decision, op.remark, op.from_check) == (decision, remark, False)
+
+
+def test_sharding_keys_choose_a_queue_and_without_one_queues_take_turns(kafka: Namespace) -> None:
+    with kafka.producer(Listener()) as producer:
+        keyed = {producer.send(Message("orders", b"", sharding_key="customer-4")).queue_id for _ in range(4)}
+        turns = [producer.send(Message("orders", b"")).queue_id for _ in range(4)]
+    assert len(keyed) == 1
+    assert turns in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "reason"),
+    [
+        ({}, Message("", b""), "MISSING_REAL_TOPIC"),
+        ({}, Message("TBW102", b""), "ILLEGAL_TOPIC"),
+        ({"topics.allowed": ["points"]}, Message("orders", b""), "TOPIC_NOT_ALLOWED"),
+        ({"topics.max": 1}, Message("orders", b""), "TOPIC_NOT_ALLOWED"),
+        ({}, Message("orders", b"", queue_id=64), "BAD_QUEUE_ID"),
+        ({}, Message("orders", None), "NULL_BODY"),  # type: ignore[arg-type]
+        ({"max_message_size": "1KiB"}, Message("orders", b"x" * 1_025), "BODY_TOO_LARGE"),
+        ({}, Message("orders", b"", delay_seconds=1.5), "BAD_DELAY"),  # type: ignore[arg-type]
+        ({}, Message("orders", b"", delay_seconds=41 * 86_400), "DELAY_TOO_LONG"),
+        ({"transaction.reject": True}, Message("orders", b""), "TRANSACTIONS_REJECTED"),
+    ],
+)
+def test_what_landing_would_reject_is_refused_before_anything_is_sent_or_run(
+    kafka: Namespace, changes: dict[str, object], message: Message, reason: str
+) -> None:
+    kafka.publish("known", **changes)
+    listener = Listener()
+    with kafka.producer(listener) as producer:
+        with pytest.raises(MQClientException) as error:
+            producer.send_message_in_transaction(message)
+        assert error.value.reason == reason
+    assert listener.executed == []
+    assert kafka.read("half") == []
+
+
+def test_new_settings_are_respected_while_the_producer_runs(kafka: Namespace) -> None:
+    with kafka.producer(Listener()) as producer:
+        producer.send_message_in_transaction(Message("orders", b""))
+        kafka.publish(**{"transaction.reject": True})
+
+        def refused() -> bool:
+            try:
+                producer.send_message_in_transaction(Message("orders", b""))
+            except MQClientException as error:
+                return error.reason == "TRANSACTIONS_REJECTED"
+            return False
+
+        eventually(refused)
+        assert producer.send(Message("orders", b"")).msg_id  # normal messages still go
+
+
+def test_a_start_before_the_coordinator_has_ever_run_says_so(broker: EmbeddedBroker) -> None:
+    namespace = Namespace(broker)
+    with pytest.raises(MQClientException, match="start the coordinator"):
+        namespace.producer(Listener(), start_timeout=2_000).start()
+
+
+def test_a_start_without_a_broker_says_so_in_time() -> None:
+    begun = time.monotonic()
+    producer = DefaultMQProducer("group", bootstrap_servers="127.0.0.1:1", start_timeout=2_000)
+    with pytest.raises(MQClientException, match="bootstrap_servers"):
+        producer.start()
+    assert time.monotonic() - begun < 10
+
+
+def test_a_producer_that_is_not_started_or_has_no_listener_refuses(kafka: Namespace) -> None:
+    producer = kafka.producer()
+    with pytest.raises(MQClientException, match="start"):
+        producer.send(Message("orders", b""))
+    with producer, pytest.raises(MQClientException, match="listener"):
+        producer.send_message_in_transaction(Message("orders", b""))
+    with pytest.raises(MQClientException, match="start"):
+        producer.send(Message("orders", b""))
+    with producer:  # and it can be started again
+        producer.send(Message("orders", b""))
+
+
+def test_any_instance_answers_a_check_with_all_half_messages_of_the_request(kafka: Namespace) -> None:
+    listener = Listener(check=ROLLBACK)
+    asked = check(tags="TagA", keys="K", properties={"color": "red"}, queue_id=1, stored_timestamp=3, born_timestamp=2)
+    kafka.ask(asked)
+    with kafka.producer(listener):
+        (op,) = kafka.wait_for_ops(1)
+        assert kafka.read("op")[0].partition == 1
+    assert op == wire.OpRecord(
+        transaction_id="m",
+        producer_group="group",
+        decision="ROLLBACK",
+        half_messages=asked.half_messages,
+        from_check=True,
+    )
+    (seen,) = listener.checked
+    assert (seen.topic, seen.body, seen.tags, seen.keys, seen.properties) == (
+        "orders",
+        b"body",
+        "TagA",
+        "K",
+        {"color": "red"},
+    )
+    assert (seen.msg_id, seen.transaction_id, seen.queue_id, seen.half_queue, seen.half_offset) == ("m", "m", 1, 1, 5)
+    assert (seen.born_timestamp, seen.store_timestamp, seen.check_times, seen.check_id) == (2, 3, 1, "1-5-0-1")
+
+
+def test_checks_of_other_groups_are_skipped_and_all_are_committed_once_answered(kafka: Namespace) -> None:
+    kafka.ask(check("a"), check("b", group="other"), check("c"), check("d", group="group2"))
+    listener = Listener()
+    with kafka.producer(listener):
+        eventually(lambda: kafka.committed() == 4)
+    assert sorted(message.msg_id or "" for message in listener.checked) == ["a", "c"]
+    with kafka.producer(listener):
+        time.sleep(1)
+    assert len(listener.checked) == 2
+
+
+def test_a_listener_that_fails_in_a_check_is_unknown_and_the_check_counts_as_answered(kafka: Namespace) -> None:
+    kafka.ask(check())
+    with kafka.producer(Listener(check=lambda _: 1 / 0)):
+        eventually(lambda: kafka.committed() == 1)
+    (op,) = kafka.ops()
+    assert (op.decision, op.from_check, op.remark) == ("UNKNOWN", True, "ZeroDivisionError: division by zero")
+
+
+def test_a_repeated_check_is_answered_again(kafka: Namespace) -> None:
+    kafka.ask(check(), check())
+    with kafka.producer(Listener()):
+        assert len(kafka.wait_for_ops(2)) == 2
+
+
+def test_a_later_check_is_not_committed_before_an_earlier_one_is_answered_nor_lost(kafka: Namespace) -> None:
+    go = threading.Event()
+    listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(30) else ROLLBACK)
+    kafka.ask(check("before"), check("slow"), check("after"))
+    with kafka.producer(listener):
+        kafka.wait_for_ops(2)
+        eventually(lambda: kafka.committed() == 1)
+        go.set()
+        eventually(lambda: kafka.committed() == 3)
+
+
+def test_a_shutdown_finishes_the_running_check_and_leaves_waiting_ones_to_others(kafka: Namespace) -> None:
+    running = threading.Event()
+    first = Listener(check=lambda _: running.set() or time.sleep(1) or COMMIT)
+    kafka.ask(check("a"), check("b"), check("c"))
+    with ThreadPoolExecutor(1) as pool, kafka.producer(first, executor=pool):
+        assert running.wait(20)
+    assert [op.transaction_id for op in kafka.ops()] == ["a"]
+    assert kafka.committed() == 1
+    with kafka.producer(Listener()):
+        eventually(lambda: {op.transaction_id for op in kafka.ops()} == {"a", "b", "c"})
+
+
+class CountingPool(ThreadPoolExecutor):
+    """Counts what it is given."""
+
+    submitted = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.submitted += 1
+        return super().submit(*args, **kwargs)
+
+
+def test_a_full_pool_pauses_polling_and_loses_no_check(kafka: Namespace) -> None:
+    go = threading.Event()
+    kafka.ask(*(check(f"m{at}") for at in range(3_000)))
+    with CountingPool(5) as pool, kafka.producer(Listener(check=lambda _: go.wait(60) and COMMIT), executor=pool):
+        eventually(lambda: pool.submitted >= 1_900)
+        time.sleep(1)
+        assert pool.submitted <= 2_000
+        go.set()
+        eventually(lambda: kafka.committed() == 3_000, seconds=60)
+    assert len({op.transaction_id for op in kafka.ops()}) == 3_000
+
+
+def test_another_instance_of_the_group_takes_over_where_one_leaves(kafka: Namespace) -> None:
+    left, right = Listener(), Listener()
+    with kafka.producer(right):
+        with kafka.producer(left):
+            eventually(lambda: bool(ask_both(kafka) and left.checked and right.checked), seconds=60)
+        seen = len(right.checked)
+        ask_both(kafka)
+        eventually(lambda: len(right.checked) >= seen + 2)
+
+
+def ask_both(kafka: Namespace) -> bool:
+    """One check in each partition."""
+    for partition in (0, 1):
+        kafka.ask(check(f"m{partition}"), partition=partition)
+    return True
+
+
+def test_an_uncertain_send_runs_nothing_and_its_check_is_answered_rollback_but_a_second_try_is_asked(
+    kafka: Namespace,
+) -> None:
+    listener = Listener()
+    message = Message("orders", b"", transaction_id="order-17")
+    with kafka.producer(listener, send_msg_timeout=1) as producer:
+        lost = []
+        while not lost:  # 1 ms is rarely enough for an acknowledgement
+            try:
+                producer.send_message_in_transaction(message)
+                listener.executed.clear()
+            except MQClientException as error:
+                assert "may or may not be there" in str(error)
+                lost.append(message.msg_id)
+        assert listener.executed == []
+        before = len(kafka.ops())
+        kafka.ask(check(lost[0], transaction_id="order-17"), check("second try", transaction_id="order-17"))
+        ops = {op.decision: op for op in kafka.wait_for_ops(before + 2) if op.from_check}
+    assert ops["ROLLBACK"].remark
+    assert ops["COMMIT"].remark is None
+    assert [asked.msg_id for asked in listener.checked] == ["second try"]
+
+
+def test_hooks_are_told_of_direct_decisions_and_of_answers_to_checks(kafka: Namespace) -> None:
+    told: list[EndTransactionContext] = []
+
+    class Hook:
+        def end_transaction(self, context: EndTransactionContext) -> None:
+            told.append(context)
+
+    with kafka.producer(Listener(check=ROLLBACK)) as producer:
+        producer.register_end_transaction_hook(Hook())
+        producer.register_end_transaction_hook(lambda _: 1 / 0)
+        producer.register_end_transaction_hook(told.append)
+        result = producer.send_message_in_transaction(Message("orders", b""))
+        kafka.ask(check())
+        kafka.wait_for_ops(2)
+    direct, again, answer, _ = told
+    assert direct == again
+    assert (direct.producer_group, direct.msg_id, direct.topic) == ("group", result.msg_id, "orders")
+    assert (direct.state, direct.from_check, direct.broker_address) == (COMMIT, False, kafka.servers)
+    assert (answer.msg_id, answer.state, answer.from_check) == ("m", ROLLBACK, True)
+
+
+def test_several_half_messages_follow_their_first_and_one_op_lists_them_all(kafka: Namespace) -> None:
+    with kafka.producer() as producer, producer.begin_transaction() as transaction:
+        first = transaction.send(Message("orders", b"1"))
+        second = transaction.send(Message("points", b"2", delay_seconds=5))
+        assert transaction.transaction_id == first.transaction_id == second.transaction_id == first.msg_id
+    halves = {r.value: wire.decode_half(r.key, r.value, r.headers) for r in kafka.read("half")}
+    assert halves[b"1"].first_half is None
+    assert halves[b"2"].first_half == Position(first.queue_id, first.queue_offset)
+    assert halves[b"2"].transaction_id == first.msg_id
+    assert halves[b"2"].delays == {"TIMER_DELAY_SEC": "5"}
+    (op,) = kafka.ops()
+    places = [(result.queue_id, result.queue_offset) for result in (first, second)]
+    assert (op.decision, list(op.half_messages)) == ("COMMIT", places)
+    assert kafka.read("op")[0].partition == first.queue_id
+
+
+def test_a_transaction_rolls_back_on_an_exception_and_ends_once(kafka: Namespace) -> None:
+    with kafka.producer() as producer:
+        with pytest.raises(ZeroDivisionError), producer.begin_transaction() as transaction:
+            transaction.send(Message("orders", b"1"))
+            raise ZeroDivisionError
+        transaction.rollback()
+        for late in (transaction.commit, lambda: transaction.send(Message("orders", b"2"))):
+            with pytest.raises(MQClientException, match="ended"):
+                late()
+        with producer.begin_transaction() as early:
+            early.send(Message("orders", b"3"))
+            early.commit()
+            early.commit()
+        with producer.begin_transaction():
+            pass  # nothing sent, nothing to end
+    assert sorted(op.decision for op in kafka.ops()) == ["COMMIT", "ROLLBACK"]
+
+
+def test_a_refused_message_leaves_its_transaction_open(kafka: Namespace) -> None:
+    with kafka.producer() as producer, producer.begin_transaction() as transaction:
+        transaction.send(Message("orders", b"1"))
+        with pytest.raises(MQClientException):
+            transaction.send(Message("no good", b""))
+    assert [op.decision for op in kafka.ops()] == ["COMMIT"]
+
+
+def test_a_transaction_with_an_uncertain_message_can_only_roll_back(kafka: Namespace) -> None:
+    with kafka.producer() as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message("orders", b"1"))
+        producer.send_msg_timeout = 1
+        with pytest.raises(MQClientException, match="may or may not"):
+            while True:
+                transaction.send(Message("orders", b"2"))
+        producer.send_msg_timeout = 3_000
+        with pytest.raises(MQClientException, match="only roll back"):
+            transaction.send(Message("orders", b"3"))
+        with pytest.raises(MQClientException, match="rolled back"):
+            transaction.commit()
+        transaction.rollback()
+    assert [op.decision for op in kafka.ops()] == ["ROLLBACK"]
+
+
+def test_a_batch_is_one_record_with_ids_for_itself_and_each_member(kafka: Namespace) -> None:
+    messages = [Message("orders", f"body {at}", "TagA", properties={"n": str(at)}) for at in range(3)]
+    with kafka.producer() as producer:
+        result = producer.send(messages)
+    (record,) = kafka.read("messages")
+    sent = wire.decode_message(record.key, record.value, record.headers)
+    members = batch.unpack(record.value, sent.batch or 0, sent.topic, {})
+    assert [member.body for member in members] == [b"body 0", b"body 1", b"body 2"]
+    ids = [member.properties["UNIQ_KEY"] for member in members]
+    assert result.msg_id == ",".join(ids) == ",".join(message.msg_id or "" for message in messages)
+    assert len({*ids, sent.msg_id}) == 4
+    assert members[1].properties == {"n": "1", "UNIQ_KEY": ids[1], "TAGS": "TagA"}
+    assert result.recall_handle is None
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [Message("orders", b""), Message("points", b"")],
+        [Message("orders", b""), Message("orders", b"", delay_time_level=1)],
+        [Message("orders", b"", deliver_at=1)],
+        [Message("orders", b"", check_immunity_seconds=5)],
+        [Message("%RETRY%group", b"")],
+    ],
+)
+def test_a_batch_with_one_bad_member_is_refused_whole(kafka: Namespace, messages: list[Message]) -> None:
+    with kafka.producer() as producer, pytest.raises(MQClientException) as error:
+        producer.send(messages)
+    assert error.value.reason == "BAD_BATCH"
+    assert kafka.read("messages") == []
+
+
+def test_a_long_list_is_split_into_batches_that_fit(kafka: Namespace) -> None:
+    kafka.publish(**{"max_message_size": "10KiB"})
+    messages = [Message("orders", b"x" * 1_000) for _ in range(20)]
+    with kafka.producer() as producer:
+        with pytest.raises(MQClientException) as error:
+            producer.send(messages)
+        assert error.value.reason == "BODY_TOO_LARGE"
+        parts = producer.split(messages)
+        for part in parts:
+            producer.send(part)
+    assert [message for part in parts for message in part] == messages
+    assert len(kafka.read("messages")) == len(parts) == 3
+
+
+def test_only_a_delayed_message_has_a_recall_handle_and_recall_names_its_record(kafka: Namespace) -> None:
+    with kafka.producer() as producer:
+        assert producer.send(Message("orders", b"")).recall_handle is None
+        assert producer.send(Message("orders", b"", delay_time_level=0)).recall_handle is None
+        message = Message("orders", b"")
+        message.set_delay_time_level(3)
+        sent = producer.send(message)
+        assert producer.recall(sent.recall_handle) == sent.msg_id
+        with pytest.raises(MQClientException, match="handle"):
+            producer.recall("nonsense")
+    (op,) = kafka.read("op")
+    assert op.partition == sent.queue_id
+    assert wire.decode_op(op.value) == wire.RecallRecord(
+        msg_id=sent.msg_id, topic="orders", message=Position(sent.queue_id, sent.queue_offset)
+    )
+
+
+def test_one_producer_serves_several_threads(kafka: Namespace) -> None:
+    with kafka.producer(Listener()) as producer, ThreadPoolExecutor(8) as pool:
+        results = list(
+            pool.map(lambda at: producer.send_message_in_transaction(Message("orders", f"{at}")), range(200))
+        )
+    assert len({result.transaction_id for result in results}) == 200
+    assert {op.transaction_id for op in kafka.ops()} == {result.transaction_id for result in results}
+
+
+def test_wait_returns_at_shutdown(kafka: Namespace) -> None:
+    producer = kafka.producer(Listener())
+    producer.start()
+    threading.Timer(0.5, producer.shutdown).start()
+    producer.wait()
+    with pytest.raises(MQClientException):
+        producer.send(Message("orders", b""))
