@@ -98,7 +98,7 @@ def _run(command: list[str], environment: dict[str, str], place: Path) -> int:
 
     for number in SIGNALS:
         signal.signal(number, forward)
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=be_deaf)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=be_deaf)  # noqa: PLW1509 - no thread runs yet
     assert process.stderr is not None
     reader = threading.Thread(target=_without_noise, args=(process.stderr,), daemon=True)
     reader.start()
