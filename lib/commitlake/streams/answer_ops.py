@@ -1,0 +1,161 @@
+"""Answers to COMMIT, ROLLBACK and RESUME records whose first half message was not open (contract 4.1, 4.2, 4.6, 4.8)."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from commitlake.protocol.states import Event, Kind, Refusal, Source
+from commitlake.streams.answers import Answers, Verdict, events
+from commitlake.streams.inputs import half_rows, op_rows
+from commitlake.streams.lookup import Tables, asked, is_part, near, newest, with_first
+from commitlake.streams.events import Events
+
+_OP = ["op_queue", "op_offset", "admin"]
+_AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
+
+
+def answer(batch: Events, tables: Tables, timeout_ms: int) -> Answers:
+    """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen."""
+    asks = not_told(asked(batch, Event.ASK_OP, Source.HALF), tables)
+    facts = with_listed(with_record(with_first(asks, tables), tables), tables)
+    judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
+    judged = _accept_the_first(judged).persist()
+    again = op_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("record.*"))
+    return Answers(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)), (judged,))
+
+
+def refusals(judged: DataFrame) -> DataFrame:
+    """REFUSED events of what was judged so."""
+    refused = judged.where(F.col("verdict") > 0)
+    where = {name: F.col(name) for name in ("op_queue", "op_offset", "admin", "src", "now")}
+    return events(refused, event=Event.REFUSED, reason=F.col("verdict"), **where)
+
+
+def not_told(asks: DataFrame, tables: Tables) -> DataFrame:
+    """The asks less those that were answered before: a RESUME and a RECALL ask twice."""
+    told = near(tables.rejected, asks, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
+        F.col("kafka_partition").alias("op_queue"),
+        F.col("kafka_offset").alias("op_offset"),
+        F.when(F.col("source") == "admin", 1).when(F.col("source") == "op", 0).alias("admin"),
+    )
+    accepted = tables.reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("op_offset") >= 0)).select(*_OP)
+    return asks.join(told.union(accepted), _OP, "left_anti")
+
+
+def with_record(asks: DataFrame, tables: Tables) -> DataFrame:
+    """Adds the op record as `record`."""
+    record = near(tables.op, asks, *_AT_OP)
+    columns = [F.col("queue").alias("op_queue"), "op_offset", F.col("admin").cast("int").alias("admin")]
+    return asks.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
+
+
+def with_listed(asks: DataFrame, tables: Tables) -> DataFrame:
+    """Adds what is wrong with the further half messages that an op lists; false or null where nothing is."""
+    listed = asks.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
+        *_OP, "record", "first_queue", "first_offset", F.col("m.queue").alias("queue"), F.col("m.offset").alias("queue_offset")
+    )
+    where = (("queue", "queue"), ("queue_offset", "queue_offset"))
+    half = near(tables.half, listed, *where).select(
+        "queue", "queue_offset", F.struct("transaction_id", "producer_group", "first_queue", "first_offset").alias("part")
+    )
+    orphans = tables.transactions.where("reason = 'ORPHAN'").select("queue", F.col("half_offset").alias("queue_offset"))
+    found = listed.join(half, ["queue", "queue_offset"], "left").join(
+        orphans.withColumn("orphan", F.lit(True)), ["queue", "queue_offset"], "left"
+    )
+    own = F.struct("part.first_queue", "part.first_offset") == F.struct("first_queue", "first_offset")
+    wrong = found.groupBy(*_OP).agg(
+        F.max(F.col("part").isNull()).alias("missing"),
+        F.max(F.col("part.transaction_id") != F.col("record.transaction_id")).alias("other_id"),
+        F.max(F.col("part.producer_group") != F.col("record.producer_group")).alias("other_group"),
+        F.max(~own).alias("foreign"),
+        F.max("orphan").alias("orphan"),
+    )
+    return asks.join(wrong, _OP, "left")
+
+
+def _yes(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))
+
+
+def _wrong_id() -> Column:
+    return _yes(F.col("record.transaction_id") != F.col("first.transaction_id")) | _yes(F.col("other_id"))
+
+
+def _wrong_group() -> Column:
+    group = _yes(F.col("record.producer_group") != F.col("first.producer_group")) | _yes(F.col("other_group"))
+    return (F.col("admin") == 0) & group
+
+
+def _already() -> Column:
+    """The refusal that tells how the transaction ended, null where it has not, or as the op says."""
+    same = F.when(F.col("record.decision") == "COMMIT", "COMMITTED").otherwise("ROLLED_BACK")
+    names = {"COMMITTED": Refusal.ALREADY_COMMITTED, "ROLLED_BACK": Refusal.ALREADY_ROLLED_BACK, "DISCARDED": Refusal.ALREADY_DISCARDED}
+    table = F.create_map(*[F.lit(item) for name, code in names.items() for item in (name, int(code))])
+    ended = ~F.col("pending") & (F.col("ledger.state") != same)
+    before_resume = F.col("pending") & (F.unix_millis("record.stored_at") <= F.col("open_since")) & (F.col("admin") == 0)
+    return F.when(_yes(ended), table[F.col("ledger.state")]).when(
+        _yes(before_resume) | _yes(F.col("orphan")), int(Refusal.ALREADY_DISCARDED)
+    )
+
+
+def _decision() -> Column:
+    """Contract 4.8 orders the reasons: the id, the group, how it ended; NO_HALF_MESSAGE only when something never landed."""
+    missing = F.col("first").isNull() | _yes(F.col("missing"))
+    return (
+        F.when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
+        .when(_wrong_group(), int(Refusal.WRONG_PRODUCER_GROUP))
+        .when(_yes(is_part()), int(Refusal.BAD_FIRST_HALF))
+        .when(F.col("first").isNotNull() & _already().isNotNull(), _already())
+        .when(missing, int(Refusal.NO_HALF_MESSAGE))
+        .when(_yes(F.col("foreign")), int(Refusal.BAD_FIRST_HALF))
+        .when(~F.col("pending"), int(Verdict.NOTHING))
+        .otherwise(int(Verdict.AGAIN))
+    )
+
+
+def _resume() -> Column:
+    """Only what is DISCARDED, and no ORPHAN, opens again."""
+    orphan = _yes(F.col("ledger.reason") == "ORPHAN")
+    discarded = ~F.col("pending") & (F.col("ledger.state") == "DISCARDED")
+    never = F.when(F.col("last") == 1, int(Refusal.NO_HALF_MESSAGE)).otherwise(int(Verdict.NOTHING))
+    return (
+        F.when(F.col("first").isNull(), never)
+        .when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
+        .when(is_part() & ~orphan, int(Refusal.BAD_FIRST_HALF))
+        .when(_yes(discarded) & ~orphan, int(Verdict.ACCEPT))
+        .otherwise(int(Refusal.NOT_DISCARDED))
+    )
+
+
+def _accept_the_first(judged: DataFrame) -> DataFrame:
+    """Of several RESUMEs of one transaction in a batch the first opens it; it is then no longer discarded for the others."""
+    accepted = F.col("verdict") == int(Verdict.ACCEPT)
+    order = Window.partitionBy("first_queue", "first_offset", accepted).orderBy("record.stored_at", "op_offset")
+    late = accepted & (F.row_number().over(order) > 1)
+    return judged.withColumn("verdict", F.when(late, int(Refusal.NOT_DISCARDED)).otherwise(F.col("verdict")))
+
+
+def _reopen(judged: DataFrame, tables: Tables, timeout_ms: int) -> DataFrame:
+    """The rows of reopened transactions: the first half message and all parts that were discarded with it, in a new round."""
+    accepted = judged.where(F.col("verdict") == int(Verdict.ACCEPT)).select(
+        "first_queue",
+        "first_offset",
+        *[F.col(name).alias(f"resume_{name}") for name in ("op_queue", "op_offset")],
+        F.unix_millis("record.stored_at").alias("resumed"),
+        (F.col("ledger.round") + 1).alias("new_round"),
+    )
+    where = (("first_queue", "first_queue"), ("first_offset", "first_offset"))
+    half = near(tables.half, accepted, *where).join(accepted, ["first_queue", "first_offset"])
+    ended = newest(tables.transactions.where("state = 'DISCARDED'")).where("reason != 'ORPHAN'")
+    half = half.join(ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi")
+    first = (F.col("first_queue") == F.col("queue")) & (F.col("first_offset") == F.col("queue_offset"))
+    return half_rows(
+        half,
+        op_queue=F.col("resume_op_queue"),
+        op_offset=F.col("resume_op_offset"),
+        admin=1,
+        round=F.col("new_round"),
+        since=F.when(first, F.col("resumed")).otherwise(-1),
+        due=F.when(first, F.col("resumed") + timeout_ms + 1).otherwise(-1),
+    )

@@ -1,0 +1,226 @@
+"""The coordinator: landing and coordination in one Spark application, from start to stop."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import commitlake
+from commitlake.config import Config, is_local
+from commitlake.errors import CommitLakeError, StreamError
+from commitlake.kafka import topics
+from commitlake.streams import coordination, finish, ownership, rebuild
+from commitlake.streams.batch import BatchWriter
+from commitlake.streams.landing import Landing
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+_OPS = ("op", "admin")
+_STOP_TIMEOUT_S = 60
+
+
+class Coordinator:
+    """A running coordinator; also what `commitlake.start` returns.
+
+    A start: own the warehouse; finish the batch that a kill cut short; land, and meanwhile work out what is open; coordinate as soon as
+    the ops that Kafka held at the start have landed, so that no deadline runs before them.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self.spark, self.config = spark, config
+        self.warehouse = Warehouse(spark, config.warehouse)
+        self.epoch = 0
+        self._stack = ExitStack()
+        self._queries: list[StreamingQuery] = []
+        self._busy, self._stopping = threading.Lock(), threading.Event()
+        self._failure: Exception | None = None
+        self._scratch = ""
+
+    def start(self, *, available_now: bool = False) -> Self:
+        """Starts all queries; with `available_now` works off all that is there, fires what is due, and returns when that is done.
+
+        Raises:
+            CommitLakeError: it can't start; nothing runs then.
+        """
+        try:
+            self._start(available_now)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self, available_now: bool) -> None:
+        warnings = topics.ensure_topics(self.config)
+        for warning in warnings:
+            log.warning("%s", warning)
+        self._own()
+        ends = topics.end_offsets(self.config, _OPS)
+        landing = Landing(self.spark, self.config, self.warehouse, on_topics=self._publish_settings)
+        self._publish_settings(self.warehouse.topics())
+        last = finish.finish_last_batch(self.warehouse)
+        finish.resend_checks(self.warehouse, self.config)
+        landing.recover()
+        self._queries.append(landing.start(available_now=available_now))
+        rows = self._input_rows()
+        if available_now:
+            self._await(self._queries[0])
+        else:
+            self._wait(lambda: landing.passed(ends))
+        writer = BatchWriter(self.config, self.warehouse, last + 1, self._fence)
+        self._coordinate(rows, self._unless_stopping(writer), available_now)
+
+    def _own(self) -> None:
+        lock = None
+        if is_local(self.config.warehouse):
+            lock = self._stack.enter_context(ownership.WarehouseLock(self.config.warehouse))
+        self._owned_by_lock = lock is not None
+        self.warehouse.create()
+        self.epoch = ownership.begin_epoch(self.warehouse, commitlake.__version__)
+        if lock:
+            lock.tell(self.epoch)
+        ownership.mark(self.warehouse, self.epoch)
+
+    def _fence(self) -> None:
+        """Under the OS lock nobody else can have started, and a read of `epochs` would cost 0.1 s a batch."""
+        if not self._owned_by_lock:
+            ownership.check(self.warehouse, self.epoch)
+
+    def _input_rows(self) -> DataFrame:
+        """Writes what is open to a table of this run, and reads on from there."""
+        versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
+        self._scratch = f"{self.config.checkpoints}/coordination/{self.epoch}-{uuid.uuid4().hex[:8]}"
+        self._clean_older_scratch()
+        opened = rebuild.open_rows(self.warehouse, versions, self.config.transaction)
+        opened.write.format("delta").save(f"{self._scratch}/open")
+        return coordination.read(self.warehouse, f"{self._scratch}/open", versions)
+
+    def _clean_older_scratch(self) -> None:
+        parent = Path(self._scratch.removeprefix("file:")).parent
+        if is_local(self.config.checkpoints) and parent.exists():
+            for older in parent.iterdir():
+                shutil.rmtree(older, ignore_errors=True)
+
+    def _coordinate(self, rows: DataFrame, write: Callable[[DataFrame, int], None], available_now: bool) -> None:
+        while True:
+            before = self.warehouse.version("reentries")
+            query = coordination.start(
+                self.config, rows, write, f"{self._scratch}/checkpoint", available_now=available_now
+            )
+            self._queries.append(query)
+            if not available_now:
+                return
+            self._await(query)
+            if self.warehouse.version("reentries") == before:
+                return
+            # What a batch sends back to its own input is there only after the query has looked what there is.
+
+    def _unless_stopping(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        """A batch that begins while stopping never happened: it writes nothing, and the next start begins from the tables."""
+
+        def guarded(frame: DataFrame, batch_id: int) -> None:
+            if self._stopping.is_set():
+                return
+            with self._busy:
+                try:
+                    write(frame, batch_id)
+                except CommitLakeError as error:
+                    self._failure = error
+                    raise
+
+        return guarded
+
+    def _publish_settings(self, names: set[str]) -> None:
+        topics.publish_settings(self.config, names)
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Waits until a query ends or `stop` is called; returns whether it has within `timeout` seconds.
+
+        Raises:
+            CommitLakeError: a query failed; everything is stopped then, and the next start goes on where the tables are.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._stopping.is_set():
+            if any(not query.isActive for query in self._queries):
+                self._raise_failure()
+                return True
+            if until is not None and time.monotonic() > until:
+                return False
+            self._stopping.wait(0.2)
+        return True
+
+    def _await(self, query: StreamingQuery) -> None:
+        while query.isActive and not self._stopping.is_set():
+            self._stopping.wait(0.05)
+        self._raise_failure()
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        while not done() and not self._stopping.is_set():
+            self._raise_failure()
+            self._stopping.wait(0.05)
+
+    def _raise_failure(self) -> None:
+        for query in self._queries:
+            cause = None if query.isActive else query.exception()
+            if cause is not None and not self._stopping.is_set():
+                name = query.name
+                self.stop()
+                raise self._failure or StreamError(name, cause)
+
+    def stop(self) -> None:
+        """Stops cleanly: batches under way are finished, none begins. Safe to call twice, and from a signal handler's thread."""
+        self._stopping.set()
+        if self._busy.acquire(timeout=_STOP_TIMEOUT_S):
+            self._busy.release()
+        try:
+            for query in self._queries:
+                _stop_quietly(query)
+        finally:
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        """The running coordinator."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stops it."""
+        self.stop()
+
+
+def _stop_quietly(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except PySparkException as error:
+        log.debug("stopping %s: %s", query.name, error)
+
+
+def start(spark: SparkSession, conf: Config | str | dict[str, object], *, available_now: bool = False) -> Coordinator:
+    """Starts a coordinator in a Spark session that is there, for example a notebook's.
+
+    Args:
+        spark: a session with Delta and the Kafka connector.
+        conf: a configuration, the path of one, or its keys and values.
+        available_now: work off all that is there, then return.
+
+    Returns:
+        A handle with `stop()` and `await_termination()`.
+    """
+    from commitlake import config, session
+
+    if isinstance(conf, str):
+        conf = config.load(conf)
+    elif isinstance(conf, dict):
+        conf = config.from_mapping(conf)
+    session.apply_settings(spark, conf)
+    return Coordinator(spark, conf).start(available_now=available_now)

@@ -1,0 +1,99 @@
+"""A batch's events as Spark sees them: where they lie, how they meet the tables, and the names that numbers stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
+
+from commitlake.protocol.states import Event, Source, State
+
+
+def coordinate(queue: str, offset: str) -> Column:
+    """(queue, offset) as one number: a join on a single bigint is Spark's fastest, and cheap to broadcast."""
+    return F.shiftleft(F.col(queue).cast("bigint"), 48).bitwiseOR(F.col(offset))
+
+
+def named(kinds: type[IntEnum], column: str) -> Column:
+    """The contract's name of a number."""
+    pairs = [F.lit(item) for kind in kinds for item in (int(kind), kind.name)]
+    return F.create_map(*pairs)[F.col(column)]
+
+
+def or_null(column: str) -> Column:
+    """What is absent (-1) in a row is null in a table."""
+    return F.when(F.col(column) >= 0, F.col(column))
+
+
+def moment(column: str) -> Column:
+    """ms since epoch as a timestamp, null when absent."""
+    return F.timestamp_millis(or_null(column))
+
+
+@dataclass(frozen=True)
+class Span:
+    """The offsets of one queue that some events touch; both ends belong to it."""
+
+    queue: int
+    low: int
+    high: int
+
+
+def within(spans: list[Span], queue: str, offset: str) -> Column:
+    """The rows that lie in `spans`: Delta skips the other partitions, and files by their statistics."""
+    each = [(F.col(queue) == span.queue) & F.col(offset).between(span.low, span.high) for span in spans]
+    return reduce(Column.__or__, each, F.lit(False))
+
+
+class Events:
+    """The events of one batch: a cached frame, and one summary that says what there is to do.
+
+    The frame is evaluated here, once and whole: a stateful frame that is read in part leaves its state uncommitted, and one that is
+    read twice runs the state machine twice.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self.frame = frame.persist()
+        keys = ["event", "src", "queue", "state"]
+        spans = [F.min("offset").alias("low"), F.max("offset").alias("high")]
+        rows = self.frame.groupBy(*keys).agg(F.count("*").alias("n"), F.max("now").alias("now"), *spans).collect()
+        self._summary: list[Row] = rows
+
+    @property
+    def now(self) -> int:
+        """The batch's time, ms since epoch, UTC."""
+        return max((int(row["now"]) for row in self._summary), default=0)
+
+    def count(self, *events: Event) -> int:
+        """How many there are of these events; of all, if none is named."""
+        return sum(row["n"] for row in self._summary if not events or row["event"] in events)
+
+    def count_of(self, event: Event, src: Source) -> int:
+        """How many there are of this event for one source."""
+        return sum(row["n"] for row in self._summary if row["event"] == event and row["src"] == src)
+
+    def count_discarded(self) -> int:
+        """How many half messages are discarded."""
+        return sum(row["n"] for row in self._summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED))
+
+    def of(self, event: Event, src: Source | None = None) -> DataFrame:
+        """The events of one kind."""
+        found = self.frame.where(F.col("event") == int(event))
+        return found if src is None else found.where(F.col("src") == int(src))
+
+    def spans(self, event: Event, src: Source = Source.HALF) -> list[Span]:
+        """Where the messages of these events are."""
+        rows = [row for row in self._summary if row["event"] == event and row["src"] == src]
+        queues = {row["queue"] for row in rows}
+        return [_span(queue, [row for row in rows if row["queue"] == queue]) for queue in sorted(queues)]
+
+    def with_more(self, more: DataFrame) -> Events:
+        """These events and `more` as one."""
+        return Events(self.frame.unionByName(more))
+
+
+def _span(queue: int, rows: list[Row]) -> Span:
+    return Span(queue, min(row["low"] for row in rows), max(row["high"] for row in rows))

@@ -1,0 +1,108 @@
+"""One coordinator a warehouse: a lock where the file system has one, and epochs everywhere (contract 4.7)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+
+from commitlake.errors import FencedError
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+FENCED = ("half", "op", "delayed", "reentries", "transactions", "deliveries", "checks", "batches")
+"""Tables that a new epoch marks: an append in flight by an older coordinator then fails, and coordination starts at that commit."""
+
+
+class WarehouseLock:
+    """An OS lock on a local warehouse for the life of the process.
+
+    Delta's commit is not atomic between processes on a local file system, so epochs alone would not do there. The lock is taken before
+    anything is appended: a newcomer that appended its epoch first would fence the coordinator that runs.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory.removeprefix("file:").replace("//", "/")) / ".coordinator.lock"
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Takes the lock.
+
+        Raises:
+            FencedError: another process holds it.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = self._path.read_text(encoding="utf-8").strip() or "unknown"
+            msg = f"another coordinator runs on this warehouse: {holder}; stop it first, or use another `warehouse`"
+            raise FencedError(msg) from error
+        self._file = file
+        self.tell(epoch=None)
+        return self
+
+    def tell(self, epoch: int | None) -> None:
+        """Writes who holds the lock, for the error of a newcomer."""
+        if self._file is None:
+            return
+        self._file.truncate(0)
+        self._file.write(describe(socket.gethostname(), os.getpid(), epoch))
+        self._file.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Frees the lock."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def describe(host: str, pid: int, epoch: int | None) -> str:
+    """A coordinator as errors name it."""
+    return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
+
+
+def begin_epoch(warehouse: Warehouse, version: str) -> int:
+    """Appends this start to `epochs`; returns its number."""
+    newest = _newest(warehouse)
+    epoch = newest["epoch"] + 1 if newest else 1
+    row = warehouse.spark.createDataFrame(
+        [(epoch, socket.gethostname(), os.getpid(), version)], "epoch bigint, host string, pid int, version string"
+    )
+    warehouse.append(row.withColumn("started_at", F.current_timestamp()), "epochs", {"epoch": epoch})
+    return epoch
+
+
+def mark(warehouse: Warehouse, epoch: int) -> None:
+    """Marks the tables with the epoch; the mark is a commit, so it also tells the version from which coordination reads."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: warehouse.set_property(name, "commitlake.epoch", str(epoch)), FENCED))
+
+
+def check(warehouse: Warehouse, epoch: int) -> None:
+    """Stops an older coordinator.
+
+    Raises:
+        FencedError: a newer one has started.
+    """
+    newest = _newest(warehouse)
+    if newest and newest["epoch"] != epoch:
+        other = describe(newest["host"], newest["pid"], newest["epoch"])
+        msg = f"another coordinator has taken over this warehouse: {other}; this one (epoch {epoch}) stops; run only one"
+        raise FencedError(msg)
+
+
+def _newest(warehouse: Warehouse) -> Row | None:
+    rows = warehouse.read("epochs").orderBy(F.desc("epoch"), F.desc("started_at")).limit(1).collect()
+    return rows[0] if rows else None
