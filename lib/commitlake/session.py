@@ -55,7 +55,8 @@ LOCAL_SETTINGS = {
 # A query with a wide plan that is stopped in the middle overflows the default stack of 1 MiB.
 _JAVA_OPTIONS = "-Xss8m"
 # The optimising compiler pays back after minutes only: the first batches take 8, 5, 2 s instead of 11, 10, 4 s.
-_SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1"
+# That alone would leave 48 MiB for code, which the plans of some minutes fill: then nothing is compiled any more.
+_SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 
 def build(
