@@ -141,7 +141,7 @@ def are_places(listed: Column, most: int, queues: int) -> Column:
 def members(content: Column, count: Column, topic: Column) -> Column:
     """The members of a batch, from its `json`, as structs of body and properties; null when anything in it is bad."""
     entries = _get(content, "$.v.messages", "array<variant>")
-    read = F.transform(entries, lambda entry: _member(entry))
+    read = F.transform(entries, _member)
     good = F.forall(read, lambda member: _is_good(member, topic))
     return F.when((F.size(entries) == count) & (count > 0) & good, read)
 

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.protocol import topics, wire
+from commitlake.protocol.batch import FORBIDDEN
 from commitlake.protocol.encoding import MAX_ID_LENGTH
 from commitlake.streams import payloads
 
@@ -160,7 +161,7 @@ def half_cases(rules: LandingRules) -> list[Case]:
 def message_cases(rules: LandingRules) -> list[Case]:
     """Reasons to reject a record of `messages`, in the order in which they are told."""
     forbidden = F.lit(False)
-    for name in sorted(payloads.FORBIDDEN):
+    for name in sorted(FORBIDDEN):
         forbidden |= F.col("headers")[name].isNotNull()
     bad_batch = forbidden | F.col("members").isNull() | _header(wire.REAL_TOPIC).startswith(topics.RETRY_PREFIX)
     return [
@@ -168,8 +169,10 @@ def message_cases(rules: LandingRules) -> list[Case]:
         (
             "BAD_BATCH",
             _header(wire.BATCH).isNotNull() & bad_batch,
-            F.lit("BATCH must be the number of members; members need UNIQ_KEY and a base64 body, and may not be delayed, "
-                  "transactional or for another topic"),
+            F.lit(
+                "BATCH must be the number of members, each with UNIQ_KEY and a base64 body, none delayed, "
+                "transactional or for another topic"
+            ),
         ),
         *_delay_cases(rules),
     ]
@@ -197,7 +200,7 @@ def op_cases(rules: LandingRules) -> list[Case]:
     good = (of_transaction | recall) & payloads.op_texts_are_texts(op, value)
     allowed = (
         "the value must be one UTF-8 JSON object with decision COMMIT, ROLLBACK, UNKNOWN, RECALL (in op) or RESUME "
-        "(in admin), transaction_id, producer_group and half_messages (a recall: message_id, topic and one of messages), "
+        "(in admin), transaction_id, producer_group and half_messages (a recall: message_id, topic, one of messages), "
         f"1 to {wire.MAX_HALF_MESSAGES} objects with queue 0 to {rules.queues - 1} and offset"
     )
     return [("BAD_OP", ~F.coalesce(good, F.lit(False)), F.lit(allowed))]
@@ -228,7 +231,9 @@ def _identity_cases(rules: LandingRules, group_required: bool) -> list[Case]:
         (
             "BODY_TOO_LARGE",
             too_large,
-            F.concat(F.octet_length(body).cast("string"), F.lit(f" bytes, max_message_size is {rules.max_message_size}")),
+            F.concat(
+                F.octet_length(body).cast("string"), F.lit(f" bytes, max_message_size is {rules.max_message_size}")
+            ),
         ),
     ]
 

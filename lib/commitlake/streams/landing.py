@@ -1,0 +1,263 @@
+"""Landing: every record of the four Kafka topics comes to stand in one Delta table, exactly once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+from pyspark import inheritable_thread_target
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from commitlake.config import Config
+from commitlake.errors import WarehouseError
+from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.kafka.topics import beginning_offsets
+from commitlake.streams import landed, landing_recovery, records
+from commitlake.streams.landing_recovery import Intent, Offsets, Spans
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+MAX_OFFSETS_PER_TRIGGER = 400_000
+"""Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
+EARLIEST = -2
+"""How Spark's Kafka source writes "the first offset there is"."""
+_WRITERS = 4
+
+
+class Landing:
+    """The streaming query from Kafka to the tables.
+
+    Args:
+        spark: The session.
+        config: The configuration, with the address of the broker.
+        warehouse: The tables, created before.
+        on_batch: Called after each batch with the next offset of each topic's partition.
+        on_topics: Called after a batch that brought new topics, with all topics.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        warehouse: Warehouse,
+        on_batch: Callable[[Offsets], None] | None = None,
+        on_topics: Callable[[set[str]], None] | None = None,
+    ) -> None:
+        self._spark = spark
+        self._config = config
+        self._warehouse = warehouse
+        self._rules = records.LandingRules.of(config)
+        self._on_batch = on_batch or (lambda _: None)
+        self._on_topics = on_topics or (lambda _: None)
+        self._query: StreamingQuery | None = None
+        self._recovered: Offsets | None = None
+        self._topics: set[str] = set()
+        self._landing_id = 0
+        self._until: Offsets = {}
+
+    def recover(self) -> Offsets:
+        """Finish the newest landing if it was cut short, and tell where to go on.
+
+        Returns:
+            The next offset of each partition of each topic, `EARLIEST` where nothing has landed yet.
+
+        Raises:
+            KafkaError: Kafka is out of reach.
+        """
+        self._spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+        self._topics = self._warehouse.topics()
+        for topic in self._topics:
+            self._warehouse.ensure_topic(topic)  # a kill may have left a directory without a table
+        first = beginning_offsets(self._config, records.SOURCES)
+        intent = landing_recovery.newest(self._warehouse)
+        if intent is None:
+            self._until = landing_recovery.offsets_in_tables(self._warehouse, self._config.kafka.topic)
+        else:
+            self._landing_id, self._until = intent.landing_id, intent.until
+            self._replay(intent, first)
+        self._recovered = {
+            topic: {number: self._resume_at(topic, number, oldest) for number, oldest in partitions.items()}
+            for topic, partitions in first.items()
+        }
+        return self._recovered
+
+    def start(self, available_now: bool = False) -> StreamingQuery:
+        """Recover, unless that is done, and start the query.
+
+        Its checkpoint is thrown away at every start: where to go on stands in the tables.
+
+        Args:
+            available_now: Land what is there and end, instead of a batch every `trigger_interval`.
+        """
+        offsets, self._recovered = self._recovered or self.recover(), None
+        raw = (
+            self._kafka(self._spark.readStream)
+            .option("subscribe", ",".join(offsets))
+            .option("startingOffsets", _as_json(offsets))
+            .option("maxOffsetsPerTrigger", MAX_OFFSETS_PER_TRIGGER)
+            .load()
+        )
+        writer = raw.writeStream.queryName("landing").foreachBatch(lambda batch, _: self._land(batch))
+        writer = writer.option("checkpointLocation", self._fresh_checkpoint())
+        interval = f"{self._config.trigger_interval_ms} milliseconds"
+        writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)
+        self._query = writer.start()
+        return self._query
+
+    def passed(self, offsets: Offsets) -> bool:
+        """Whether all records before these offsets have landed."""
+        progress = self._query.lastProgress if self._query else None
+        # Kafka's own transaction markers take offsets too, but are no records: only the query's progress counts them.
+        ends = json.loads(progress.json)["sources"][0]["endOffset"] or {} if progress else {}
+        return all(
+            offset <= max(self._until.get(topic, {}).get(number, 0), ends.get(topic, {}).get(str(number), 0))
+            for topic, partitions in offsets.items()
+            for number, offset in partitions.items()
+        )
+
+    def _land(self, raw: DataFrame, resumed: Intent | None = None) -> None:
+        """Land one batch.
+
+        1. Judge every record, keep the result, and count it by partition and target in one pass.
+        2. Admit new topics, as long as there is room, and create their tables.
+        3. Commit to `op`, first and always: ops apply before deadlines, and the marker of that commit is the intent
+           (offsets, and the tables to be written) from which a start finishes a landing that was cut short.
+        4. Write the other tables.
+        5. Tell how far landing has come.
+
+        A `resumed` landing keeps the offsets of the one that was cut short.
+        """
+        judged = records.judge(records.normalise(raw, self._rules.prefix), self._rules).persist()
+        try:
+            counts = _count(judged)
+            if not counts and resumed is None:
+                return
+            new = self._admit(counts)
+            is_full = len(self._topics) >= self._rules.topics_max
+            intent = self._next_intent(counts, resumed)
+            self._write(records.close_topics(judged, self._topics) if is_full else judged, intent)
+        finally:
+            judged.unpersist()
+        self._landing_id, self._until = intent.landing_id, intent.until
+        self._on_batch(self._until)
+        if new:
+            self._on_topics(set(self._topics))
+
+    def _admit(self, counts: Sequence[Row]) -> list[str]:
+        """Create the tables of new topics, the first to come first, until there are `topics.max`."""
+        first_stored: dict[str, datetime] = {}
+        for row in counts:
+            if row["topic"] is not None and row["topic"] not in self._topics:
+                first_stored[row["topic"]] = min(
+                    row["first_stored"], first_stored.get(row["topic"], row["first_stored"])
+                )
+        room = max(0, self._rules.topics_max - len(self._topics))
+        new = sorted(first_stored, key=lambda topic: (first_stored[topic], topic))[:room]
+        for topic in new:
+            self._warehouse.ensure_topic(topic)
+        self._topics.update(new)
+        return new
+
+    def _next_intent(self, counts: Sequence[Row], resumed: Intent | None) -> Intent:
+        tables = {landing_recovery.OP, *(self._table(row) for row in counts)}
+        if resumed is not None:
+            return resumed.again(self._landing_id + 1, tables)
+        since, until = copy.deepcopy(self._until), copy.deepcopy(self._until)
+        for row in counts:
+            topic, number = self._config.kafka.topic(row["source"]), row["partition"]
+            begun = since.setdefault(topic, {})
+            begun[number] = min(begun.get(number, row["first"]), row["first"])
+            ended = until.setdefault(topic, {})
+            ended[number] = max(ended.get(number, 0), row["last"] + 1)
+        return Intent(self._landing_id + 1, since, until, tuple(sorted(tables)))
+
+    def _table(self, row: Row) -> str:
+        """Name of the table that the counted records go to, as it stands in an intent."""
+        if row["topic"] is not None and row["topic"] not in self._topics:
+            return landing_recovery.REJECTED
+        return landing_recovery.topic_table(row["topic"]) if row["target"] == records.TOPIC else str(row["target"])
+
+    def _write(self, judged: DataFrame, intent: Intent) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        marker = intent.marker()
+        self._warehouse.append(landed.op_rows(judged), "op", {**marker, **intent.plan()})
+        rows = {
+            "half": landed.half_rows(judged),
+            "delayed": landed.delayed_rows(judged),
+            "rejected": landed.rejected_rows(judged, now_ms),
+        }
+
+        def write(table: str) -> None:
+            topic = landing_recovery.topic_of(table)
+            if topic is None:
+                self._warehouse.append(rows[table], table, marker)
+            else:
+                self._warehouse.append_topic(landed.topic_rows(judged, topic, now_ms), topic, marker)
+
+        others = [table for table in intent.tables if table != landing_recovery.OP]
+        inherit = inheritable_thread_target(self._spark)  # the query's job group, so that a stop ends these jobs too
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            for written in [pool.submit(inherit(write), table) for table in others]:
+                written.result()
+
+    def _replay(self, intent: Intent, oldest: Offsets) -> None:
+        """Land what the newest landing left out when it was cut short."""
+        if landing_recovery.is_complete(self._warehouse, intent):
+            return
+        log.warning("landing %d was cut short; looking for records that it left out", intent.landing_id)
+        spans = landing_recovery.spans(intent, oldest, self._config)
+        if spans:
+            missing = landing_recovery.without_landed(
+                self._warehouse, self._read(spans), intent, spans, self._rules.prefix
+            )
+            self._land(missing, resumed=intent)
+
+    def _read(self, spans: Spans) -> DataFrame:
+        """Read ranges of the Kafka topics as a batch."""
+        begins = {topic: {number: span[0] for number, span in numbers.items()} for topic, numbers in spans.items()}
+        ends = {topic: {number: span[1] for number, span in numbers.items()} for topic, numbers in spans.items()}
+        reader = self._kafka(self._spark.read).option("assign", _as_json({t: list(p) for t, p in spans.items()}))
+        reader = reader.option("startingOffsets", _as_json(begins)).option("endingOffsets", _as_json(ends))
+        raw: DataFrame = reader.load()
+        return raw
+
+    def _resume_at(self, topic: str, number: int, oldest: int) -> int:
+        reached = self._until.get(topic, {}).get(number, EARLIEST)
+        return oldest if self._config.accept.lost_range and 0 <= reached < oldest else reached
+
+    def _kafka(self, reader: Any) -> Any:
+        options = {**spark_options(self._config.kafka), **spark_source_limits(self._config)}
+        return reader.format("kafka").options(**options, includeHeaders="true", failOnDataLoss="true")
+
+    def _fresh_checkpoint(self) -> str:
+        place = f"{self._config.checkpoints.rstrip('/')}/landing"
+        jvm: Any = self._spark.sparkContext._jvm
+        path = jvm.org.apache.hadoop.fs.Path(place)
+        files = path.getFileSystem(self._spark.sparkContext._jsc.hadoopConfiguration())
+        if files.exists(path) and not files.delete(path, True):
+            msg = f"cannot delete landing's old checkpoint {place}; give this user the right to, or delete it by hand"
+            raise WarehouseError(msg)
+        return place
+
+
+def _count(judged: DataFrame) -> list[Row]:
+    """Count by partition, target and (unless rejected) topic, with the range of offsets; one small job."""
+    topic = F.when(~F.col("target").isin(records.OP, records.REJECTED), F.col("topic"))
+    return (
+        judged.groupBy("source", "partition", "target", topic.alias("topic"))
+        .agg(F.min("offset").alias("first"), F.max("offset").alias("last"), F.min("stored_at").alias("first_stored"))
+        .collect()
+    )
+
+
+def _as_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content)
