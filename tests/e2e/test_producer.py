@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -556,3 +557,28 @@ def test_wait_returns_at_shutdown(kafka: Namespace) -> None:
     producer.wait()
     with pytest.raises(MQClientException):
         producer.send(Message("orders", b""))
+
+
+def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        kafka = Namespace(broker)
+        kafka.publish()
+        listener = Listener()
+        with kafka.producer(listener, send_msg_timeout=1_000) as producer:
+            producer.send_message_in_transaction(Message("orders", b"before"))
+            broker.stop()
+            with pytest.raises(MQClientException, match="may or may not be there"):
+                producer.send_message_in_transaction(Message("orders", b"meanwhile"))
+            broker.start()
+            eventually(lambda: sent(producer, Message("orders", b"after")), seconds=60)
+            kafka.ask(check())
+            eventually(lambda: any(op.from_check for op in kafka.ops()), seconds=60)
+    assert [message.body for message, _ in listener.executed] == [b"before", b"after"]
+
+
+def sent(producer: TransactionMQProducer, message: Message) -> bool:
+    try:
+        producer.send_message_in_transaction(message)
+    except MQClientException:
+        return False
+    return True
