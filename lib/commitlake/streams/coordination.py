@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
@@ -49,15 +50,11 @@ def start(
     rows: DataFrame,
     write: Callable[[DataFrame, int], None],
     checkpoint: str,
-    *,
-    available_now: bool,
+    trigger: Mapping[str, Any],
 ) -> StreamingQuery:
-    """Starts the query; `write` carries out a batch."""
-    session = rows.sparkSession
+    """Starts the query; `write` carries out a batch, `trigger` are the arguments of Spark's `trigger`."""
     # With no-data batches a processing-time timeout makes a batch at every trigger, so "available now" would never end.
-    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(not available_now).lower())
+    idle_batches = str("availableNow" not in trigger).lower()
+    rows.sparkSession.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", idle_batches)
     writer = join_and_time(rows, rules(config)).writeStream.queryName("coordination").foreachBatch(write)
-    writer = writer.option("checkpointLocation", checkpoint).outputMode("append")
-    if available_now:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{config.trigger_interval_ms} milliseconds").start()
+    return writer.option("checkpointLocation", checkpoint).outputMode("append").trigger(**trigger).start()

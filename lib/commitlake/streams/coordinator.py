@@ -7,10 +7,10 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -69,11 +69,12 @@ class Coordinator:
         ends = topics.end_offsets(self.config, _OPS)
         landing = Landing(self.spark, self.config, self.warehouse, on_topics=self._publish_settings)
         self._publish_settings(self.warehouse.topics())
+        # Before anything lands: later commits come by the stream, so none is read twice.
+        versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
         last = finish.finish_last_batch(self.warehouse)
         finish.resend_checks(self.warehouse, self.config)
-        landing.recover()
-        self._queries.append(landing.start(available_now=available_now))
-        rows = self._input_rows()
+        self._queries.append(landing.start(self._trigger(available_now)))
+        rows = self._input_rows(versions)
         if available_now:
             self._await(self._queries[0])
         else:
@@ -97,9 +98,12 @@ class Coordinator:
         if not self._owned_by_lock:
             ownership.check(self.warehouse, self.epoch)
 
-    def _input_rows(self) -> DataFrame:
+    def _trigger(self, available_now: bool) -> dict[str, Any]:
+        interval = f"{self.config.trigger_interval_ms} milliseconds"
+        return {"availableNow": True} if available_now else {"processingTime": interval}
+
+    def _input_rows(self, versions: Mapping[str, int]) -> DataFrame:
         """Writes what is open to a table of this run, and reads on from there."""
-        versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
         self._scratch = f"{self.config.checkpoints}/coordination/{self.epoch}-{uuid.uuid4().hex[:8]}"
         self._clean_older_scratch()
         opened = rebuild.open_rows(self.warehouse, versions, self.config.transaction)
@@ -115,9 +119,8 @@ class Coordinator:
     def _coordinate(self, rows: DataFrame, write: Callable[[DataFrame, int], None], available_now: bool) -> None:
         while True:
             before = self.warehouse.version("reentries")
-            query = coordination.start(
-                self.config, rows, write, f"{self._scratch}/checkpoint", available_now=available_now
-            )
+            trigger = self._trigger(available_now)
+            query = coordination.start(self.config, rows, write, f"{self._scratch}/checkpoint", trigger)
             self._queries.append(query)
             if not available_now:
                 return
