@@ -40,12 +40,8 @@ class TransactionMQProducer(DefaultMQProducer):
     Args:
         group: producer group.
         listener: runs and looks up local transactions.
-        bootstrap_servers: as for `DefaultMQProducer`, like the next four.
-        topic_prefix: -
-        options: -
-        send_msg_timeout: -
-        start_timeout: -
         executor: runs the answers to checks, instead of a pool of 5 threads; it is not shut down by the producer.
+        bootstrap_servers, topic_prefix, options, send_msg_timeout, start_timeout: as for `DefaultMQProducer`.
     """
 
     def __init__(
