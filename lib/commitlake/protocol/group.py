@@ -17,7 +17,8 @@ from commitlake.protocol.states import Event, Reason, State
 def attach(segment: Segment) -> None:
     """Joins parts to their open first half message; a part of another group or transaction id is an ORPHAN at once.
 
-    A part that has just come without an open first asks the ledger, which may know that the first has ended.
+    A part that has just come without an open first asks the ledger, which may know that the first has ended. Of a part that has
+    asked only the ledger speaks from then on, or a RESUME of the first could make it an ORPHAN twice.
     """
     parts = segment.parts
     if not len(parts):
@@ -29,7 +30,8 @@ def attach(segment: Segment) -> None:
     parts["since"] = np.where(hit & same, ABSENT, parts["since"])
     fresh = np.arange(len(parts)) >= len(parts) - segment.fresh_parts
     ask(segment, parts[~hit & fresh], last=False)
-    orphans(segment, parts[hit & ~same])
+    orphans(segment, parts[hit & ~same & fresh])
+    ask(segment, parts[hit & ~same & ~fresh], last=True)
     segment.parts = parts[~(hit & ~same)]
 
 

@@ -13,7 +13,7 @@ from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
 _DECISIONS = (Kind.COMMIT, Kind.ROLLBACK)
 
 
-def apply(segment: Segment, now: int) -> None:
+def apply(segment: Segment) -> None:
     """Applies ops to open half messages; what fits none stays parked.
 
     An op that comes late, twice or too early looks the same here, a decision without an open message, so nothing is kept of what

@@ -33,7 +33,7 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules) -> Step:
     """
     segment = _merge(state, arrived, now, rules)
     group.attach(segment)
-    ops.apply(segment, now)
+    ops.apply(segment)
     checks.sweep(segment, now, rules)
     timers.sweep(segment, now)
     park.sweep(segment, now, rules)

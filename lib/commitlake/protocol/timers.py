@@ -18,7 +18,10 @@ def sweep(segment: Segment, now: int) -> None:
 
 
 def _recall(segment: Segment) -> None:
-    """A recall needs the id and the topic of its message; of a message that is not waiting, the ledger knows."""
+    """A recall needs the id and the topic of its message; of a message that is not waiting, the ledger knows.
+
+    A recall that has asked may have been refused already, so from then on only the ledger refuses it.
+    """
     ops = segment.ops
     recalls = ops["kind"] == Kind.RECALL
     if not recalls.any():
@@ -30,7 +33,8 @@ def _recall(segment: Segment) -> None:
     message = waiting[at] if len(waiting) else ops
     same = (ops["tid"] == message["tid"]) & (ops["grp"] == message["grp"])
     fresh = np.arange(len(ops)) >= len(ops) - segment.fresh_ops
-    _say(segment, ops[met & ~same], event=Event.REFUSED, reason=Refusal.NO_DELAYED_MESSAGE)
+    _say(segment, ops[met & ~same & fresh], event=Event.REFUSED, reason=Refusal.NO_DELAYED_MESSAGE)
+    _say(segment, ops[met & ~same & ~fresh], event=Event.ASK_OP, last=1)
     _say(segment, ops[recalls & ~met & fresh], event=Event.ASK_OP, last=0)
     recalled = np.isin(segment.timers["offset"], ops["offset"][met & same])
     segment.ops = ops[~met]

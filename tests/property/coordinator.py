@@ -1,0 +1,63 @@
+"""What the product does around segments, without Spark: routes rows, wakes segments, keeps their state, crashes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commitlake.protocol.model import Rules
+from commitlake.protocol.rows import ROW, SEGMENT_SIZE, Rows, empty
+from commitlake.protocol.segment import advance
+from commitlake.protocol.states import Kind, Source
+from tests.property.ledger import Keyed, Ledger, Said
+from tests.property.records import Message, Op, half_row, op_rows
+
+Key = tuple[Source, int, int]
+
+
+class Coordinator:
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.ledger = rules, Ledger(rules)
+        self.states: dict[Key, bytes] = {}
+        self.wake_at: dict[Key, int] = {}
+        self.next: list[Keyed] = []
+
+    def land(self, message: Message) -> None:
+        (self.ledger.delayed if message.delayed else self.ledger.half)[message.at] = message
+
+    def crash(self) -> None:
+        """The checkpoint is lost: all that is open comes again from the tables, with what has landed and was not yet read."""
+        self.states, self.wake_at = {}, {}
+        self.next = self.ledger.rebuild()
+
+    def batch(self, now: int, read: list[Message], ops: list[Op]) -> None:
+        rows = self.next + [row_of_message(m) for m in read] + [row_of_op(op) for op in ops]
+        self.ledger.op |= {op.key: op for op in ops}
+        arrived: dict[Key, list[Rows]] = {}
+        for src, queue, row in rows:
+            arrived.setdefault((src, queue, int(row["offset"][0]) // SEGMENT_SIZE), []).append(row)
+        events = []
+        for key in {**arrived, **{key: None for key, at in self.wake_at.items() if at <= now}}:
+            events += self._advance(key, np.concatenate(arrived.get(key, [empty()])), now)
+        self.ledger.again = []
+        self.ledger.record(now, events)
+        self.next = self.ledger.again
+
+    def _advance(self, key: Key, rows: Rows, now: int) -> list[Said]:
+        step = advance(np.frombuffer(self.states.get(key, b""), dtype=ROW), rows, now, self.rules)
+        self.states.pop(key, None)
+        self.wake_at.pop(key, None)
+        assert (step.wake_at is None) == (len(step.state) == 0), (
+            "a segment with nothing open has no state, and no other sleeps for ever"
+        )
+        if step.wake_at is not None:
+            assert step.wake_at > now, "an immediate wake-up would never end"
+            self.states[key], self.wake_at[key] = step.state.tobytes(), step.wake_at
+        return [(*key[:2], event) for event in step.events]
+
+
+def row_of_message(m: Message) -> Keyed:
+    return (Source.MESSAGES if m.delayed else Source.HALF, m.anchor.queue, half_row(m))
+
+
+def row_of_op(op: Op) -> Keyed:
+    return (Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF, op.listed[0].queue, op_rows(op))

@@ -1,0 +1,254 @@
+"""The tables as dicts: they record what segments say, answer what segments ask, and rebuild what is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from commitlake.protocol.model import Rules
+from commitlake.protocol.rows import ROW, Rows, make
+from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
+from tests.property.records import End, Message, Op, Place, half_row, op_rows
+
+Said = tuple[Source, int, np.void]
+"""An event of the segment of (source, queue)."""
+Keyed = tuple[Source, int, Rows]
+"""A row on its way to the segment of (source, queue, offset of the row)."""
+
+
+class Ledger:
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.half: dict[Place, Message] = {}
+        self.delayed: dict[Place, Message] = {}
+        self.op: dict[tuple, Op] = {}
+        self.transactions: dict[Place, list[End]] = {}
+        self.resumes: dict[Place, list[Op]] = {}
+        self.checks: list[tuple] = []
+        self.rejected: dict[tuple, Refusal] = {}
+        self.deliveries: dict[tuple[str, Place], tuple[Delivery, int]] = {}
+
+    def ended(self, place: Place) -> End | None:
+        """The newest end, None while it is open; a RESUME of its first half message opens it again."""
+        ends = self.transactions.get(place)
+        return ends[-1] if ends and ends[-1].round >= self.rounds(place, ends[-1]) else None
+
+    def rounds(self, place: Place, end: End) -> int:
+        return 0 if end.reason == Reason.ORPHAN else len(self.resumes.get(self.half[place].anchor, ()))
+
+    # ---- what segments ask, answered from the tables as they were before the batch
+
+    def answer(self, events: list[Said]) -> tuple[list[tuple], list[Keyed]]:
+        """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
+        told, again = [], []
+        done: set[tuple] = set()
+        asks = [e for _, _, e in events if e["event"] in (Event.ASK_OP, Event.ASK_PART)]
+        for e in sorted(asks, key=lambda ask: -ask["last"]):
+            is_op = e["event"] == Event.ASK_OP
+            subject = self.op[op_key(e)] if is_op else self.half[Place(int(e["queue"]), int(e["offset"]))]
+            if (is_op, subject.at, is_op and subject.admin) in done:
+                continue
+            done.add((is_op, subject.at, is_op and subject.admin))
+            answer = self._answer_op if is_op else self._answer_part
+            for kind, *content in answer(subject, bool(e["last"])):
+                (again if kind == "again" else told).append((kind, *content))
+        return first_resumes(told), [(src, queue, row) for _, src, queue, row in again] + []
+
+    def _answer_op(self, op: Op, last: bool) -> Iterator[tuple]:
+        accepted = any(op in resumes for resumes in self.resumes.values())
+        if op.key in self.rejected or accepted:
+            return
+        verdict = {Kind.RECALL: self.judge_recall, Kind.RESUME: self.judge_resume}.get(op.decision, self.judge)(
+            op, last
+        )
+        if verdict == "accept":
+            yield "resume", op
+        elif verdict == "again" and last:
+            src = Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF
+            yield "again", src, op.listed[0].queue, op_rows(op, self.seen[op.key])
+        elif isinstance(verdict, Refusal):
+            yield "refused", op.key, verdict
+
+    def wrong(self, op: Op, known: list[Message]) -> Refusal | None:
+        if any(op.tid != m.tid for m in known):
+            return Refusal.WRONG_TRANSACTION_ID
+        other = not op.admin and any(op.group != m.group for m in known)
+        return Refusal.WRONG_PRODUCER_GROUP if other else None
+
+    def judge(self, op: Op, last: bool = True) -> Refusal | str:
+        """Contract 4.8: the id, the group, the first half message, how it ended; NO_HALF_MESSAGE only when something listed never landed."""
+        first, found = self.half.get(op.listed[0]), [self.half.get(place) for place in op.listed]
+        known = [m for m in found if m]
+        if reason := self.wrong(op, known):
+            return reason
+        if first and (first.first or any(m.first != first.at for m in known[1:])):
+            return Refusal.BAD_FIRST_HALF
+        end = self.ended(first.at) if first else None
+        if end and end.state != op.state:
+            return Refusal[f"ALREADY_{end.state.name}"]
+        orphan = first and any(e.reason == Reason.ORPHAN for m in known for e in self.transactions.get(m.at, ()))
+        before = first and not end and not op.after((self.resumes.get(first.at) or [None])[-1])
+        if orphan or before:
+            return Refusal.ALREADY_DISCARDED
+        if None in found:
+            return Refusal.NO_HALF_MESSAGE
+        return "harmless" if end else "again"
+
+    def judge_resume(self, op: Op, last: bool) -> Refusal | str:
+        first = self.half.get(op.listed[0])
+        if first is None:
+            return Refusal.NO_HALF_MESSAGE if last else "wait"
+        if reason := self.wrong(op, [first]):
+            return reason
+        end = self.ended(first.at)
+        return "accept" if end and end.state == State.DISCARDED else Refusal.NOT_DISCARDED
+
+    def judge_recall(self, op: Op, last: bool) -> Refusal | str:
+        message, end = self.delayed.get(op.listed[0]), self.deliveries.get(("messages", op.listed[0]))
+        if message is None:
+            return Refusal.NO_DELAYED_MESSAGE if last else "wait"
+        if (op.tid, op.group) != (message.tid, message.group):
+            return Refusal.NO_DELAYED_MESSAGE
+        if end:
+            return Refusal.RECALL_TOO_LATE if end[0] == Delivery.DELIVERED else "harmless"
+        return "again"
+
+    def _answer_part(self, part: Message, last: bool) -> Iterator[tuple]:
+        """A late part follows its first; one without a first that fits is an ORPHAN."""
+        first = self.half.get(part.first)
+        stranger = first is not None and (first.first or (part.tid, part.group) != (first.tid, first.group))
+        end = self.ended(first.at) if first and not first.first else None
+        if self.ended(part.at):
+            return
+        if stranger or (first is None and last):
+            yield "ended", part.at, End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1)
+        elif end:
+            due = part.due(self.op[end.op].stored) if end.state == State.COMMITTED else -1
+            yield "ended", part.at, end._replace(deliver_at=due)
+            if due >= 0:
+                yield "again", Source.HALF, part.first.queue, self.timer(part, due)
+        elif first and last:
+            yield "again", Source.HALF, part.first.queue, half_row(part)
+
+    def timer(self, m: Message, due: int) -> Rows:
+        own = (
+            {"part_queue": m.first and m.at.queue, "part_offset": m.at.offset}
+            if m.first
+            else {"part_offset": m.at.offset}
+        )
+        return make(ROW, 1, kind=Kind.WAITING, offset=m.anchor.offset, deliver_at=due, **own)
+
+    # ---- what is recorded
+
+    def record(self, now: int, events: list[Said]) -> None:
+        self.seen = {op_key(e): int(e["since"]) for _, _, e in events if e["event"] == Event.ASK_OP}
+        told, self.again = self.answer(events)
+        parts: dict[Place, set[Place]] = {}
+        for src, queue, e in events:
+            at, anchor = Place(own(e["queue"], queue), int(e["offset"])), Place(queue, int(e["anchor_offset"]))
+            if e["event"] == Event.CHECK_PART:
+                parts.setdefault(anchor, set()).add(at)
+            elif e["event"] == Event.REFUSED:
+                told.append(("refused", op_key(e), Refusal(int(e["reason"]))))
+            elif e["event"] == Event.DECIDED:
+                told.append(("ended", at, end_of(e)))
+            elif e["event"] == Event.DELIVERY:
+                told.append(("delivery", (src.name.lower(), at), (Delivery(int(e["state"])), int(e["deliver_at"]))))
+        self.checks += [
+            (now, at, int(e["round"]), int(e["checks"]), frozenset({at} | parts.get(at, set())))
+            for _, queue, e in events
+            if e["event"] == Event.CHECK and (at := Place(queue, int(e["offset"])))
+        ]
+        for kind, key, *content in told:
+            self._write(kind, key, *content)
+
+    def _write(self, kind: str, key: object, *content: object) -> None:
+        """Nothing is ever told twice."""
+        if kind == "ended":
+            assert self.ended(key) is None, f"{key} ended twice"
+            self.transactions.setdefault(key, []).append(*content)
+        elif kind == "refused":
+            assert key not in self.rejected, f"{self.op[key]} refused twice"
+            self.rejected[key] = content[0]
+        elif kind == "delivery":
+            assert key not in self.deliveries, f"{key} delivered twice"
+            self.deliveries[key] = content[0]
+        else:
+            self.resume(key)
+
+    def resume(self, op: Op) -> None:
+        """Reopens a transaction whole: the first half message in a new round, and every part that was discarded with it."""
+        first = self.half[op.listed[0]]
+        last = self.transactions[first.at][-1]
+        parts = [
+            m for m in self.half.values() if m.first == first.at and self.ended(m.at) and m.at in self.transactions
+        ]
+        parts = [m for m in parts if self.transactions[m.at][-1].reason != Reason.ORPHAN]
+        self.resumes.setdefault(first.at, []).append(op)
+        assert last.state == State.DISCARDED
+        self.again += [(Source.HALF, first.at.queue, row) for row in (self.open_row(first), *map(half_row, parts))]
+
+    # ---- what is open
+
+    def open_row(self, first: Message) -> Rows:
+        resumes = self.resumes.get(first.at, [])
+        checks = [(at, n) for at, place, round_, n, _ in self.checks if (place, round_) == (first.at, len(resumes))]
+        columns: dict[str, int] = {"round": len(resumes), "checks": len(checks)}
+        if resumes:
+            columns |= {"op_offset": resumes[-1].at.offset, "since": resumes[-1].stored}
+            columns |= {"due": resumes[-1].stored + self.rules.timeout_ms + 1}
+        if checks:
+            columns |= {"due": checks[-1][0] + self.rules.check_interval_ms}
+        return half_row(first, **columns)
+
+    def rebuild(self) -> list[Keyed]:
+        """What is open, and ops that are neither decided, told nor harmless."""
+        halves = [m for m in self.half.values() if not self.ended(m.at)]
+        rows = [(Source.HALF, m.anchor.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
+        rows += [
+            (Source.HALF, self.half[at].anchor.queue, self.timer(self.half[at], ends[-1].deliver_at))
+            for at, ends in self.transactions.items()
+            if ends[-1].deliver_at >= 0 and ("half", at) not in self.deliveries
+        ]
+        rows += [
+            (Source.MESSAGES, m.at.queue, half_row(m))
+            for m in self.delayed.values()
+            if ("messages", m.at) not in self.deliveries
+        ]
+        return rows + [
+            (Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF, op.listed[0].queue, op_rows(op))
+            for op in self.op.values()
+            if self.open_op(op)
+        ]
+
+    def open_op(self, op: Op) -> bool:
+        decided = any(end.op == op.key for ends in self.transactions.values() for end in ends)
+        accepted = any(op in resumes for resumes in self.resumes.values())
+        if decided or accepted or op.key in self.rejected:
+            return False
+        if op.decision == Kind.RESUME:
+            return True
+        return (self.judge_recall if op.decision == Kind.RECALL else self.judge)(op, False) != "harmless"
+
+
+def first_resumes(told: list[tuple]) -> list[tuple]:
+    """Of several RESUMEs of a transaction the first is accepted; for the others it is no longer discarded."""
+    resumes = sorted((op for kind, op, *_ in told if kind == "resume"), key=lambda op: op.order)
+    first = {op.listed[0]: op for op in reversed(resumes)}
+    late = [("refused", op.key, Refusal.NOT_DISCARDED) for op in resumes if op != first[op.listed[0]]]
+    ends = [entry for entry in told if entry[0] != "resume"]
+    return ends + late + [("resume", op) for op in first.values()]
+
+
+def op_key(e: np.void) -> tuple[int, int, int]:
+    return (int(e["op_queue"]), int(e["op_offset"]), int(e["admin"]))
+
+
+def own(queue: int, segment_queue: int) -> int:
+    return segment_queue if queue < 0 else int(queue)
+
+
+def end_of(e: np.void) -> End:
+    op = op_key(e) if e["op_queue"] >= 0 else None
+    return End(State(e["state"]), Reason(e["reason"]), op, int(e["checks"]), int(e["round"]), int(e["deliver_at"]))

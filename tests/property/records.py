@@ -1,0 +1,123 @@
+"""What lands, as plain records, and as the rows in which the state machine reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from commitlake.protocol.rows import ROW, Rows, make
+from commitlake.protocol.states import Kind, Reason, State
+
+
+class Place(NamedTuple):
+    """Queue and queue offset."""
+
+    queue: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """A half message, or a delayed message: `tid` is then its message id, `group` its topic. Times in ms, -1 is absent."""
+
+    at: Place
+    stored: int
+    first: Place | None = None
+    tid: int = 1
+    group: int = 1
+    immunity: int = -1
+    delay: int = -1
+    deliver_at: int = -1
+    delayed: bool = False
+
+    @property
+    def anchor(self) -> Place:
+        return self.first or self.at
+
+    def due(self, committed: int) -> int:
+        if self.deliver_at >= 0:
+            return self.deliver_at
+        return committed + self.delay if self.delay >= 0 else -1
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op or admin record; `listed` are its half messages, the first one first, or the one message of a RECALL."""
+
+    at: Place
+    stored: int
+    decision: Kind
+    listed: tuple[Place, ...]
+    tid: int = 1
+    group: int = 1
+    admin: bool = False
+    from_check: bool = False
+
+    @property
+    def order(self) -> tuple[int, int, int, bool]:
+        return (self.stored, *self.at, self.admin)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return (*self.at, int(self.admin))
+
+    @property
+    def state(self) -> State:
+        return State.COMMITTED if self.decision == Kind.COMMIT else State.ROLLED_BACK
+
+    @property
+    def reason(self) -> Reason:
+        return Reason.ADMIN if self.admin else Reason.CHECK if self.from_check else Reason.DIRECT
+
+    def after(self, resume: Op | None) -> bool:
+        """Whether it came after a RESUME; of the same millisecond only admin records can tell."""
+        return resume is None or self.stored > resume.stored or (self.admin and self.at.offset > resume.at.offset)
+
+
+class End(NamedTuple):
+    """How a half message ended: what a row of `transactions` says."""
+
+    state: State
+    reason: Reason
+    op: tuple[int, int, int] | None
+    checks: int
+    round: int
+    deliver_at: int
+
+
+def half_row(m: Message, **columns: object) -> Rows:
+    kind = Kind.DELAYED if m.delayed else Kind.PART if m.first else Kind.HALF
+    part = {"part_queue": m.at.queue, "part_offset": m.at.offset} if m.first else {}
+    given = {"checks": 0, "round": 0, "kind": kind, "offset": m.anchor.offset, **part, **columns}
+    return make(
+        ROW,
+        1,
+        tid=m.tid,
+        grp=m.group,
+        stored=m.stored,
+        immunity=m.immunity,
+        delay=m.delay,
+        deliver_at=m.deliver_at,
+        **given,
+    )
+
+
+def op_rows(op: Op, since: int = -1) -> Rows:
+    about = {"offset": op.listed[0].offset, "op_queue": op.at.queue, "op_offset": op.at.offset, "admin": int(op.admin)}
+    further = op.listed[1:]
+    head = make(
+        ROW,
+        1,
+        kind=op.decision,
+        from_check=int(op.from_check),
+        listed=len(further),
+        tid=op.tid,
+        grp=op.group,
+        stored=op.stored,
+        since=since,
+        **about,
+    )
+    tail = [make(ROW, 1, kind=Kind.LISTED, part_queue=p.queue, part_offset=p.offset, **about) for p in further]
+    return np.concatenate([head, *tail])

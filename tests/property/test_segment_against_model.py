@@ -1,0 +1,134 @@
+"""Random histories: the segments with their ledger, and a model that does one message at a time, tell the same story."""
+
+from __future__ import annotations
+
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from commitlake.protocol.model import Rules
+from commitlake.protocol.rows import SEGMENT_SIZE
+from commitlake.protocol.states import Kind
+from tests.property.coordinator import Coordinator
+from tests.property.model import Model
+from tests.property.records import Message, Op, Place
+
+FIRSTS = (Place(0, 0), Place(0, 1), Place(1, SEGMENT_SIZE))
+PARTS = (Place(0, 2), Place(1, 0), Place(1, 1))
+HALVES = FIRSTS + PARTS
+DELAYED = (Place(0, 0), Place(0, 1))
+START = 1_000_000
+
+rules = st.builds(
+    Rules,
+    timeout_ms=st.sampled_from([5, 20]),
+    check_interval_ms=st.sampled_from([1, 10, 30]),
+    check_max=st.integers(0, 3),
+    retention_ms=st.sampled_from([15, 60, 1_000]),
+    op_park_ms=st.sampled_from([1, 10, 40]),
+)
+mostly_right = st.sampled_from([1, 1, 1, 1, 1, 2])
+delay = st.sampled_from([-1, -1, 0, 15])
+no_delay = st.just(-1)
+
+
+def stored(draw: st.DrawFn, now: int) -> int:
+    """Broker's append time: a little before the batch that reads it, and not in the order of the batches."""
+    return now - draw(st.sampled_from([0, 0, 1, 3, 12]))
+
+
+@st.composite
+def half_messages(draw: st.DrawFn, now: int, place: Place) -> Message:
+    others = [other for other in HALVES if other != place]
+    first = draw(st.sampled_from(FIRSTS if draw(mostly_right) == 1 else others)) if place in PARTS else None
+    return Message(
+        place,
+        stored(draw, now),
+        first,
+        draw(mostly_right),
+        draw(mostly_right),
+        immunity=draw(st.sampled_from([-1, -1, 0, 1])),
+        delay=draw(delay),
+        deliver_at=draw(st.sampled_from([-1, -1, -1, 0, now + 8])),
+    )
+
+
+@st.composite
+def ops(draw: st.DrawFn, now: int, offset: int) -> Op:
+    decision = draw(st.sampled_from([Kind.COMMIT, Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL]))
+    admin = decision == Kind.RESUME or (decision != Kind.RECALL and draw(st.booleans()))
+    first = draw(st.sampled_from(FIRSTS if draw(mostly_right) == 1 or decision == Kind.RESUME else HALVES))
+    further = draw(st.lists(st.sampled_from([p for p in HALVES if p != first]), max_size=2, unique=True))
+    listed = (draw(st.sampled_from(DELAYED)),) if decision == Kind.RECALL else (first, *further)
+    listed = listed[:1] if decision == Kind.RESUME else listed
+    group, check = draw(mostly_right), draw(st.booleans())
+    queue = 0 if admin else listed[0].queue
+    return Op(Place(queue, offset), stored(draw, now), decision, listed, draw(mostly_right), group, admin, check)
+
+
+@given(st.data())
+def test_any_history_ends_as_the_contract_says(data: st.DataObject) -> None:
+    chosen = data.draw(rules, "rules")
+    model, product = Model(chosen), Coordinator(chosen)
+    now, unread, offset = START, [], 0
+    to_land = data.draw(st.permutations([*HALVES, *((place, "delayed") for place in DELAYED)]), "order")
+    for _ in range(data.draw(st.integers(1, 14), "batches")):
+        now += data.draw(st.sampled_from([0, 1, 1, 5, 5, 11, 30, 61, -7, 1_001]), "time")
+        landing, to_land = split(to_land, data.draw(st.sampled_from([0, 1, 1, 2, 8]), "landing"))
+        for what in landing:
+            message = data.draw(a_message(now, what), "message")
+            model.land(message)
+            product.land(message)
+            unread.append(message)
+        reading, unread = split(unread, data.draw(st.sampled_from([0, 1, 8, 8, 8]), "reading"))
+        arrived = [
+            data.draw(ops(now, offset + i), "op") for i in range(data.draw(st.sampled_from([0, 1, 1, 2, 3]), "ops"))
+        ]
+        offset += len(arrived)
+        if data.draw(st.sampled_from([False, False, False, True]), "crash"):
+            model.crash()
+            product.crash()
+            model.batch(now, reading + unread, arrived)
+            product.batch(now, [], arrived)
+            unread = []
+        else:
+            model.batch(now, reading, arrived)
+            product.batch(now, reading, arrived)
+        note(f"at {now}: {product.ledger.transactions} {product.ledger.rejected} {product.ledger.checks}")
+        agree(model, product)
+    settle(now, model, product, unread)
+
+
+@st.composite
+def a_message(draw: st.DrawFn, now: int, what: Place | tuple[Place, str]) -> Message:
+    if isinstance(what, Place):
+        return draw(half_messages(now, what))
+    due = now + draw(st.sampled_from([-1, 0, 5, 30]))
+    return Message(what[0], stored(draw, now), tid=1, group=1, deliver_at=due, delayed=True)
+
+
+def split(items: list, n: int) -> tuple[list, list]:
+    return list(items[:n]), list(items[n:])
+
+
+def agree(model: Model, product: Coordinator) -> None:
+    """Decisions and checks fall in the same batch; refusals may, at the end they have."""
+    ends = {at: [end for end in h.ends if end.reason.name != "ORPHAN"] for at, h in model.halves.items() if h.ends}
+    told = {
+        at: [end for end in ends if end.reason.name != "ORPHAN"] for at, ends in product.ledger.transactions.items()
+    }
+    assert {at: e for at, e in told.items() if e} == {at: e for at, e in ends.items() if e}
+    assert sorted(product.ledger.checks, key=repr) == sorted(model.checks, key=repr)
+
+
+def settle(now: int, model: Model, product: Coordinator, unread: list[Message]) -> None:
+    """Time passes until everything has ended; then nothing is left in any segment."""
+    for at in range(now + 2_000, now + 40_000, 2_000):
+        model.batch(at, unread, [])
+        product.batch(at, unread, [])
+        unread = []
+    agree(model, product)
+    assert product.ledger.transactions == {at: h.ends for at, h in model.halves.items() if h.ends}
+    assert product.ledger.rejected == model.refused
+    assert product.ledger.deliveries == model.deliveries
+    assert not model.waiting
+    assert not product.states
