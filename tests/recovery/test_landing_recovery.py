@@ -1,0 +1,225 @@
+"""Every Kafka record stands in exactly one table, wherever landing is cut short and whatever has changed since."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from commitlake import config
+from commitlake.config import Config
+from commitlake.kafka import topics
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.streams import landing_recovery
+from commitlake.streams.landing import Landing
+from commitlake.tables import Warehouse
+
+CHILD = Path(__file__).with_name("landing_child.py")
+ROOT = Path(__file__).parents[2]
+COMMITS = 6
+"""One batch of `send` writes op, half, delayed, rejected and two topics."""
+
+
+@pytest.fixture
+def settings(broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    prefix = "".join(letter if letter.isalnum() else "-" for letter in request.node.name) + "."
+    return {
+        "warehouse": str(tmp_path / "warehouse"),
+        "checkpoints": str(tmp_path / "checkpoints"),
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers, "topic_prefix": prefix, "queues": 2},
+        "topics": {"allowed": ["a", "b"]},
+    }
+
+
+def prepare(spark: SparkSession, settings: dict[str, Any]) -> tuple[Config, Warehouse]:
+    loaded = config.from_mapping(settings)
+    topics.ensure_topics(loaded)
+    warehouse = Warehouse(spark, loaded.warehouse)
+    warehouse.create()
+    return loaded, warehouse
+
+
+def send(loaded: Config) -> None:
+    """Write records of every kind to both queues: half messages, ops, normal, batch and delayed messages, bad input."""
+    producer = KafkaProducer(bootstrap_servers=loaded.kafka.bootstrap_servers, acks="all")
+    good = {"REAL_TOPIC": "a", "UNIQ_KEY": "m", "PGROUP": "g"}
+    decision = {"transaction_id": "m", "producer_group": "g", "half_messages": [{"queue": 0, "offset": 0}]}
+    batch = {"messages": [{"body": "YQ==", "properties": {"UNIQ_KEY": f"k{n}"}} for n in range(3)]}
+    for queue in (0, 1):
+        for source, headers, value in [
+            ("half", good, b"1"),
+            ("half", {**good, "REAL_TOPIC": "c"}, b"2"),
+            ("half", {**good, "REAL_TOPIC": "b"}, b"3"),
+            ("op", {}, json.dumps({**decision, "decision": "COMMIT"}).encode()),
+            ("op", {}, b"bad"),
+            ("messages", good, b"4"),
+            ("messages", {**good, "REAL_TOPIC": "b"}, b"5"),
+            ("messages", {**good, "BATCH": "3"}, json.dumps(batch).encode()),
+            ("messages", {**good, "DELAY": "5"}, b"6"),
+            ("messages", {**good, "REAL_TOPIC": "c"}, b"7"),
+        ]:
+            pairs = [(name, text.encode()) for name, text in headers.items()]
+            producer.send(loaded.kafka.topic(source), value, headers=pairs, partition=queue)
+    producer.send(loaded.kafka.topic("admin"), json.dumps({**decision, "decision": "ROLLBACK"}).encode(), partition=0)
+    producer.close()
+
+
+def land(spark: SparkSession, loaded: Config, warehouse: Warehouse) -> Landing:
+    landing = Landing(spark, loaded, warehouse)
+    landing.start(available_now=True).awaitTermination()
+    return landing
+
+
+def standing(warehouse: Warehouse) -> Counter[tuple[str, int, int, int]]:
+    """How often each Kafka record stands in a table: by source, partition, offset and place in its batch."""
+    found: Counter[tuple[str, int, int, int]] = Counter()
+    for table in ("op", "half", "delayed", "rejected"):
+        place = landing_recovery._coordinates(warehouse, table)
+        found.update((*row, 0) for row in place.collect())
+    for topic in warehouse.topics():
+        rows = warehouse.read_topic(topic).where(F.col("source") == "messages")
+        found.update(
+            tuple(row) for row in rows.select("source", "source_queue", "source_offset", "source_index").collect()
+        )
+    return found
+
+
+def expected(loaded: Config) -> Counter[tuple[str, int, int, int]]:
+    """Each record of Kafka once; a batch (always the third of five in `messages`) with its three members."""
+    found: Counter[tuple[str, int, int, int]] = Counter()
+    for topic, ends in topics.end_offsets(loaded).items():
+        source = topic.removeprefix(loaded.kafka.topic_prefix)
+        for number, end in ends.items():
+            for offset in range(end):
+                members = 3 if source == "messages" and offset % 5 == 2 else 1
+                found.update((source, number, offset, index) for index in range(members))
+    return found
+
+
+class Cut(Exception):
+    """Ends a landing in the middle."""
+
+
+def cut_at(warehouse: Warehouse, commit: int) -> Warehouse:
+    """A second warehouse on the same tables that fails instead of its `commit`-th append."""
+    broken = Warehouse(warehouse.spark, warehouse.root)
+    seen = iter(range(1, 1_000))
+    append, append_topic = broken.append, broken.append_topic
+
+    def failing(write: Any) -> Any:
+        def instead(*args: Any, **options: Any) -> None:
+            if next(seen) >= commit:
+                raise Cut
+            write(*args, **options)
+
+        return instead
+
+    broken.append, broken.append_topic = failing(append), failing(append_topic)  # type: ignore[method-assign]
+    return broken
+
+
+def test_a_landing_goes_on_where_the_one_before_ended(spark: SparkSession, settings: dict[str, Any]) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    for _ in range(2):
+        send(loaded)
+        landing = land(spark, loaded, warehouse)
+    assert standing(warehouse) == expected(loaded)
+    assert landing.passed(topics.end_offsets(loaded))
+    reasons = {row["reason"] for row in warehouse.read("rejected").collect()}
+    assert reasons == {"TOPIC_NOT_ALLOWED", "BAD_OP"}
+    assert [marker["landing_id"] for marker in warehouse.markers("op")] == [2, 1]
+
+
+@pytest.mark.parametrize(("commit", "moment"), [(1, "after"), (3, "after"), (COMMITS, "before"), (COMMITS, "after")])
+def test_a_killed_landing_is_finished_exactly_once(
+    spark: SparkSession, settings: dict[str, Any], commit: int, moment: str
+) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    command = [sys.executable, str(CHILD), json.dumps(settings), str(commit), moment]
+    child = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]
+    shutil.rmtree(loaded.checkpoints)
+    send(loaded)
+    land(spark, loaded, warehouse)
+    assert standing(warehouse) == expected(loaded)
+
+
+def test_a_landing_that_is_cut_short_again_while_it_is_finished_still_lands_each_record_once(
+    spark: SparkSession, settings: dict[str, Any]
+) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    for commit in (3, 2, 3):
+        with pytest.raises((Cut, StreamingQueryException)):
+            land(spark, loaded, cut_at(warehouse, commit))
+    assert standing(warehouse) != expected(loaded)
+    land(spark, loaded, warehouse)
+    assert standing(warehouse) == expected(loaded)
+
+
+def test_a_changed_configuration_neither_moves_nor_doubles_what_has_landed(
+    spark: SparkSession, settings: dict[str, Any]
+) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    with pytest.raises((Cut, StreamingQueryException)):
+        land(spark, loaded, cut_at(warehouse, COMMITS - 1))
+    before = standing(warehouse)
+    changed = config.from_mapping({**settings, "topics": {"allowed": ["c"]}})
+    land(spark, changed, warehouse)
+    assert standing(warehouse) == expected(loaded)
+    assert not before - standing(warehouse)
+
+
+def test_a_finished_landing_is_not_read_again_from_kafka(
+    spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    land(spark, loaded, warehouse)
+    monkeypatch.delattr(Landing, "_read")
+    land(spark, loaded, warehouse)
+    assert standing(warehouse) == expected(loaded)
+
+
+def test_topics_beyond_the_most_are_rejected_and_known_ones_go_on(
+    spark: SparkSession, settings: dict[str, Any]
+) -> None:
+    loaded, warehouse = prepare(spark, {**settings, "topics": {"allowed": ["*"], "max": 1}})
+    for _ in range(2):
+        send(loaded)
+        land(spark, loaded, warehouse)
+    assert warehouse.topics() == {"a"}
+    assert standing(warehouse) == expected(loaded)
+
+
+def test_a_warehouse_without_markers_goes_on_at_the_highest_offsets_of_its_tables(
+    spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    land(spark, loaded, warehouse)
+    monkeypatch.setattr(Warehouse, "markers", lambda *_: [])
+    offsets = Landing(spark, loaded, warehouse).recover()
+    assert offsets == topics.end_offsets(loaded)

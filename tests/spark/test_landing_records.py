@@ -1,0 +1,412 @@
+"""Which table a Kafka record goes to, and the reason when it is rejected. All records are judged in one Spark job."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from commitlake import config
+from commitlake.errors import RecordError
+from commitlake.protocol import delay
+from commitlake.streams import landed, records
+
+RAW = """topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary,
+    headers array<struct<key: string, value: binary>>"""
+STORED = datetime(2026, 1, 1, tzinfo=UTC)
+STORED_MS = int(STORED.timestamp() * 1_000)
+DAY_MS = 86_400_000
+CONFIG = {
+    "topics": {"allowed": ["order*", "%RETRY%g", "pay?"], "max_queues": 8},
+    "max_message_size": "2KiB",
+    "delay": {"max": "40d"},
+}
+GOOD = {"REAL_TOPIC": "orders", "UNIQ_KEY": "m1", "PGROUP": "g"}
+OP = {"transaction_id": "t", "producer_group": "g", "decision": "COMMIT", "half_messages": [{"queue": 0, "offset": 1}]}
+RECALL = {"decision": "RECALL", "message_id": "m", "topic": "orders", "messages": [{"queue": 0, "offset": 7}]}
+A = base64.b64encode(b"a").decode()
+
+Headers = Mapping[str, Any]
+
+
+def record(
+    source: str, headers: Headers | list[tuple[str, bytes]], value: bytes | None = b"body", key: bytes | None = None
+):
+    pairs = headers if isinstance(headers, list) else [(k, str(v).encode()) for k, v in headers.items()]
+    return (f"commitlake.{source}", value, key, pairs or None)
+
+
+def half(value: bytes | None = b"body", **headers: Any):
+    return record("half", {**GOOD, **headers}, value)
+
+
+def message(value: bytes | None = b"body", **headers: Any):
+    return record("messages", {**GOOD, **headers}, value)
+
+
+def op(source: str = "op", **fields: Any):
+    return record(source, {}, json.dumps({**OP, **fields}).encode())
+
+
+def op_bytes(value: bytes | None):
+    return record("op", {}, value)
+
+
+def batch(members: Any, count: Any = 1, **headers: Any):
+    return message(json.dumps({"messages": members}).encode(), BATCH=count, **headers)
+
+
+def member(body: Any = A, **properties: Any):
+    return {"body": body, "properties": {"UNIQ_KEY": "k", **properties}}
+
+
+def without(source: str, *names: str, **headers: Any):
+    return record(source, {k: v for k, v in {**GOOD, **headers}.items() if k not in names})
+
+
+REJECTED = {
+    "no topic": (without("half", "REAL_TOPIC"), "MISSING_REAL_TOPIC"),
+    "an empty topic": (half(REAL_TOPIC=""), "MISSING_REAL_TOPIC"),
+    "a topic of 128 characters": (half(REAL_TOPIC="o" * 128), "MISSING_REAL_TOPIC"),
+    "no headers at all": (record("messages", {}), "MISSING_REAL_TOPIC"),
+    "no message id": (without("half", "UNIQ_KEY"), "MISSING_UNIQ_KEY"),
+    "a message id of 256 characters": (message(UNIQ_KEY="k" * 256), "MISSING_UNIQ_KEY"),
+    "no group on a half message": (without("half", "PGROUP"), "MISSING_PRODUCER_GROUP"),
+    "a group of 256 characters on a message": (message(PGROUP="g" * 256), "MISSING_PRODUCER_GROUP"),
+    "a topic with a dot": (half(REAL_TOPIC="order.s"), "ILLEGAL_TOPIC"),
+    "a topic that ends with a newline": (half(REAL_TOPIC="orders\n"), "ILLEGAL_TOPIC"),
+    "a topic that is not UTF-8": (
+        record("half", [("REAL_TOPIC", b"order\xff"), ("UNIQ_KEY", b"m"), ("PGROUP", b"g")]),
+        "ILLEGAL_TOPIC",
+    ),
+    "a system topic": (message(REAL_TOPIC="TBW102"), "ILLEGAL_TOPIC"),
+    "a topic with the system prefix": (message(REAL_TOPIC="RMQ_SYS_x"), "ILLEGAL_TOPIC"),
+    "a topic that no pattern allows": (message(REAL_TOPIC="payments"), "TOPIC_NOT_ALLOWED"),
+    "a queue id beyond the last": (message(REAL_QID=8), "BAD_QUEUE_ID"),
+    "a negative queue id": (message(REAL_QID=-1), "BAD_QUEUE_ID"),
+    "a queue id that is no number": (half(REAL_QID="one"), "BAD_QUEUE_ID"),
+    "no body": (half(None), "NULL_BODY"),
+    "a body one byte too large": (half(b"x" * 2049), "BODY_TOO_LARGE"),
+    "a half message that is a batch": (half(BATCH=1), "BAD_BATCH"),
+    "a batch of another length": (batch([member()], 2), "BAD_BATCH"),
+    "an empty batch": (batch([], 0), "BAD_BATCH"),
+    "a batch whose count is no number": (batch([member()], "x"), "BAD_BATCH"),
+    "a batch that is not JSON": (message(b"{", BATCH=1), "BAD_BATCH"),
+    "a batch with something after it": (
+        message(json.dumps({"messages": [member()]}).encode() + b"x", BATCH=1),
+        "BAD_BATCH",
+    ),
+    "a batch member that is not base64": (batch([member("A")]), "BAD_BATCH"),
+    "a batch member without a body": (batch([{"properties": {"UNIQ_KEY": "k"}}]), "BAD_BATCH"),
+    "a batch member without an id": (batch([{"body": A, "properties": {}}]), "BAD_BATCH"),
+    "a batch member without properties": (batch([{"body": A}]), "BAD_BATCH"),
+    "a batch member whose property is a number": (batch([member(a=7)]), "BAD_BATCH"),
+    "a delayed batch member": (batch([member(DELAY="1")]), "BAD_BATCH"),
+    "a transactional batch member": (batch([member(TRAN_MSG="true")]), "BAD_BATCH"),
+    "a batch member for another topic": (batch([member(REAL_TOPIC="pay1")]), "BAD_BATCH"),
+    "a delayed batch": (batch([member()], TIMER_DELAY_MS=5), "BAD_BATCH"),
+    "a transactional batch": (batch([member()], FIRST_HALF="0-1"), "BAD_BATCH"),
+    "a batch for a retry topic": (batch([member()], REAL_TOPIC="%RETRY%g"), "BAD_BATCH"),
+    "one bad member among good ones": (batch([member(), member("?")], 2), "BAD_BATCH"),
+    "a delay level that is no number": (half(DELAY="1s"), "BAD_DELAY"),
+    "a broken delay": (message(TIMER_DELAY_SEC="1.5"), "BAD_DELAY"),
+    "a delay beyond the longest": (half(TIMER_DELAY_MS=40 * DAY_MS + 1), "DELAY_TOO_LONG"),
+    "a due time beyond the longest delay": (message(TIMER_DELIVER_MS=STORED_MS + 40 * DAY_MS + 1), "DELAY_TOO_LONG"),
+    "a delay of 30 digits": (message(TIMER_DELAY_SEC="9" * 30), "DELAY_TOO_LONG"),
+    "a malformed first half": (half(FIRST_HALF="0:1"), "BAD_FIRST_HALF"),
+    "a first half in a queue that is not there": (half(FIRST_HALF="4-1"), "BAD_FIRST_HALF"),
+    "no topic, before a bad queue id": (without("half", "REAL_TOPIC", REAL_QID=-1), "MISSING_REAL_TOPIC"),
+    "no id, before an illegal topic": (without("half", "UNIQ_KEY", REAL_TOPIC="a.b"), "MISSING_UNIQ_KEY"),
+    "no group, before an illegal topic": (without("half", "PGROUP", REAL_TOPIC="a.b"), "MISSING_PRODUCER_GROUP"),
+    "a topic not allowed, before a bad queue id": (half(REAL_TOPIC="payments", REAL_QID=99), "TOPIC_NOT_ALLOWED"),
+    "a bad queue id, before no body": (half(None, REAL_QID=99), "BAD_QUEUE_ID"),
+    "a large body, before a bad delay": (half(b"x" * 2049, DELAY="x"), "BODY_TOO_LARGE"),
+    "a half batch, before a bad delay": (half(BATCH=1, DELAY="x"), "BAD_BATCH"),
+    "a bad delay, before a bad first half": (half(DELAY="x", FIRST_HALF="x"), "BAD_DELAY"),
+    "a long delay, before a bad first half": (half(TIMER_DELAY_SEC="9" * 10, FIRST_HALF="x"), "DELAY_TOO_LONG"),
+    "an op without a value": (op_bytes(None), "BAD_OP"),
+    "an op that is not JSON": (op_bytes(b"COMMIT"), "BAD_OP"),
+    "an op that is a list": (op_bytes(json.dumps([OP]).encode()), "BAD_OP"),
+    "an op with something after it": (op_bytes(json.dumps(OP).encode() + b" x"), "BAD_OP"),
+    "two ops in one record": (op_bytes(json.dumps(OP).encode() * 2), "BAD_OP"),
+    "an op in single quotes": (op_bytes(str(OP).encode()), "BAD_OP"),
+    "an op that is not UTF-8": (op_bytes(json.dumps({**OP, "remark": "_"}).encode().replace(b"_", b"\xff")), "BAD_OP"),
+    "an op with an unknown decision": (op(decision="commit"), "BAD_OP"),
+    "an op without a decision": (op(decision=None), "BAD_OP"),
+    "an op without a transaction id": (op(transaction_id=None), "BAD_OP"),
+    "an op with an empty transaction id": (op(transaction_id=""), "BAD_OP"),
+    "an op whose transaction id is a number": (op(transaction_id=7), "BAD_OP"),
+    "an op whose transaction id is an object": (op(transaction_id={"a": 1}), "BAD_OP"),
+    "an op without a group": (op(producer_group=None), "BAD_OP"),
+    "an op without half messages": (op(half_messages=[]), "BAD_OP"),
+    "an op whose half messages are no list": (op(half_messages={"queue": 0, "offset": 1}), "BAD_OP"),
+    "an op with a half message of null": (op(half_messages=[None]), "BAD_OP"),
+    "an op with a half message without an offset": (op(half_messages=[{"queue": 0}]), "BAD_OP"),
+    "an op whose offset is text": (op(half_messages=[{"queue": 0, "offset": "1"}]), "BAD_OP"),
+    "an op whose offset is a fraction": (op(half_messages=[{"queue": 0, "offset": 1.5}]), "BAD_OP"),
+    "an op whose offset is negative": (op(half_messages=[{"queue": 0, "offset": -1}]), "BAD_OP"),
+    "an op for a queue that is not there": (op(half_messages=[{"queue": 4, "offset": 1}]), "BAD_OP"),
+    "an op with 1 001 half messages": (op(half_messages=[{"queue": 0, "offset": n} for n in range(1001)]), "BAD_OP"),
+    "an op whose from_check is text": (op(from_check="true"), "BAD_OP"),
+    "an op whose remark is a number": (op(remark=5), "BAD_OP"),
+    "a RESUME in op": (op(decision="RESUME"), "BAD_OP"),
+    "a RECALL in admin": (record("admin", {}, json.dumps(RECALL).encode()), "BAD_OP"),
+    "a RECALL of two messages": (
+        op_bytes(json.dumps({**RECALL, "messages": RECALL["messages"] * 2}).encode()),
+        "BAD_OP",
+    ),
+    "a RECALL without an id": (op_bytes(json.dumps({**RECALL, "message_id": None}).encode()), "BAD_OP"),
+}
+
+ACCEPTED = {
+    "a half message": (half(), "half"),
+    "a half message with an empty body": (half(b""), "half"),
+    "a half message with a body of just the largest size": (half(b"x" * 2048), "half"),
+    "a further half message": (half(FIRST_HALF="3-12", __transactionId__="t"), "half"),
+    "a half message with a relative delay": (half(TIMER_DELAY_SEC=5), "half"),
+    "a half message with a due time": (half(TIMER_DELIVER_MS=STORED_MS + 5), "half"),
+    "a half message with immunity": (half(CHECK_IMMUNITY_TIME_IN_SECONDS="99999999999"), "half"),
+    "a half message with bad immunity": (half(CHECK_IMMUNITY_TIME_IN_SECONDS="-5", BORN_TIMESTAMP="now"), "half"),
+    "a half message that names a topic by two headers": (
+        record(
+            "half",
+            [
+                ("REAL_TOPIC", b"a.b"),
+                ("UNIQ_KEY", b"m"),
+                ("PGROUP", b"g"),
+                ("REAL_TOPIC", b"orders"),
+                ("u", b"\xff"),
+                ("TRAN_MSG", b"x"),
+            ],
+            b"\xff\x00",
+            b"\xfe",
+        ),
+        "half",
+    ),
+    "a message": (
+        message(REAL_QID=7, TAGS="t", KEYS="k", BORN_TIMESTAMP="1700000000123", color="red", TRAN_MSG="true"),
+        "topic",
+    ),
+    "a message without a group": (without("messages", "PGROUP"), "topic"),
+    "a message with a negative delay": (message(TIMER_DELAY_SEC=-5), "topic"),
+    "a message with delay level 0": (message(DELAY=0), "topic"),
+    "a message for an allowed topic": (message(REAL_TOPIC="pay1"), "topic"),
+    "a delayed message": (message(DELAY=3), "delayed"),
+    "a message due in the past": (message(TIMER_DELIVER_MS=1_000), "delayed"),
+    "a batch": (batch([member(TAGS="t", color="red"), member("", KEYS="x")], 2, color="blue"), "topic"),
+    "an op": (op(from_check=True, remark="why"), "op"),
+    "an op with more fields": (op(more={"decision": 7}), "op"),
+    "an op whose transaction id looks like a number": (op(transaction_id="7"), "op"),
+    "an op that lists a half message twice": (
+        op(half_messages=[{"queue": 1, "offset": 2}, {"queue": 0, "offset": 1}, {"queue": 1, "offset": 2}]),
+        "op",
+    ),
+    "an op with 1 000 half messages": (op(half_messages=[{"queue": 0, "offset": n} for n in range(1000)]), "op"),
+    "an UNKNOWN": (op(decision="UNKNOWN"), "op"),
+    "a RECALL": (op_bytes(json.dumps(RECALL).encode()), "op"),
+    "an admin COMMIT without a group": (op("admin", producer_group=None), "op"),
+    "an admin RESUME": (op("admin", decision="RESUME"), "op"),
+}
+
+_DELAYS: list[dict[str, str]] = [
+    {"DELAY": "1"},
+    {"DELAY": "18"},
+    {"DELAY": "19"},
+    {"DELAY": "9" * 40},
+    {"DELAY": "+2"},
+    {"DELAY": "-2"},
+    {"DELAY": "0"},
+    {"DELAY": "2", "TIMER_DELAY_SEC": "7"},
+    {"DELAY": "2", "TIMER_DELAY_SEC": "x"},
+    {"DELAY": "-1", "TIMER_DELAY_SEC": "7"},
+    {"TIMER_DELAY_SEC": "7", "TIMER_DELAY_MS": "8"},
+    {"TIMER_DELAY_SEC": "-7", "TIMER_DELAY_MS": "8"},
+    {"TIMER_DELAY_SEC": "", "TIMER_DELAY_MS": "0"},
+    {"TIMER_DELAY_MS": "-0"},
+    {"TIMER_DELAY_MS": "-" + "9" * 30},
+    {"TIMER_DELAY_MS": "0" * 30 + "5"},
+    {"TIMER_DELAY_MS": str(40 * DAY_MS)},
+    {"TIMER_DELAY_SEC": str(40 * DAY_MS)},
+    {"TIMER_DELIVER_MS": str(STORED_MS - 1)},
+    {"TIMER_DELIVER_MS": str(STORED_MS + 40 * DAY_MS)},
+    {"TIMER_DELIVER_MS": "9" * 19},
+    {"TIMER_DELAY_MS": "-1", "TIMER_DELIVER_MS": "5"},
+    {"TIMER_DELAY_MS": "\u0661"},
+    {"DELAY": " 1"},
+    {"DELAY": "1\n"},
+    {"DELAY": "+"},
+]
+
+CASES = {
+    **{name: case for name, (case, _) in {**REJECTED, **ACCEPTED}.items()},
+    **{f"delay {headers}": half(**headers) for headers in _DELAYS},
+}
+
+
+@pytest.fixture(scope="module")
+def rules() -> records.LandingRules:
+    return records.LandingRules.of(config.from_mapping(CONFIG))
+
+
+@pytest.fixture(scope="module")
+def judged(spark: SparkSession, rules: records.LandingRules):
+    raw = [
+        (topic, 1, offset, STORED, key, value, headers)
+        for offset, (topic, value, key, headers) in enumerate(CASES.values())
+    ]
+    spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+    frame = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules).persist()
+    yield frame
+    frame.unpersist()
+
+
+@pytest.fixture(scope="module")
+def verdicts(judged) -> dict[str, Row]:
+    rows = judged.select("offset", "target", "reason", "detail", "delay_ms", "deliver_ms").collect()
+    by_offset = {row["offset"]: row for row in rows}
+    assert len(rows) == len(CASES)
+    return {name: by_offset[offset] for offset, name in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_bad_input_is_rejected_with_the_first_reason_that_applies(name: str, verdicts: dict[str, Row]) -> None:
+    assert (verdicts[name]["reason"], verdicts[name]["target"]) == (REJECTED[name][1], "rejected")
+    assert verdicts[name]["detail"]
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_good_input_goes_to_its_table(name: str, verdicts: dict[str, Row]) -> None:
+    assert (verdicts[name]["target"], verdicts[name]["reason"]) == (ACCEPTED[name][1], None)
+
+
+@pytest.mark.parametrize("headers", _DELAYS, ids=str)
+def test_delays_are_read_as_by_the_rules_in_python(headers, verdicts: dict[str, Row], rules) -> None:
+    verdict = verdicts[f"delay {headers}"]
+    try:
+        expected = delay.parse(headers, rules.levels_ms, rules.max_delay_ms, STORED_MS)
+    except RecordError as error:
+        assert verdict["reason"] == error.reason
+    else:
+        assert verdict["reason"] is None
+        assert (verdict["delay_ms"], verdict["deliver_ms"]) == (expected or (None, None))
+
+
+def rows_by_case(frame, offset: str) -> dict[str, list[Row]]:
+    names = list(CASES)
+    found: dict[str, list[Row]] = {}
+    for row in frame.collect():
+        found.setdefault(names[row[offset]], []).append(row)
+    return found
+
+
+def test_half_rows_keep_bytes_and_user_properties_and_default_what_is_absent(judged) -> None:
+    rows = rows_by_case(landed.half_rows(judged), "queue_offset")
+    (plain,) = rows["a half message"]
+    assert (plain["transaction_id"], plain["queue_id"], plain["first_queue"]) == ("m1", 1, 1)
+    assert plain["first_offset"] == plain["queue_offset"]
+    assert plain["check_immunity_s"] is None and plain["deliver_at"] is None and plain["born_at"] is None
+    (odd,) = rows["a half message that names a topic by two headers"]
+    assert (odd["topic"], odd["body"], odd["sharding_key"]) == ("orders", b"\xff\x00", b"\xfe")
+    assert odd["properties"] == {"u": "\ufffd"}
+    (further,) = rows["a further half message"]
+    assert (further["first_queue"], further["first_offset"], further["transaction_id"]) == (3, 12, "t")
+    assert rows["a half message with immunity"][0]["check_immunity_s"] == 2**31 - 1
+    assert rows["a half message with bad immunity"][0]["check_immunity_s"] is None
+    assert rows["a half message with a relative delay"][0]["delay_ms"] == 5_000
+
+
+def test_op_rows_hold_the_decision_and_each_place_once(judged) -> None:
+    rows = rows_by_case(landed.op_rows(judged), "op_offset")
+    (plain,) = rows["an op"]
+    assert (plain["queue"], plain["admin"], plain["from_check"], plain["remark"]) == (1, False, True, "why")
+    assert plain["half_messages"] == [Row(queue=0, offset=1)]
+    assert rows["an admin RESUME"][0]["admin"] is True
+    twice = rows["an op that lists a half message twice"][0]["half_messages"]
+    assert twice == [Row(queue=1, offset=2), Row(queue=0, offset=1)]
+    (recall,) = rows["a RECALL"]
+    assert (recall["message_id"], recall["topic"], recall["half_messages"]) == ("m", "orders", [Row(queue=0, offset=7)])
+    assert recall["from_check"] is False
+
+
+def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(judged) -> None:
+    rows = rows_by_case(landed.delayed_rows(judged).selectExpr("*", "unix_millis(deliver_at) as due"), "queue_offset")
+    assert rows["a delayed message"][0]["due"] == STORED_MS + 10_000
+    assert rows["a message due in the past"][0]["due"] == 1_000
+
+
+def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged) -> None:
+    now_ms = STORED_MS + 77
+    rows = rows_by_case(landed.topic_rows(judged, "orders", now_ms), "source_offset")
+    (plain,) = rows["a message"]
+    assert (plain["queue_id"], plain["tags"], plain["keys"], plain["body"]) == (7, "t", "k", b"body")
+    assert (plain["properties"], plain["source"], plain["source_index"]) == ({"color": "red"}, "messages", 0)
+    assert (plain["transaction_id"], plain["batch_id"]) == (None, None)
+    first, second = rows["a batch"]
+    assert (first["message_id"], first["tags"], first["body"], first["source_index"]) == ("k", "t", b"a", 0)
+    assert (first["properties"], first["producer_group"], first["queue_id"]) == ({"color": "red"}, "g", 1)
+    assert (second["keys"], second["body"], second["source_index"]) == ("x", b"", 1)
+
+
+def test_nothing_is_visible_before_it_was_stored(judged) -> None:
+    early = landed.topic_rows(judged, "orders", STORED_MS - 5).selectExpr("visible_at >= stored_at as ok").distinct()
+    assert early.collect() == [Row(ok=True)]
+
+
+def test_rejected_rows_hold_the_original_bytes(judged) -> None:
+    rows = rows_by_case(landed.rejected_rows(judged, STORED_MS), "kafka_offset")
+    (row,) = rows["a topic that is not UTF-8"]
+    assert (row["source"], row["kafka_partition"], row["value"]) == ("half", 1, b"body")
+    assert row["headers"] == {"REAL_TOPIC": b"order\xff", "UNIQ_KEY": b"m", "PGROUP": b"g"}
+
+
+def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: SparkSession) -> None:
+    rules = records.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
+    cases = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
+    raw = [(t, 1, n, STORED, key, value, headers) for n, (t, value, key, headers) in enumerate(cases)]
+    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules)
+    reasons = [row["reason"] for row in judged.select("offset", "reason").orderBy("offset").collect()]
+    assert reasons == ["TRANSACTIONS_REJECTED", "BAD_QUEUE_ID", "BAD_FIRST_HALF", None]
+
+
+def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSession, rules) -> None:
+    topic, value, key, headers = half(FIRST_HALF="1-5")
+    raw = [(topic, 1, n, STORED, key, value, headers) for n in (4, 5)]
+    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules)
+    reasons = {row["offset"]: row["reason"] for row in judged.select("offset", "reason").collect()}
+    assert reasons == {4: None, 5: "BAD_FIRST_HALF"}
+
+
+def test_topics_beyond_the_most_are_not_allowed_before_later_reasons(judged) -> None:
+    closed = records.close_topics(judged, {"orders"})
+    rows = {list(CASES)[row["offset"]]: row for row in closed.select("offset", "target", "reason").collect()}
+    assert rows["a message for an allowed topic"]["reason"] == "TOPIC_NOT_ALLOWED"
+    assert rows["a batch for a retry topic"]["reason"] == "TOPIC_NOT_ALLOWED"
+    assert rows["a topic with a dot"]["reason"] == "ILLEGAL_TOPIC"
+    assert rows["a message"]["target"] == "topic"
+    assert rows["an op"]["target"] == "op"
+
+
+VECTORS = sorted(Path(__file__).parents[1].glob("vectors/*.json"))
+
+
+def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
+    rules = records.LandingRules.of(config.from_mapping({}))
+    raw, names = [], []
+    for path in VECTORS:
+        vector = json.loads(path.read_text())
+        if vector["topic"] in records.SOURCES:
+            headers = [(name, text.encode()) for name, text in vector["headers"].items()]
+            names.append(path.stem)
+            raw.append(
+                (f"commitlake.{vector['topic']}", 0, 1_000 + len(raw), STORED, None, vector["value"].encode(), headers)
+            )
+    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules)
+    reasons = {names[row["offset"] - 1_000]: row["reason"] for row in judged.select("offset", "reason").collect()}
+    assert len(reasons) >= 10
+    assert set(reasons.values()) == {None}
