@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
@@ -46,15 +45,12 @@ def read(warehouse: Warehouse, opened: str, versions: Mapping[str, int]) -> Data
 
 
 def start(
-    config: Config,
-    rows: DataFrame,
-    write: Callable[[DataFrame, int], None],
-    checkpoint: str,
-    trigger: Mapping[str, Any],
+    config: Config, rows: DataFrame, write: Callable[[DataFrame, int], None], checkpoint: str, *, available_now: bool
 ) -> StreamingQuery:
-    """Starts the query; `write` carries out a batch, `trigger` are the arguments of Spark's `trigger`."""
+    """Starts the query; `write` carries out a batch."""
     # With no-data batches a processing-time timeout makes a batch at every trigger, so "available now" would never end.
-    idle_batches = str("availableNow" not in trigger).lower()
-    rows.sparkSession.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", idle_batches)
+    rows.sparkSession.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(not available_now).lower())
     writer = join_and_time(rows, rules(config)).writeStream.queryName("coordination").foreachBatch(write)
-    return writer.option("checkpointLocation", checkpoint).outputMode("append").trigger(**trigger).start()
+    writer = writer.option("checkpointLocation", checkpoint).outputMode("append")
+    interval = f"{config.trigger_interval_ms} milliseconds"
+    return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)).start()

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -73,7 +73,7 @@ class Coordinator:
         versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
         last = finish.finish_last_batch(self.warehouse)
         finish.resend_checks(self.warehouse, self.config)
-        self._queries.append(landing.start(self._trigger(available_now)))
+        self._queries.append(landing.start(available_now=available_now))
         rows = self._input_rows(versions)
         if available_now:
             self._await(self._queries[0])
@@ -98,10 +98,6 @@ class Coordinator:
         if not self._owned_by_lock:
             ownership.check(self.warehouse, self.epoch)
 
-    def _trigger(self, available_now: bool) -> dict[str, Any]:
-        interval = f"{self.config.trigger_interval_ms} milliseconds"
-        return {"availableNow": True} if available_now else {"processingTime": interval}
-
     def _input_rows(self, versions: Mapping[str, int]) -> DataFrame:
         """Writes what is open to a table of this run, and reads on from there."""
         self._scratch = f"{self.config.checkpoints}/coordination/{self.epoch}-{uuid.uuid4().hex[:8]}"
@@ -119,8 +115,8 @@ class Coordinator:
     def _coordinate(self, rows: DataFrame, write: Callable[[DataFrame, int], None], available_now: bool) -> None:
         while True:
             before = self.warehouse.version("reentries")
-            trigger = self._trigger(available_now)
-            query = coordination.start(self.config, rows, write, f"{self._scratch}/checkpoint", trigger)
+            place = f"{self._scratch}/checkpoint"
+            query = coordination.start(self.config, rows, write, place, available_now=available_now)
             self._queries.append(query)
             if not available_now:
                 return
