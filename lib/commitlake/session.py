@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +88,7 @@ def build(
         for name, value in submit_settings(master, short_lived).items():
             builder = builder.config(name, value)
         builder = builder.master(master)
-    spark = builder.getOrCreate()
+    spark = _with_own_interrupt_handler(builder.getOrCreate)
     apply_settings(spark, config)
     return spark
 
@@ -113,6 +116,15 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
         "spark.jars": ",".join(runtime.jars(PACKAGES)),
         "spark.driver.extraJavaOptions": " ".join(filter(None, options)),
     }
+
+
+def _with_own_interrupt_handler(create: Callable[[], SparkSession]) -> SparkSession:
+    """Keep the handler of SIGINT: a new SparkContext sets one that cancels all jobs, in the middle of a batch."""
+    handler = signal.getsignal(signal.SIGINT)
+    spark = create()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
+    return spark
 
 
 def _has_jvm() -> bool:

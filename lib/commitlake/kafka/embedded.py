@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import logging
 import os
 import shutil
@@ -107,15 +108,12 @@ class EmbeddedBroker:
         """
         self.port = _free_port(self.port or self._configured_port)
         classpath = _classpath()
-        self._prepare(controller_port=_free_port(0))
-        with self.log_file.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, guard.__file__, str(STOP_GRACE_S), *self._command(classpath)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the coordinator, which stops the broker last
-            )
+        lock = self._lock()
+        try:
+            self._prepare(controller_port=_free_port(0))
+            self._launch(classpath, lock)
+        finally:
+            os.close(lock)
         try:
             self._wait_until_started()
         except BaseException:
@@ -149,6 +147,43 @@ class EmbeddedBroker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _lock(self) -> int:
+        """Return a locked file that the guard keeps open: it is locked for as long as the broker runs.
+
+        Kafka's own lock comes too late: a second broker has written to the metadata log of the first before it fails.
+        """
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise EmbeddedBrokerError(self._unwritable(error)) from error
+        deadline = time.monotonic() + STOP_GRACE_S  # that of a parent just killed is about to stop
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                holder = os.read(lock, 20).decode()
+                os.close(lock)
+                msg = f"the broker of process {holder} uses {self.data_dir}; stop that, or choose another directory"
+                raise EmbeddedBrokerError(msg) from None
+            os.truncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
+            return lock
+
+    def _launch(self, classpath: str, lock: int) -> None:
+        with self.log_file.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, guard.__file__, str(STOP_GRACE_S), *self._command(classpath)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the coordinator, which stops the broker last
+                pass_fds=[lock],
+            )
+
     def _prepare(self, controller_port: int) -> None:
         logs = self.data_dir / "logs"
         try:
@@ -160,8 +195,7 @@ class EmbeddedBroker:
                 # What `kafka-storage format` writes, without the two seconds of a JVM for it.
                 (logs / "meta.properties").write_text(f"version=1\ncluster.id={_new_id()}\nnode.id={_NODE}\n")
         except OSError as error:
-            msg = f"cannot write the broker's data to {self.data_dir}: {error.strerror}; choose another directory"
-            raise EmbeddedBrokerError(msg) from error
+            raise EmbeddedBrokerError(self._unwritable(error)) from error
 
     def _command(self, classpath: str) -> list[str]:
         return [
@@ -187,11 +221,15 @@ class EmbeddedBroker:
                 raise EmbeddedBrokerError(self._failure(f"is not up after {START_TIMEOUT_S} s"))
             time.sleep(0.05)
 
+    def _unwritable(self, error: OSError) -> str:
+        return f"cannot write the broker's data to {self.data_dir}: {error.strerror}; choose another directory"
+
     def _said(self) -> str:
         return self.log_file.read_text(errors="replace")
 
     def _failure(self, what: str) -> str:
-        last = "\n".join(self._said().strip().splitlines()[-8:])
+        told = [line for line in self._said().splitlines() if line.strip() and not line.startswith("\tat ")]
+        last = "\n".join(told[-6:])
         return f"the Kafka broker {what}; data in {self.data_dir}, the end of broker.log:\n{last}"
 
 

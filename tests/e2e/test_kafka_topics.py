@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import time
+import uuid
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer
+from kafka.admin import ConfigResource, ConfigResourceType
+
+from commitlake import config
+from commitlake.errors import KafkaError
+from commitlake.kafka import admin, topics
+from commitlake.kafka.embedded import EmbeddedBroker
+
+
+def configured(broker: EmbeddedBroker, **keys: object) -> config.Config:
+    own = {"kafka.bootstrap_servers": broker.bootstrap_servers, "kafka.topic_prefix": f"t{uuid.uuid4().hex[:8]}."}
+    return config.from_mapping(own | {name.replace("__", "."): value for name, value in keys.items()})
+
+
+def create(found: config.Config, name: str, partitions: int, **settings: str) -> None:
+    configs = {key.replace("_", "."): value for key, value in settings.items()}
+    client = KafkaAdminClient(bootstrap_servers=found.kafka.bootstrap_servers)
+    wanted = {found.kafka.topic(name): {"num_partitions": partitions, "configs": configs}}
+    client.create_topics(wanted, wait_for_metadata=True)
+    client.close()
+
+
+def test_missing_topics_are_created_as_the_contract_says(broker: EmbeddedBroker) -> None:
+    found = configured(broker, kafka__queues=3)
+    assert topics.ensure_topics(found) == []
+    ends = topics.end_offsets(found, topics.ALL)
+    counts = {topic.removeprefix(found.kafka.topic_prefix): len(offsets) for topic, offsets in ends.items()}
+    assert counts == {"half": 3, "op": 3, "messages": 3, "admin": 1, "check": 3, "settings": 1}
+    client = KafkaAdminClient(bootstrap_servers=found.kafka.bootstrap_servers)
+    resources = [ConfigResource(ConfigResourceType.TOPIC, found.kafka.topic(name)) for name in topics.ALL]
+    described = client.describe_configs(resources, config_filter="all")["topic"]
+    client.close()
+    for name in topics.ALL:
+        actual = {key: entry["value"] for key, entry in described[found.kafka.topic(name)].items()}
+        assert int(actual["max.message.bytes"]) > 4 * 1024 * 1024
+        assert (actual["message.timestamp.type"] == "LogAppendTime") == (name in topics.LANDED)
+        assert actual["cleanup.policy"] == ("compact" if name == "settings" else "delete")
+        assert name == "settings" or int(actual["retention.ms"]) >= 7 * 86_400_000
+
+
+def test_topics_that_are_there_are_left_alone(broker: EmbeddedBroker) -> None:
+    found = configured(broker)
+    topics.ensure_topics(found)
+    before = topics.identity(found)
+    assert topics.ensure_topics(found) == []
+    assert topics.identity(found) == before
+    assert len(before.topic_ids) == len(topics.ALL)
+
+
+def test_more_queues_grow_the_topics_and_fewer_are_refused(broker: EmbeddedBroker) -> None:
+    found = configured(broker, kafka__queues=2, kafka__topic_prefix="grown.")
+    topics.ensure_topics(found)
+    topics.ensure_topics(configured(broker, kafka__queues=5, kafka__topic_prefix="grown."))
+    ends = topics.end_offsets(found, topics.QUEUED)
+    assert {topic: len(offsets) for topic, offsets in ends.items()} == {f"grown.{name}": 5 for name in topics.QUEUED}
+    with pytest.raises(KafkaError, match=r"kafka\.queues: 2 is not allowed.*set kafka\.queues to 5"):
+        topics.ensure_topics(found)
+
+
+def test_different_partition_counts_are_an_error(broker: EmbeddedBroker) -> None:
+    found = configured(broker)
+    create(found, "half", 4)
+    create(found, "op", 3)
+    with pytest.raises(KafkaError, match="different partition counts"):
+        topics.ensure_topics(found)
+
+
+def test_a_compacted_topic_is_an_error(broker: EmbeddedBroker) -> None:
+    found = configured(broker)
+    create(found, "messages", 4, cleanup_policy="compact")
+    with pytest.raises(KafkaError, match=r"is compacted.*cleanup\.policy=delete"):
+        topics.ensure_topics(found)
+
+
+def test_a_topic_that_differs_gets_a_warning_that_names_the_fix(broker: EmbeddedBroker) -> None:
+    found = configured(broker)
+    create(found, "half", 4, retention_ms="1000", message_timestamp_type="CreateTime", max_message_bytes="1000")
+    warnings = "\n".join(topics.ensure_topics(found))
+    for fix in ("retention.ms=604800000", "message.timestamp.type=LogAppendTime", "max.message.bytes="):
+        assert f"--entity-name {found.kafka.topic('half')} --add-config {fix}" in warnings
+    assert len(warnings.splitlines()) == 3
+
+
+def test_the_published_settings_are_what_producers_must_respect(broker: EmbeddedBroker) -> None:
+    found = configured(broker, transaction__reject="true")
+    topics.ensure_topics(found)
+    topics.publish_settings(found, ["b", "a"])
+    consumer = KafkaConsumer(
+        found.kafka.topic("settings"),
+        bootstrap_servers=found.kafka.bootstrap_servers,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=10_000,
+    )
+    record = next(iter(consumer))
+    consumer.close()
+    assert record.key == b"limits"
+    assert json.loads(record.value) == {
+        "max_message_size": 4 * 1024 * 1024,
+        "delay_levels": list(found.delay.levels),
+        "delay_max_ms": 40 * 86_400_000,
+        "reject_transactions": True,
+        "queues": 4,
+        "max_queues": 64,
+        "topics_allowed": ["*"],
+        "topics_max": 1_000,
+        "topics": ["a", "b"],
+    }
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no.such.host.invalid:9092"])
+def test_a_wrong_address_is_told_within_10_seconds(address: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(KafkaError, match=f"cannot reach Kafka at {address}"):
+        admin.probe(config.from_mapping({"kafka.bootstrap_servers": address}))
+    assert time.monotonic() - began < 10
+
+
+def test_a_client_that_speaks_another_protocol_is_told_within_10_seconds(broker: EmbeddedBroker) -> None:
+    jaas = 'x.PlainLoginModule required username="a" password="hunter2";'
+    sasl = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
+    began = time.monotonic()
+    with pytest.raises(KafkaError, match=r"security\.protocol") as caught:
+        admin.probe(configured(broker, kafka__options=sasl))
+    assert time.monotonic() - began < 10
+    assert "hunter2" not in str(caught.value)

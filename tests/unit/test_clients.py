@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+
+from commitlake import config
+from commitlake.errors import ConfigError
+from commitlake.kafka import clients
+
+JAAS = r'org.apache.kafka.common.security.scram.ScramLoginModule required username="app" password="a\"b;c";'
+
+
+def kafka(**options: str) -> config.KafkaConfig:
+    named = {name.replace("_", "."): value for name, value in options.items()}
+    return config.from_mapping({"kafka": {"bootstrap_servers": "a:1,b:2", "options": named}}).kafka
+
+
+def test_spark_gets_every_option_as_it_is() -> None:
+    given = kafka(security_protocol="SSL", some_new_option="x")
+    assert clients.spark_options(given) == {
+        "kafka.security.protocol": "SSL",
+        "kafka.some.new.option": "x",
+        "kafka.bootstrap.servers": "a:1,b:2",
+    }
+
+
+def test_scram_and_pem_stores_reach_the_python_clients() -> None:
+    given = kafka(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_jaas_config=JAAS,
+        ssl_truststore_type="PEM",
+        ssl_truststore_location="/ca.pem",
+        ssl_keystore_type="PEM",
+        ssl_keystore_location="/me.pem",
+        ssl_key_password="p",
+        ssl_endpoint_identification_algorithm="",
+        request_timeout_ms="5000",
+    )
+    assert clients.python_options(given) == {
+        "bootstrap_servers": ["a:1", "b:2"],
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "app",
+        "sasl_plain_password": 'a"b;c',
+        "ssl_cafile": "/ca.pem",
+        "ssl_certfile": "/me.pem",
+        "ssl_keyfile": "/me.pem",
+        "ssl_password": "p",
+        "ssl_check_hostname": False,
+        "request_timeout_ms": 5000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"ssl_truststore_location": "/x.jks"}, "allowed is PEM"),
+        ({"ssl_truststore_certificates": "-----BEGIN"}, "from files only"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "sasl.jaas.config"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "allowed mechanisms"),
+        ({"request_timeout_ms": "soon"}, "a whole number"),
+    ],
+)
+def test_an_option_that_python_cannot_honour_is_an_error(options: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        clients.python_options(kafka(**options))
+    assert told in str(caught.value)
+
+
+def test_an_option_of_java_only_is_left_out() -> None:
+    assert clients.python_options(kafka(linger_ms="5")) == {"bootstrap_servers": ["a:1", "b:2"]}
+
+
+def test_the_largest_record_fits_kafkas_request_limit() -> None:
+    largest = config.from_mapping({"max_message_size": "64MiB"})
+    assert clients.max_record_bytes(largest) < 100 * 1024 * 1024
+    assert int(clients.spark_sink_limits(largest)["kafka.max.request.size"]) == clients.max_record_bytes(largest)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from commitlake import config
+from commitlake.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(*overrides: str, path: Path | None = None, environ: dict[str, str] | None = None) -> config.Config:
+    return config.load(str(path) if path else None, overrides, environ or {})
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    found = load()
+    assert found.kafka.is_embedded
+    assert (found.kafka.topic_prefix, found.kafka.queues, found.kafka.options) == ("commitlake.", 4, {})
+    assert found.trigger_interval_ms == 1_000
+    assert found.transaction == config.TransactionConfig(6_000, 30_000, 15, 259_200_000, 600_000, False)
+    assert found.topics == config.TopicsConfig(("*",), 1_000, 64)
+    assert (found.delay.levels_ms[:4], found.delay.levels_ms[-1]) == ((1_000, 5_000, 10_000, 30_000), 7_200_000)
+    assert len(found.delay.levels_ms) == 18
+    assert found.delay.max_ms == 40 * 86_400_000
+    assert found.max_message_size == 4 * 1024 * 1024
+    assert found.warehouse == str(Path("warehouse").absolute())
+
+
+def test_set_wins_over_the_environment_that_over_the_file_that_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text("transaction: {timeout: 1s, check_interval: 1s, check_max: 1}\n")
+    environ = {"COMMITLAKE__TRANSACTION__TIMEOUT": "2s", "COMMITLAKE__TRANSACTION__CHECK_INTERVAL": "2s"}
+    found = load("transaction.timeout=3s", path=file, environ=environ).transaction
+    assert (found.timeout_ms, found.check_interval_ms, found.check_max) == (3_000, 2_000, 1)
+    assert found.retention_ms == 259_200_000
+
+
+@pytest.mark.parametrize("name", ["local.yaml", "cluster.yaml"])
+def test_the_configurations_that_ship_are_good(name: str) -> None:
+    assert load(path=ROOT / "conf" / name).kafka.topic("half") == "commitlake.half"
+
+
+@pytest.mark.parametrize(
+    ("given", "ms"), [("500ms", 500), ("6s", 6_000), ("5m", 300_000), ("72h", 259_200_000), ("40d", 3_456_000_000)]
+)
+def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
+    assert load(f"transaction.timeout={given}").transaction.timeout_ms == ms
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("transaction.timout=6s", "did you mean transaction.timeout"),
+        ("transaction.timeout=6", "'6' is not allowed; allowed is a number with a unit"),
+        ("transaction.timeout=-6s", "'-6s' is not allowed"),
+        ("transaction.check_interval=0s", "from 1ms"),
+        ("transaction.check_max=1.5", "allowed is a whole number from 0 to 30000"),
+        ("transaction.reject=perhaps", "allowed is true or false"),
+        ("kafka.queues=0", "kafka.queues: '0' is not allowed"),
+        ("kafka.bootstrap_servers=localhost", "host:port"),
+        ("kafka.bootstrap_servers=localhost:99999", "host:port"),
+        ("kafka.topic_prefix=a/b", "kafka.topic_prefix: 'a/b' is not allowed"),
+        ("topics.allowed=[1]", "a list of strings"),
+        ("delay.levels=1s 2x", "a list of durations"),
+        ("max_message_size=1GiB", "from 1B to 64MiB"),
+        ("warehouse=", "warehouse: '' is not allowed"),
+        ("trigger_interval", "'=' is missing"),
+    ],
+)
+def test_a_bad_value_is_told_with_its_key_and_what_is_allowed(override: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(override)
+    assert told in str(caught.value)
+    assert override.partition("=")[0] in str(caught.value)
+
+
+def test_an_unknown_key_of_the_environment_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.queue; did you mean kafka\.queues"):
+        load(environ={"COMMITLAKE__KAFKA__QUEUE": "1"})
+
+
+def test_a_file_that_is_missing_or_not_yaml_is_told_without_its_content(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(path=tmp_path / "none.yaml")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("kafka:\n  options: {ssl.key.password: hunter2\n")
+    with pytest.raises(ConfigError, match="not YAML at line") as caught:
+        load(path=bad)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_lists_may_be_yaml_or_separated_by_commas_or_blanks() -> None:
+    for given in ('["a*", "b"]', "a*,b", "a* b"):
+        assert load(f"topics.allowed={given}").topics.allowed == ("a*", "b")
+
+
+def test_kafka_options_may_come_one_by_one() -> None:
+    found = config.from_mapping({"kafka": {"options": {"security.protocol": "SSL", "request.timeout.ms": 5_000}}})
+    assert found.kafka.options == {"security.protocol": "SSL", "request.timeout.ms": "5000"}
+    assert load("kafka.options.client.id=a=b").kafka.options == {"client.id": "a=b"}
+
+
+def test_a_secret_is_never_shown() -> None:
+    found = load("kafka.options.sasl.jaas.config=hunter2", "kafka.options.client.id=shown")
+    for text in (repr(found), str(found), found.describe()):
+        assert "hunter2" not in text
+        assert "shown" in text
+
+
+def test_references_are_resolved_late_and_their_absence_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("from-file\n")
+    found = load("kafka.options.ssl.key.password=env:PLATFORM_SECRET", f"kafka.options.client.id=file:{secret}").kafka
+    with pytest.raises(ConfigError, match="PLATFORM_SECRET is not set"):
+        found.resolved_options()
+    monkeypatch.setenv("PLATFORM_SECRET", "from-env")
+    assert found.resolved_options() == {"ssl.key.password": "from-env", "client.id": "from-file"}
+    secret.unlink()
+    with pytest.raises(ConfigError, match="cannot read"):
+        found.resolved_options()
+
+
+def test_a_configuration_survives_pickling() -> None:
+    found = load("kafka.options.client.id=a")
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_a_local_place_is_absolute_and_another_is_left_alone() -> None:
+    assert load("warehouse=here").warehouse == str(Path("here").absolute())
+    for place in ("s3a://bucket/path", "schema:main.lake", "file:/tmp/x"):
+        assert load(f"warehouse={place}").warehouse == place
+
+
+def test_describe_has_a_line_for_every_key() -> None:
+    assert [line.partition(" = ")[0] for line in load().describe().splitlines()] == [key.name for key in config.KEYS]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from commitlake import runtime
+from commitlake.errors import SetupError
+
+SCRIPT = Path(__file__).parents[2] / "spark-submit.sh"
+
+
+def java_that_says(directory: Path, text: str) -> None:
+    command = directory / "bin" / "java"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    command.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('openjdk version "11.0.2"', "Java 11"),
+        ('java version "1.8.0_1"', "Java 8"),
+        ('openjdk version "25"', "Java 25"),
+    ],
+)
+def test_a_wrong_java_is_told_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    java_that_says(tmp_path, text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SetupError, match="install Java 17") as caught:
+        runtime.java()
+    assert told in str(caught.value)
+
+
+def test_a_missing_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SetupError, match="no Java found at JAVA_HOME"):
+        runtime.java()
+
+
+def test_java_17_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert runtime.java() == str(tmp_path / "bin" / "java")
+
+
+def test_spark_home_wins_over_the_path_and_that_over_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    assert runtime.spark_submit()[0] == [str(runtime.spark_home() / "bin" / "spark-submit")]
+    on_path = tmp_path / "spark-submit"
+    on_path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert runtime.spark_submit()[0] == [str(on_path)]
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert runtime.spark_submit()[0] == ["/opt/spark/bin/spark-submit"]
+
+
+def test_the_script_refuses_an_unknown_job_with_exit_code_2() -> None:
+    done = subprocess.run([SCRIPT, "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no job 'nonsense'" in done.stderr
+
+
+def test_the_script_refuses_a_machine_without_java(tmp_path: Path) -> None:
+    environment = os.environ | {"JAVA_HOME": str(tmp_path)}
+    job = next(SCRIPT.parent.glob("jobs/*.py")).stem
+    done = subprocess.run([SCRIPT, job], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert "install Java 17" in done.stderr
+
+
+def test_the_script_refuses_a_machine_without_a_fitting_python(tmp_path: Path) -> None:
+    copy = tmp_path / "spark-submit.sh"  # beside no .venv
+    copy.write_text(SCRIPT.read_text())
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "run.py").touch()
+    for name in ("setup.py", "constraints.txt"):
+        (tmp_path / name).touch()
+    environment = os.environ | {"PYTHON": "/bin/false"}
+    done = subprocess.run(["bash", copy, "run"], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert "no Python 3.11" in done.stderr
+    assert not (tmp_path / ".venv").exists()
