@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.property.ledger import Keyed, Ledger, Said
+from tests.property.records import Message, Op, half_row, op_rows
 
 from commitlake.protocol.model import Rules
 from commitlake.protocol.rows import ROW, SEGMENT_SIZE, Rows, empty
 from commitlake.protocol.segment import advance
 from commitlake.protocol.states import Kind, Source
-from tests.property.ledger import Keyed, Ledger, Said
-from tests.property.records import Message, Op, half_row, op_rows
 
 Key = tuple[Source, int, int]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace as Half
 
+from tests.property.records import End, Message, Op, Place
+
 from commitlake.protocol.model import Rules
 from commitlake.protocol.states import Delivery, Kind, Reason, Refusal, State
-from tests.property.records import End, Message, Op, Place
 
 
 class Model:
@@ -168,7 +169,7 @@ class Model:
     def recall(self, op: Op) -> None:
         place: Place = op.listed[0]
         message, late = self.delayed.get(place), self.over(self.waiting[op])
-        if message is None and late or message and (op.tid, op.group) != (message.m.tid, message.m.group):
+        if (message is None and late) or (message and (op.tid, op.group) != (message.m.tid, message.m.group)):
             self.refuse(op, Refusal.NO_DELAYED_MESSAGE)
         elif message and message.read and ("messages", place) in self.timers:
             self.deliveries["messages", place] = (Delivery.RECALLED, self.timers.pop(("messages", place)))

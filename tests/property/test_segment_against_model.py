@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given, note
 from hypothesis import strategies as st
+from tests.property.coordinator import Coordinator
+from tests.property.model import Model
+from tests.property.records import Message, Op, Place
 
 from commitlake.protocol.model import Rules
 from commitlake.protocol.rows import SEGMENT_SIZE
 from commitlake.protocol.states import Kind
-from tests.property.coordinator import Coordinator
-from tests.property.model import Model
-from tests.property.records import Message, Op, Place
 
 FIRSTS = (Place(0, 0), Place(0, 1), Place(1, SEGMENT_SIZE))
 PARTS = (Place(0, 2), Place(1, 0), Place(1, 1))

@@ -1,0 +1,62 @@
+"""A segment sleeps exactly until something happens."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.property.records import Message, Op, Place, half_row, op_rows
+
+from commitlake.protocol.model import Rules
+from commitlake.protocol.rows import empty
+from commitlake.protocol.segment import advance
+from commitlake.protocol.states import Kind
+
+NOW = 1_000_000
+ages = st.integers(0, 100)
+places = st.builds(Place, st.just(0), st.integers(0, 5))
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> np.ndarray:
+    halves = draw(
+        st.lists(
+            st.builds(Message, places, ages.map(lambda age: NOW - age), delay=st.integers(-1, 50)),
+            unique_by=lambda m: m.at,
+        )
+    )
+    parts = draw(st.lists(st.integers(0, 9), unique=True, max_size=3))
+    rows = [half_row(m) for m in halves] + [
+        half_row(Message(Place(1, p), NOW, draw(places), tid=draw(st.integers(1, 2)))) for p in parts
+    ]
+    for offset in range(draw(st.integers(0, 4))):
+        kind = draw(st.sampled_from([Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL]))
+        listed = (
+            draw(places),
+            *draw(st.lists(st.builds(Place, st.just(1), st.integers(0, 9)), max_size=2, unique=True)),
+        )
+        rows.append(op_rows(Op(Place(0, offset), NOW - draw(ages), kind, listed, draw(st.integers(1, 2)))))
+    return np.concatenate([empty(), *rows])
+
+
+@given(
+    arrivals(),
+    st.builds(
+        Rules, st.integers(1, 60), st.integers(1, 30), st.integers(0, 2), st.integers(1, 150), st.integers(1, 40)
+    ),
+)
+def test_nothing_happens_before_wake_at_and_something_does_then_until_nothing_is_left(
+    rows: np.ndarray, rules: Rules
+) -> None:
+    step, now = advance(empty(), rows, NOW, rules), NOW
+    for _ in range(200):
+        if step.wake_at is None:
+            break
+        assert step.wake_at > now
+        early = advance(step.state, empty(), step.wake_at - 1, rules)
+        assert len(early.events) == 0
+        assert early.wake_at == step.wake_at
+        now, step = step.wake_at, advance(step.state, empty(), step.wake_at, rules)
+        assert len(step.events) > 0
+    assert step.wake_at is None
+    assert len(step.state) == 0

@@ -1,0 +1,95 @@
+"""One segment of half queue 0, driven batch by batch; what it says becomes readable."""
+
+from __future__ import annotations
+
+import numpy as np
+from tests.property.records import Message, Op, Place, half_row, op_rows
+
+from commitlake.protocol.model import Rules
+from commitlake.protocol.rows import Rows, empty
+from commitlake.protocol.segment import advance
+from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
+
+RULES = {
+    "timeout_ms": 6_000,
+    "check_interval_ms": 30_000,
+    "check_max": 2,
+    "retention_ms": 1_000_000,
+    "op_park_ms": 600_000,
+}
+H = Place(0, 7)
+T = 1_000_000
+"""The time when everything is stored, unless told otherwise."""
+
+
+class OneSegment:
+    def __init__(self, **rules: int) -> None:
+        self.rules = Rules(**(RULES | rules))
+        self.state = empty()
+        self.wake_at: int | None = None
+
+    def batch(self, now: int, *arrived: Rows) -> dict[str, list[tuple]]:
+        """The events by name, without those that nothing was said of."""
+        step = advance(self.state, np.concatenate([empty(), *arrived]), now, self.rules)
+        self.state, self.wake_at = step.state, step.wake_at
+        said: dict[str, list[tuple]] = {}
+        for event in step.events:
+            said.setdefault(Event(event["event"]).name, []).append(told(event))
+        return said
+
+    def open(self) -> int:
+        """Rows that are kept for the next batch."""
+        return len(self.state)
+
+
+def told(e: np.void) -> tuple:
+    kind, offset = Event(e["event"]), int(e["offset"])
+    if kind == Event.DECIDED:
+        return (offset, State(e["state"]).name, Reason(e["reason"]).name)
+    if kind == Event.CHECK:
+        return (offset, int(e["round"]), int(e["checks"]))
+    if kind == Event.REFUSED:
+        return (int(e["op_offset"]), Refusal(e["reason"]).name)
+    if kind == Event.ASK_OP:
+        return (int(e["op_offset"]), int(e["last"]))
+    if kind == Event.DELIVERY:
+        return (offset, "RECALLED" if e["state"] == 2 else "DELIVERED", int(e["deliver_at"]))
+    return (int(e["queue"]), offset, *([int(e["last"])] if kind == Event.ASK_PART else []))
+
+
+def half(at: Place = H, stored: int = T, **fields: int) -> Rows:
+    return half_row(Message(at, stored, **fields))
+
+
+def reopened(at: Place = H, resumed: int = T, due: int = T + 6_001, offset: int = 0) -> Rows:
+    """A half message as an accepted RESUME brings it again: record `offset` of `admin`, stored at `resumed`."""
+    return half_row(Message(at, T - 500_000), round=1, since=resumed, due=due, op_offset=offset)
+
+
+def part(at: Place, first: Place = H, **fields: int) -> Rows:
+    return half_row(Message(at, T, first, **fields))
+
+
+def delayed(at: Place, due: int, **fields: int) -> Rows:
+    return half_row(Message(at, T, deliver_at=due, delayed=True, **fields))
+
+
+def op(decision: Kind, offset: int = 0, stored: int = T, listed: tuple[Place, ...] = (H,), **fields: object) -> Rows:
+    queue = fields.pop("queue", 0)
+    return op_rows(Op(Place(queue, offset), stored, decision, listed, **fields))
+
+
+def commit(offset: int = 0, **fields: object) -> Rows:
+    return op(Kind.COMMIT, offset, **fields)
+
+
+def rollback(offset: int = 0, **fields: object) -> Rows:
+    return op(Kind.ROLLBACK, offset, **fields)
+
+
+def resume(offset: int = 0, **fields: object) -> Rows:
+    return op(Kind.RESUME, offset, admin=True, **fields)
+
+
+def recall(at: Place, offset: int = 0, **fields: object) -> Rows:
+    return op(Kind.RECALL, offset, listed=(at,), **fields)

@@ -1,0 +1,108 @@
+"""Delayed messages, committed half messages with a delay, and recalls (contract 4.10)."""
+
+from __future__ import annotations
+
+from tests.property.records import Place
+from tests.unit.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
+
+D = Place(0, 5)
+DAY = 86_400_000
+PARK = 600_000
+
+
+def test_a_delayed_message_appears_at_its_due_time_and_not_before() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, delayed(D, T + 1_000)) == {}
+    assert segment.wake_at == T + 1_000
+    assert segment.batch(T + 999) == {}
+    assert segment.batch(T + 1_000) == {"DELIVERY": [(5, "DELIVERED", T + 1_000)]}
+    assert segment.open() == 0
+
+
+def test_an_overdue_message_appears_at_once() -> None:
+    assert OneSegment().batch(T, delayed(D, T - 1)) == {"DELIVERY": [(5, "DELIVERED", T - 1)]}
+
+
+def test_forty_days_in_milliseconds_do_not_overflow() -> None:
+    segment = OneSegment()
+    segment.batch(T, half(delay=40 * DAY))
+    segment.batch(T, commit())
+    assert segment.wake_at == T + 40 * DAY
+    assert segment.batch(T + 40 * DAY - 1) == {}
+    assert segment.batch(T + 40 * DAY) == {"DELIVERY": [(7, "DELIVERED", T + 40 * DAY)]}
+
+
+def test_a_relative_delay_counts_from_the_append_time_of_the_op_that_committed() -> None:
+    segment = OneSegment()
+    segment.batch(T, half(delay=1_000))
+    assert segment.batch(T + 5_500, commit(stored=T + 5_000)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    assert segment.wake_at == T + 6_000
+
+
+def test_an_absolute_delay_that_is_over_is_delivered_in_the_batch_of_its_commit() -> None:
+    said = OneSegment().batch(T, half(deliver_at=T - 5), commit())
+    assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")], "DELIVERY": [(7, "DELIVERED", T - 5)]}
+
+
+def test_a_rolled_back_message_with_a_delay_never_appears() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half(delay=1_000), rollback()) == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
+    assert segment.open() == 0
+
+
+def test_each_message_of_a_transaction_has_a_delay_of_its_own() -> None:
+    segment = OneSegment()
+    segment.batch(T, half(), part(Place(1, 3), delay=1_000), part(Place(1, 4), deliver_at=T + 500), commit())
+    assert segment.batch(T + 2_000)["DELIVERY"] == [(3, "DELIVERED", T + 1_000), (4, "DELIVERED", T + 500)]
+
+
+def test_a_recalled_message_never_appears_though_it_is_due_in_the_same_batch() -> None:
+    segment = OneSegment()
+    segment.batch(T, delayed(D, T + 1_000))
+    assert segment.batch(T + 1_000, recall(D)) == {"DELIVERY": [(5, "RECALLED", T + 1_000)]}
+    assert segment.open() == 0
+
+
+def test_two_recalls_of_one_message_end_it_once() -> None:
+    assert OneSegment().batch(T, delayed(D, T + 9), recall(D, 0), recall(D, 1)) == {
+        "DELIVERY": [(5, "RECALLED", T + 9)]
+    }
+
+
+def test_a_recall_of_another_id_or_topic_is_refused_and_the_message_waits_on() -> None:
+    segment = OneSegment()
+    said = segment.batch(T, delayed(D, T + 9), recall(D, 0, tid=2), recall(D, 1, group=2))
+    assert said == {"REFUSED": [(0, "NO_DELAYED_MESSAGE"), (1, "NO_DELAYED_MESSAGE")]}
+    assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
+
+
+def test_a_recall_waits_for_its_message() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, recall(D)) == {"ASK_OP": [(0, 0)]}
+    assert segment.batch(T + 1, delayed(D, T + 9)) == {"DELIVERY": [(5, "RECALLED", T + 9)]}
+
+
+def test_a_recall_of_nothing_asks_again_when_its_park_time_ends() -> None:
+    segment = OneSegment()
+    segment.batch(T, recall(D))
+    assert segment.wake_at == T + PARK
+    assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
+    assert segment.open() == 0
+
+
+def test_a_wrong_recall_that_has_asked_is_refused_by_the_ledger_only() -> None:
+    segment = OneSegment()
+    segment.batch(T, recall(D, tid=2))
+    assert segment.batch(T, delayed(D, T + 9)) == {"ASK_OP": [(0, 1)]}
+    assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
+
+
+def test_messages_of_one_segment_end_in_the_order_of_their_due_times_over_the_batches() -> None:
+    segment = OneSegment()
+    segment.batch(T, *[delayed(Place(0, n), T + 100 - n) for n in range(10)])
+    dues = [
+        due
+        for now in range(T, T + 103, 3)
+        for *_, due in sorted(segment.batch(now).get("DELIVERY", []), key=lambda e: e[2])
+    ]
+    assert dues == [T + 100 - n for n in range(9, -1, -1)]

@@ -1,0 +1,160 @@
+"""Which op decides, which waits, which is refused (contract 4.1, 4.2, 4.6)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.property.records import Place
+from tests.unit.one_segment import H, OneSegment, T, commit, half, part, reopened, resume, rollback
+
+PARK = 600_000
+
+
+def test_a_half_message_is_silent_until_its_op_comes() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half()) == {}
+    assert segment.batch(T + 1, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    assert segment.open() == 0
+    assert segment.wake_at is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "DIRECT"),
+        ({"from_check": True}, "CHECK"),
+        ({"admin": True}, "ADMIN"),
+        ({"admin": True, "from_check": True}, "ADMIN"),
+    ],
+)
+def test_the_reason_tells_where_the_decision_came_from(fields: dict, reason: str) -> None:
+    assert OneSegment().batch(T, half(), rollback(**fields)) == {"DECIDED": [(7, "ROLLED_BACK", reason)]}
+
+
+def test_an_op_before_its_half_message_waits_for_it() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, rollback()) == {}
+    assert segment.wake_at == T + PARK
+    assert segment.batch(T + PARK - 1, half(stored=T + PARK - 1)) == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
+    assert segment.open() == 0
+
+
+def test_a_half_message_that_comes_in_the_batch_in_which_park_time_ends_is_still_met() -> None:
+    segment = OneSegment()
+    segment.batch(T, commit())
+    assert segment.batch(T + PARK, half(stored=T + PARK)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+
+
+def test_park_time_counts_from_the_batch_that_first_saw_the_op_not_from_its_append_time() -> None:
+    segment = OneSegment()
+    segment.batch(T + 100_000, commit(stored=T))
+    assert segment.batch(T + PARK + 99_999) == {}
+    assert segment.batch(T + PARK + 100_000) == {"ASK_OP": [(0, 1)]}
+    assert segment.open() == 0
+
+
+def test_the_earliest_op_wins_by_append_time_then_queue_then_offset() -> None:
+    for winner, loser in [
+        (commit(9, stored=T), rollback(1, stored=T + 1)),
+        (commit(9, queue=0), rollback(1, queue=1)),
+        (commit(1), rollback(2)),
+    ]:
+        for arrived in ([winner, loser], [loser, winner]):
+            said = OneSegment().batch(T + 1, half(), *arrived)
+            assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+
+
+def test_an_op_of_an_earlier_batch_wins_though_a_later_one_is_older() -> None:
+    segment = OneSegment()
+    segment.batch(T + 10, half(), commit(5, stored=T + 10))
+    assert segment.batch(T + 11, rollback(4, stored=T)) == {}
+    assert segment.batch(T + 11 + PARK) == {"ASK_OP": [(4, 1)]}
+
+
+def test_a_second_decision_asks_the_ledger_when_its_park_time_ends() -> None:
+    segment = OneSegment()
+    segment.batch(T, half(), commit(0), rollback(1), commit(2))
+    assert segment.batch(T + PARK) == {"ASK_OP": [(1, 1), (2, 1)]}
+    assert segment.open() == 0
+
+
+def test_a_wrong_transaction_id_is_refused_and_the_half_message_untouched() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half(), commit(0, tid=2, group=2)) == {"REFUSED": [(0, "WRONG_TRANSACTION_ID")]}
+    assert segment.batch(T, commit(1)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+
+
+def test_a_wrong_group_is_refused_but_an_admin_may_have_any() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half(), commit(0, group=2)) == {"REFUSED": [(0, "WRONG_PRODUCER_GROUP")]}
+    assert segment.batch(T, commit(1, group=2, admin=True)) == {"DECIDED": [(7, "COMMITTED", "ADMIN")]}
+
+
+def test_a_wrong_op_that_waited_is_refused_when_its_half_message_comes_and_the_right_one_wins() -> None:
+    segment = OneSegment()
+    segment.batch(T, rollback(0, tid=2))
+    said = segment.batch(T + 1, half(), commit(1, stored=T + 1))
+    assert said == {"REFUSED": [(0, "WRONG_TRANSACTION_ID")], "DECIDED": [(7, "COMMITTED", "DIRECT")]}
+
+
+def test_op_and_admin_records_of_equal_coordinates_are_two_records() -> None:
+    segment = OneSegment()
+    further = Place(1, 3)
+    segment.batch(T, half(), commit(0, listed=(H, further)))
+    assert segment.batch(T, rollback(0, admin=True)) == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN")]}
+    assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
+
+
+def test_a_resume_of_an_open_transaction_is_refused_at_once() -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half(), resume()) == {"REFUSED": [(0, "NOT_DISCARDED")]}
+    assert segment.batch(T, resume(1, tid=2)) == {"REFUSED": [(1, "WRONG_TRANSACTION_ID")]}
+
+
+def test_a_resume_of_what_is_not_open_asks_the_ledger_at_once() -> None:
+    assert OneSegment().batch(T, resume()) == {"ASK_OP": [(0, 0)]}
+
+
+def test_an_accepted_resume_is_not_refused_by_the_round_that_it_opened() -> None:
+    segment = OneSegment()
+    segment.batch(T, resume())
+    assert segment.batch(T, reopened()) == {}
+
+
+def test_an_op_from_before_a_resume_never_applies_to_the_new_round() -> None:
+    segment = OneSegment()
+    segment.batch(T + 1, rollback(0, stored=T - 1), rollback(1, stored=T))
+    assert segment.batch(T + 2, reopened()) == {}
+    assert segment.batch(T + 3, commit(2, stored=T + 1)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+
+
+def test_of_one_millisecond_admin_records_tell_before_from_after_by_their_offset() -> None:
+    assert OneSegment().batch(T, reopened(offset=5), commit(4, admin=True)) == {}
+    assert OneSegment().batch(T, reopened(offset=5), commit(6, admin=True)) == {"DECIDED": [(7, "COMMITTED", "ADMIN")]}
+
+
+def test_a_resumed_transaction_has_its_first_check_a_timeout_after_the_resume_and_counts_from_one() -> None:
+    segment = OneSegment()
+    segment.batch(T, reopened())
+    assert segment.wake_at == T + 6_001
+    assert segment.batch(T + 6_001) == {"CHECK": [(7, 1, 1)]}
+
+
+def test_the_retention_of_a_resumed_transaction_counts_from_the_resume() -> None:
+    segment = OneSegment(retention_ms=3_000)
+    segment.batch(T, reopened())
+    assert segment.batch(T + 3_000) == {}
+    assert segment.batch(T + 3_001) == {"DECIDED": [(7, "DISCARDED", "EXPIRED")]}
+
+
+def test_nothing_is_kept_of_a_thousand_decided_transactions() -> None:
+    segment = OneSegment()
+    halves = [half(Place(0, i)) for i in range(1_000)]
+    said = segment.batch(T, *halves, *[commit(i, listed=(Place(0, i),)) for i in range(1_000)])
+    assert [offset for offset, *_ in said["DECIDED"]] == list(range(1_000))
+    assert segment.open() == 0
+
+
+def test_an_op_decides_only_the_transaction_it_names() -> None:
+    segment = OneSegment()
+    said = segment.batch(T, half(Place(0, 6)), half(), half(Place(0, 8)), part(Place(1, 0), Place(0, 8)), commit())
+    assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
