@@ -1,4 +1,4 @@
-"""Answers to COMMIT, ROLLBACK and RESUME records whose first half message was not open (contract 4.1, 4.2, 4.6, 4.8)."""
+"""Answers to COMMIT, ROLLBACK and RESUME whose first half message was not open (contract 4.1, 4.2, 4.6, 4.8)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Event, Kind, Refusal, Source
 from commitlake.streams.answers import Answers, Verdict, events
+from commitlake.streams.events import Events
 from commitlake.streams.inputs import half_rows, op_rows
 from commitlake.streams.lookup import Tables, asked, is_part, near, newest, with_first
-from commitlake.streams.events import Events
 
 _OP = ["op_queue", "op_offset", "admin"]
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
@@ -46,18 +46,25 @@ def not_told(asks: DataFrame, tables: Tables) -> DataFrame:
 def with_record(asks: DataFrame, tables: Tables) -> DataFrame:
     """Adds the op record as `record`."""
     record = near(tables.op, asks, *_AT_OP)
-    columns = [F.col("queue").alias("op_queue"), "op_offset", F.col("admin").cast("int").alias("admin")]
+    columns = [F.col("queue").alias("op_queue"), F.col("op_offset"), F.col("admin").cast("int").alias("admin")]
     return asks.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
 
 
 def with_listed(asks: DataFrame, tables: Tables) -> DataFrame:
     """Adds what is wrong with the further half messages that an op lists; false or null where nothing is."""
     listed = asks.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
-        *_OP, "record", "first_queue", "first_offset", F.col("m.queue").alias("queue"), F.col("m.offset").alias("queue_offset")
+        *_OP,
+        "record",
+        "first_queue",
+        "first_offset",
+        F.col("m.queue").alias("queue"),
+        F.col("m.offset").alias("queue_offset"),
     )
     where = (("queue", "queue"), ("queue_offset", "queue_offset"))
     half = near(tables.half, listed, *where).select(
-        "queue", "queue_offset", F.struct("transaction_id", "producer_group", "first_queue", "first_offset").alias("part")
+        "queue",
+        "queue_offset",
+        F.struct("transaction_id", "producer_group", "first_queue", "first_offset").alias("part"),
     )
     orphans = tables.transactions.where("reason = 'ORPHAN'").select("queue", F.col("half_offset").alias("queue_offset"))
     found = listed.join(half, ["queue", "queue_offset"], "left").join(
@@ -90,17 +97,23 @@ def _wrong_group() -> Column:
 def _already() -> Column:
     """The refusal that tells how the transaction ended, null where it has not, or as the op says."""
     same = F.when(F.col("record.decision") == "COMMIT", "COMMITTED").otherwise("ROLLED_BACK")
-    names = {"COMMITTED": Refusal.ALREADY_COMMITTED, "ROLLED_BACK": Refusal.ALREADY_ROLLED_BACK, "DISCARDED": Refusal.ALREADY_DISCARDED}
+    names = {
+        "COMMITTED": Refusal.ALREADY_COMMITTED,
+        "ROLLED_BACK": Refusal.ALREADY_ROLLED_BACK,
+        "DISCARDED": Refusal.ALREADY_DISCARDED,
+    }
     table = F.create_map(*[F.lit(item) for name, code in names.items() for item in (name, int(code))])
     ended = ~F.col("pending") & (F.col("ledger.state") != same)
-    before_resume = F.col("pending") & (F.unix_millis("record.stored_at") <= F.col("open_since")) & (F.col("admin") == 0)
+    before_resume = (
+        F.col("pending") & (F.unix_millis("record.stored_at") <= F.col("open_since")) & (F.col("admin") == 0)
+    )
     return F.when(_yes(ended), table[F.col("ledger.state")]).when(
         _yes(before_resume) | _yes(F.col("orphan")), int(Refusal.ALREADY_DISCARDED)
     )
 
 
 def _decision() -> Column:
-    """Contract 4.8 orders the reasons: the id, the group, how it ended; NO_HALF_MESSAGE only when something never landed."""
+    """The reasons in their order: id, group, how it ended; NO_HALF_MESSAGE only when something never landed."""
     missing = F.col("first").isNull() | _yes(F.col("missing"))
     return (
         F.when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
@@ -129,7 +142,7 @@ def _resume() -> Column:
 
 
 def _accept_the_first(judged: DataFrame) -> DataFrame:
-    """Of several RESUMEs of one transaction in a batch the first opens it; it is then no longer discarded for the others."""
+    """Of several RESUMEs of one transaction in a batch the first opens it; for the others it is open then."""
     accepted = F.col("verdict") == int(Verdict.ACCEPT)
     order = Window.partitionBy("first_queue", "first_offset", accepted).orderBy("record.stored_at", "op_offset")
     late = accepted & (F.row_number().over(order) > 1)
@@ -137,7 +150,7 @@ def _accept_the_first(judged: DataFrame) -> DataFrame:
 
 
 def _reopen(judged: DataFrame, tables: Tables, timeout_ms: int) -> DataFrame:
-    """The rows of reopened transactions: the first half message and all parts that were discarded with it, in a new round."""
+    """The rows of reopened transactions: the first half message and the parts that were discarded with it."""
     accepted = judged.where(F.col("verdict") == int(Verdict.ACCEPT)).select(
         "first_queue",
         "first_offset",
@@ -148,7 +161,9 @@ def _reopen(judged: DataFrame, tables: Tables, timeout_ms: int) -> DataFrame:
     where = (("first_queue", "first_queue"), ("first_offset", "first_offset"))
     half = near(tables.half, accepted, *where).join(accepted, ["first_queue", "first_offset"])
     ended = newest(tables.transactions.where("state = 'DISCARDED'")).where("reason != 'ORPHAN'")
-    half = half.join(ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi")
+    half = half.join(
+        ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi"
+    )
     first = (F.col("first_queue") == F.col("queue")) & (F.col("first_offset") == F.col("queue_offset"))
     return half_rows(
         half,

@@ -29,7 +29,12 @@ def answer(batch: Events, tables: Tables) -> Answers:
 def _not_ended(asks: DataFrame, tables: Tables) -> DataFrame:
     """A part asks when it comes and when its park time is over; by then it may have its end."""
     own = newest(near(tables.transactions, asks, ("queue", "queue"), ("half_offset", "offset")))
-    own = own.select("queue", F.col("half_offset").alias("offset"), F.col("round").alias("own_round"), F.col("reason").alias("own_reason"))
+    own = own.select(
+        "queue",
+        F.col("half_offset").alias("offset"),
+        F.col("round").alias("own_round"),
+        F.col("reason").alias("own_reason"),
+    )
     done = (F.col("own_reason") == "ORPHAN") | (F.col("own_round") >= F.coalesce("ledger.round", F.lit(0)))
     return asks.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
 
@@ -56,10 +61,17 @@ def _verdict() -> Column:
 def _with_due(judged: DataFrame, tables: Tables) -> DataFrame:
     """A relative delay counts from the op that committed the first."""
     op = tables.op.where("decision = 'COMMIT'").select(
-        F.col("queue").alias("dq"), F.col("op_offset").alias("do"), F.col("admin").alias("da"), millis("stored_at").alias("committed")
+        F.col("queue").alias("dq"),
+        F.col("op_offset").alias("do"),
+        F.col("admin").alias("da"),
+        millis("stored_at").alias("committed"),
     )
     by_admin = F.col("ledger.reason") == "ADMIN"
-    same_op = (F.col("dq") == F.col("ledger.op_queue")) & (F.col("do") == F.col("ledger.op_offset")) & (F.col("da") == by_admin)
+    same_op = (
+        (F.col("dq") == F.col("ledger.op_queue"))
+        & (F.col("do") == F.col("ledger.op_offset"))
+        & (F.col("da") == by_admin)
+    )
     relative = F.col("committed") + F.col("message.delay_ms")
     due = F.coalesce(F.unix_millis("message.deliver_at"), relative, F.lit(-1))
     shown = F.coalesce(F.col("ledger.state") == "COMMITTED", F.lit(False))
@@ -71,7 +83,13 @@ def _number(kinds: type[State] | type[Reason], column: str) -> Column:
 
 
 def _at() -> dict[str, Column | int]:
-    names = {"queue": "queue", "offset": "offset", "anchor_queue": "first_queue", "anchor_offset": "first_offset", "now": "now"}
+    names = {
+        "queue": "queue",
+        "offset": "offset",
+        "anchor_queue": "first_queue",
+        "anchor_offset": "first_offset",
+        "now": "now",
+    }
     return {"src": Source.HALF, **{name: F.col(column) for name, column in names.items()}}
 
 

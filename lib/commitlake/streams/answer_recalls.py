@@ -16,12 +16,14 @@ _AT = ["first_queue", "first_offset"]
 
 
 def answer(batch: Events, tables: Tables) -> Answers:
-    """Of a delivered message it is too late, of nothing or another id or topic there is nothing, again it is harmless."""
+    """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
     asks = with_record(not_told(asked(batch, Event.ASK_OP, Source.MESSAGES), tables), tables)
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
     message = near(tables.delayed, asks, *where).select(*at, F.struct("message_id", "topic").alias("message"))
-    ended = near(tables.deliveries.where("source = 'messages'"), asks, *where).select(*at, F.col("state").alias("ended"))
+    ended = near(tables.deliveries.where("source = 'messages'"), asks, *where).select(
+        *at, F.col("state").alias("ended")
+    )
     facts = asks.join(message, _AT, "left").join(ended, _AT, "left")
     judged = facts.withColumn("verdict", _verdict()).persist()
     again = op_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("record.*"))

@@ -1,4 +1,4 @@
-"""A coordination batch: what its events do to the tables, in the one order that survives a kill between any two steps."""
+"""A coordination batch: its events go to the tables in the one order that survives a kill between any two steps."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class BatchWriter:
     def __call__(self, frame: DataFrame, spark_batch_id: int) -> None:
         """Carries out one batch.
 
-        The first half message that a table shows as ended *is* ended, so the ledger comes first; whatever follows is derived from it
-        or said again, so a kill at any point loses nothing and doubles nothing:
+        The first half message that a table shows as ended *is* ended, so the ledger comes first; whatever follows is
+        derived from it or said again, so a kill at any point loses nothing and doubles nothing:
 
         1. read the new rows and 2. run the state machine (both in `frame`);
         3. evaluate its events, once and whole, and let the ledger answer what segments asked;
@@ -130,7 +130,9 @@ class BatchWriter:
                 frames.append(visible.topic_rows(messages.where(near), shown, src, batch_id))
         visible.publish(self.warehouse, reduce(DataFrame.union, frames), sorted(topics), {"batch_id": batch_id})
 
-    def _tell(self, half: DataFrame | None, events: Events, batch_id: int, reentries: DataFrame | None) -> DataFrame | None:
+    def _tell(
+        self, half: DataFrame | None, events: Events, batch_id: int, reentries: DataFrame | None
+    ) -> DataFrame | None:
         """Appends what is told besides the ledger; returns the check requests to send, None when there are none."""
         marker = {"batch_id": batch_id}
         if half is not None and events.count_discarded():
@@ -155,7 +157,9 @@ def _parts(events: Events) -> DataFrame | None:
 
 
 def _completed(warehouse: Warehouse, batch_id: int, now: int) -> DataFrame:
-    return warehouse.spark.sql(f"SELECT CAST({batch_id} AS BIGINT) AS batch_id, timestamp_millis({now}) AS completed_at")
+    return warehouse.spark.sql(
+        f"SELECT CAST({batch_id} AS BIGINT) AS batch_id, timestamp_millis({now}) AS completed_at"
+    )
 
 
 def send_checks(config: Config, records: DataFrame) -> None:

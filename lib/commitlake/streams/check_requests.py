@@ -23,7 +23,7 @@ _TEXTS = {
 
 
 def records(half: DataFrame, checks: DataFrame, parts: DataFrame | None, topic: str) -> DataFrame:
-    """Kafka records of the check topic for rows of `checks`; the same row always gives the same record, but for new parts.
+    """Kafka records for rows of `checks`; a row always gives the same record, but for parts that came since.
 
     Args:
         half: the half messages that are checked, bodies and all; others are ignored.
@@ -67,7 +67,10 @@ def _headers() -> Column:
     """User properties, then the contract's own headers; what the message does not have is left out."""
     times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
     texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
-    own = [F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value")) for name, value in (texts | times).items()]
+    own = [
+        F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
+        for name, value in (texts | times).items()
+    ]
     users = F.transform(
         F.map_entries(F.coalesce("properties", F.create_map().cast("map<string,string>"))),
         lambda entry: F.struct(entry["key"].alias("key"), entry["value"].cast("binary").alias("value")),

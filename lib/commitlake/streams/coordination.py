@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
 from commitlake.protocol.model import Rules
@@ -16,7 +16,7 @@ from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
 
-STREAMED = {
+STREAMED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "half": inputs.half_rows,
     "op": inputs.op_rows,
     "delayed": inputs.delayed_rows,

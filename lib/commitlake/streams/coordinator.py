@@ -14,7 +14,7 @@ from typing import Self
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 import commitlake
 from commitlake.config import Config, is_local
@@ -34,8 +34,8 @@ _STOP_TIMEOUT_S = 60
 class Coordinator:
     """A running coordinator; also what `commitlake.start` returns.
 
-    A start: own the warehouse; finish the batch that a kill cut short; land, and meanwhile work out what is open; coordinate as soon as
-    the ops that Kafka held at the start have landed, so that no deadline runs before them.
+    A start: own the warehouse; finish the batch that a kill cut short; land, and meanwhile work out what is open;
+    coordinate as soon as the ops that Kafka held at the start have landed, so that no deadline runs before them.
     """
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
@@ -49,7 +49,9 @@ class Coordinator:
         self._scratch = ""
 
     def start(self, *, available_now: bool = False) -> Self:
-        """Starts all queries; with `available_now` works off all that is there, fires what is due, and returns when that is done.
+        """Starts all queries.
+
+        With `available_now` it works off all that is there, fires what is due, and returns when that is done.
 
         Raises:
             CommitLakeError: it can't start; nothing runs then.
@@ -126,7 +128,7 @@ class Coordinator:
             # What a batch sends back to its own input is there only after the query has looked what there is.
 
     def _unless_stopping(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """A batch that begins while stopping never happened: it writes nothing, and the next start begins from the tables."""
+        """A batch that begins while stopping never happened: the next start begins from the tables."""
 
         def guarded(frame: DataFrame, batch_id: int) -> None:
             if self._stopping.is_set():
@@ -147,7 +149,8 @@ class Coordinator:
         """Waits until a query ends or `stop` is called; returns whether it has within `timeout` seconds.
 
         Raises:
-            CommitLakeError: a query failed; everything is stopped then, and the next start goes on where the tables are.
+            CommitLakeError: a query failed; everything is stopped then, and the next start goes on where the tables
+                are.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while not self._stopping.is_set():
@@ -178,7 +181,10 @@ class Coordinator:
                 raise self._failure or StreamError(name, cause)
 
     def stop(self) -> None:
-        """Stops cleanly: batches under way are finished, none begins. Safe to call twice, and from a signal handler's thread."""
+        """Stops cleanly: batches under way are finished, none begins.
+
+        Safe to call twice, and from a signal handler's thread.
+        """
         self._stopping.set()
         if self._busy.acquire(timeout=_STOP_TIMEOUT_S):
             self._busy.release()

@@ -1,4 +1,4 @@
-"""A batch's events as Spark sees them: where they lie, how they meet the tables, and the names that numbers stand for."""
+"""A batch's events: where they lie, how they meet the tables, and the names that numbers stand for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def or_null(column: str) -> Column:
 
 
 def moment(column: str) -> Column:
-    """ms since epoch as a timestamp, null when absent."""
+    """Ms since epoch as a timestamp, null when absent."""
     return F.timestamp_millis(or_null(column))
 
 
@@ -51,8 +51,8 @@ def within(spans: list[Span], queue: str, offset: str) -> Column:
 class Events:
     """The events of one batch: a cached frame, and one summary that says what there is to do.
 
-    The frame is evaluated here, once and whole: a stateful frame that is read in part leaves its state uncommitted, and one that is
-    read twice runs the state machine twice.
+    The frame is evaluated here, once and whole: a stateful frame that is read in part leaves its state uncommitted,
+    and one that is read twice runs the state machine twice.
     """
 
     def __init__(self, frame: DataFrame) -> None:
@@ -77,7 +77,9 @@ class Events:
 
     def count_discarded(self) -> int:
         """How many half messages are discarded."""
-        return sum(row["n"] for row in self._summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED))
+        return sum(
+            row["n"] for row in self._summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED)
+        )
 
     def of(self, event: Event, src: Source | None = None) -> DataFrame:
         """The events of one kind."""

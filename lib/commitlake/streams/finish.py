@@ -21,8 +21,9 @@ _SHOWN = ["source", "source_queue", "source_offset"]
 def finish_last_batch(warehouse: Warehouse) -> int:
     """Completes the newest batch; returns its batch_id, -1 when there was none yet.
 
-    A batch is whole when it stands in `batches`. If not, its ledger rows are final all the same: what they make visible, or discard,
-    is written now where it is missing. Refusals and checks need no finishing: what was not told is still open.
+    A batch is whole when it stands in `batches`. If not, its ledger rows are final all the same: what they make
+    visible, or discard, is written now where it is missing. Refusals and checks need no finishing: what was not told
+    is still open.
     """
     last = max(_newest(warehouse, name) for name in _MARKED)
     if last < 0 or _newest(warehouse, "batches") == last:
@@ -43,7 +44,10 @@ def _newest(warehouse: Warehouse, name: str) -> int:
 
 def _finish_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame, batch_id: int) -> None:
     committed = ended.where("state = 'COMMITTED' AND deliver_at IS NULL").select("topic")
-    topics = [row["topic"] for row in committed.union(delivered.where("state = 'DELIVERED'").select("topic")).distinct().collect()]
+    topics = [
+        row["topic"]
+        for row in committed.union(delivered.where("state = 'DELIVERED'").select("topic")).distinct().collect()
+    ]
     if not topics:
         return
     frames = []
@@ -52,7 +56,10 @@ def _finish_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame,
         frames.append(visible.topic_rows(warehouse.read(table), F.broadcast(shown), source, batch_id))
     for topic in topics:
         warehouse.ensure_topic(topic)
-    there = [warehouse.read_topic(topic).where(F.col("batch_id") == batch_id).select(F.lit(topic).alias("topic"), *_SHOWN) for topic in topics]
+    there = [
+        warehouse.read_topic(topic).where(F.col("batch_id") == batch_id).select(F.lit(topic).alias("topic"), *_SHOWN)
+        for topic in topics
+    ]
     missing = reduce(DataFrame.union, frames).join(reduce(DataFrame.union, there), ["topic", *_SHOWN], "left_anti")
     visible.publish(warehouse, missing, topics, {"batch_id": batch_id})
 
@@ -64,7 +71,11 @@ def _finish_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> 
         F.col("resolved_at").alias("discarded_at"),
         "batch_id",
     )
-    there = warehouse.read("discarded").where(F.col("batch_id") == batch_id).select(coordinate("queue", "queue_offset").alias("at"))
+    there = (
+        warehouse.read("discarded")
+        .where(F.col("batch_id") == batch_id)
+        .select(coordinate("queue", "queue_offset").alias("at"))
+    )
     missing = told.join(there, "at", "left_anti")
     if missing.isEmpty():
         return
@@ -73,16 +84,20 @@ def _finish_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> 
 
 
 def resend_checks(warehouse: Warehouse, config: Config) -> None:
-    """Sends the newest checks again: a kill between their rows and Kafka would leave a producer unasked for an interval."""
+    """Sends the newest checks again: a kill before Kafka would leave a producer unasked for an interval."""
     checks = warehouse.read("checks")
     last = _newest(warehouse, "checks")
     ended = warehouse.read("transactions").select("queue", "half_offset", "round")
-    asked = checks.where(F.col("batch_id") == last).join(ended, ["queue", "half_offset", "round"], "left_anti").persist()
+    asked = (
+        checks.where(F.col("batch_id") == last).join(ended, ["queue", "half_offset", "round"], "left_anti").persist()
+    )
     if last < 0 or asked.isEmpty():
         return
     half = warehouse.read("half")
     firsts = asked.select(F.col("queue").alias("first_queue"), F.col("half_offset").alias("first_offset"))
-    parts = half.join(F.broadcast(firsts), ["first_queue", "first_offset"]).where("queue != first_queue OR queue_offset != first_offset")
+    parts = half.join(F.broadcast(firsts), ["first_queue", "first_offset"]).where(
+        "queue != first_queue OR queue_offset != first_offset"
+    )
     parts = parts.select("first_queue", "first_offset", "queue", "queue_offset")
     send_checks(config, check_requests.records(half, F.broadcast(asked), parts, config.kafka.topic("check")))
     asked.unpersist()

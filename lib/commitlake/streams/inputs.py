@@ -1,6 +1,7 @@
 """What coordination reads: narrow rows of half, op and delayed messages, never a body, never a string, never a null.
 
-Strings become 64-bit hashes in the JVM; a null would turn a whole column into floats in pandas (offsets above 2^53 would break).
+Strings become 64-bit hashes in the JVM; a null would turn a whole column into floats in pandas (offsets above 2^53
+would break).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What only the ledger knows: an op or a part whose message is not open (contract 4.1, 4.2, 4.6, 4.8, 4.10).
 
-An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping an answer in state for each would
-grow with history, so a segment asks, and this module answers from the tables as they were before the batch. Asking is rare: once
-at the end of the park time, and at once for a RESUME, a RECALL and a late part.
+An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping an answer in state
+for each would grow with history, so a segment asks, and this module answers from the tables as they were before the
+batch. Asking is rare: once at the end of the park time, and at once for a RESUME, a RECALL and a late part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Tables:
 
 def asked(events: Events, event: Event, src: Source) -> DataFrame:
     """The asking rows of one kind, small enough to broadcast, with the coordinates of their first half message."""
-    return events.of(event, src).withColumnRenamed("anchor_queue", "first_queue").withColumnRenamed("anchor_offset", "first_offset")
+    return (
+        events.of(event, src)
+        .withColumnRenamed("anchor_queue", "first_queue")
+        .withColumnRenamed("anchor_offset", "first_offset")
+    )
 
 
 def near(table: DataFrame, asks: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
@@ -58,21 +62,29 @@ def reopened(reentries: DataFrame) -> DataFrame:
     """The newest RESUME of each first half message: its round and time (ms)."""
     halves = reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
     latest = F.max(F.struct("round", "since")).alias("r")
-    return halves.groupBy("queue", "offset").agg(latest).select(
-        F.col("queue").alias("first_queue"),
-        F.col("offset").alias("first_offset"),
-        F.col("r.round").alias("open_round"),
-        F.col("r.since").alias("open_since"),
+    return (
+        halves.groupBy("queue", "offset")
+        .agg(latest)
+        .select(
+            F.col("queue").alias("first_queue"),
+            F.col("offset").alias("first_offset"),
+            F.col("r.round").alias("open_round"),
+            F.col("r.since").alias("open_since"),
+        )
     )
 
 
 def with_first(asks: DataFrame, tables: Tables) -> DataFrame:
-    """Adds what is known of the first half message: `first` (its row without a body), `ledger` (its newest), `pending`."""
+    """Adds of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     names = ["queue", "queue_offset", "first_queue", "first_offset", "transaction_id", "producer_group"]
-    half = near(tables.half, asks, *where).select(F.col("queue").alias("q"), F.col("queue_offset").alias("o"), F.struct(*names).alias("first"))
+    half = near(tables.half, asks, *where).select(
+        F.col("queue").alias("q"), F.col("queue_offset").alias("o"), F.struct(*names).alias("first")
+    )
     ended = newest(near(tables.transactions, asks, where[0], ("half_offset", "first_offset")))
-    ledger = ended.select(F.col("queue").alias("lq"), F.col("half_offset").alias("lo"), F.struct(*ended.columns).alias("ledger"))
+    ledger = ended.select(
+        F.col("queue").alias("lq"), F.col("half_offset").alias("lo"), F.struct(*ended.columns).alias("ledger")
+    )
     return (
         asks.join(half, (F.col("q") == F.col("first_queue")) & (F.col("o") == F.col("first_offset")), "left")
         .join(ledger, (F.col("lq") == F.col("first_queue")) & (F.col("lo") == F.col("first_offset")), "left")

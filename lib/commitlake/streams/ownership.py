@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -21,14 +20,15 @@ from commitlake.tables import Warehouse
 log = logging.getLogger(__name__)
 
 FENCED = ("half", "op", "delayed", "reentries", "transactions", "deliveries", "checks", "batches")
-"""Tables that a new epoch marks: an append in flight by an older coordinator then fails, and coordination starts at that commit."""
+"""Tables that a new epoch marks: an append in flight by an older coordinator then fails."""
 
 
 class WarehouseLock:
     """An OS lock on a local warehouse for the life of the process.
 
-    Delta's commit is not atomic between processes on a local file system, so epochs alone would not do there. The lock is taken before
-    anything is appended: a newcomer that appended its epoch first would fence the coordinator that runs.
+    Delta's commit is not atomic between processes on a local file system, so epochs alone would not do there. The
+    lock is taken before anything is appended: a newcomer that appended its epoch first would fence the coordinator
+    that runs.
     """
 
     def __init__(self, directory: str) -> None:
@@ -61,7 +61,9 @@ class WarehouseLock:
         self._file.write(describe(socket.gethostname(), os.getpid(), epoch))
         self._file.flush()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Frees the lock."""
         if self._file is not None:
             self._file.close()
@@ -85,7 +87,7 @@ def begin_epoch(warehouse: Warehouse, version: str) -> int:
 
 
 def mark(warehouse: Warehouse, epoch: int) -> None:
-    """Marks the tables with the epoch; the mark is a commit, so it also tells the version from which coordination reads."""
+    """Marks the tables with the epoch; the mark is a commit, from which coordination reads on."""
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: warehouse.set_property(name, "commitlake.epoch", str(epoch)), FENCED))
 
@@ -99,7 +101,9 @@ def check(warehouse: Warehouse, epoch: int) -> None:
     newest = _newest(warehouse)
     if newest and newest["epoch"] != epoch:
         other = describe(newest["host"], newest["pid"], newest["epoch"])
-        msg = f"another coordinator has taken over this warehouse: {other}; this one (epoch {epoch}) stops; run only one"
+        msg = (
+            f"another coordinator has taken over this warehouse: {other}; this one (epoch {epoch}) stops; run only one"
+        )
         raise FencedError(msg)
 
 

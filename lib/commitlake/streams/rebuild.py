@@ -1,8 +1,9 @@
 """What is open, from the tables alone: the input rows with which every start of coordination begins.
 
-The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign checkpoint, a
-changed state layout, changed timing keys and another number of shuffle partitions are all the same case: the ordinary start.
-Decided history is read by its key columns only, and nothing decided is decided or told again.
+The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign
+checkpoint, a changed state layout, changed timing keys and another number of shuffle partitions are all the same
+case: the ordinary start. Decided history is read by its key columns only, and nothing decided is decided or told
+again.
 """
 
 from __future__ import annotations
@@ -36,19 +37,27 @@ def open_rows(warehouse: Warehouse, versions: Mapping[str, int], timing: Transac
         _open_halves(half, ended, again, warehouse.read("checks"), timing),
         op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected"))),
         delayed_rows(_without_delivery(delayed, delivered, Source.MESSAGES, "queue_offset")),
-        _waiting(_without_delivery(ended.where("state = 'COMMITTED' AND deliver_at IS NOT NULL"), delivered, Source.HALF, "half_offset")),
+        _waiting(
+            _without_delivery(
+                ended.where("state = 'COMMITTED' AND deliver_at IS NOT NULL"), delivered, Source.HALF, "half_offset"
+            )
+        ),
     ]
     return parts[0].union(parts[1]).union(parts[2]).union(parts[3])
 
 
-def _open_halves(half: DataFrame, ended: DataFrame, again: DataFrame, checks: DataFrame, timing: TransactionConfig) -> DataFrame:
+def _open_halves(
+    half: DataFrame, ended: DataFrame, again: DataFrame, checks: DataFrame, timing: TransactionConfig
+) -> DataFrame:
     """Half messages without an end in their newest round, with the checks of that round."""
     narrow = half.drop("body", "sharding_key", "properties", "message_id", "topic", "tags", "keys")
     resumed = again.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
     latest = resumed.groupBy(F.col("queue").alias("first_queue"), F.col("offset").alias("first_offset")).agg(
         F.max(F.struct("round", "since", "op_queue", "op_offset")).alias("resume")
     )
-    ends = ended.select(coordinate("queue", "half_offset").alias("ended_at"), F.col("round").alias("ended_round"), "reason")
+    ends = ended.select(
+        coordinate("queue", "half_offset").alias("ended_at"), F.col("round").alias("ended_round"), "reason"
+    )
     found = narrow.join(F.broadcast(latest), ["first_queue", "first_offset"], "left").withColumn(
         "open_round", F.coalesce("resume.round", F.lit(0))
     )
@@ -65,7 +74,10 @@ def _with_deadlines(halves: DataFrame, timing: TransactionConfig) -> DataFrame:
     since = F.coalesce("resume.since", F.lit(-1))
     resumed = F.when(since >= 0, since + timing.timeout_ms + 1).otherwise(-1)
     due = F.coalesce(F.unix_millis("last") + timing.check_interval_ms, resumed)
-    only_first = lambda column: F.when(first, column).otherwise(-1)  # noqa: E731 - a part has no deadline of its own
+
+    def only_first(column: Column) -> Column:  # a part has no deadline of its own
+        return F.when(first, column).otherwise(-1)
+
     return half_rows(
         halves,
         checks=F.coalesce("sent", F.lit(0)),
@@ -77,11 +89,17 @@ def _with_deadlines(halves: DataFrame, timing: TransactionConfig) -> DataFrame:
     )
 
 
-def _open_ops(op: DataFrame, ended: DataFrame, delivered: DataFrame, again: DataFrame, rejected: DataFrame) -> DataFrame:
+def _open_ops(
+    op: DataFrame, ended: DataFrame, delivered: DataFrame, again: DataFrame, rejected: DataFrame
+) -> DataFrame:
     """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
-    asks = op.where("decision IN ('COMMIT', 'ROLLBACK', 'RESUME', 'RECALL')").withColumn("first", F.col("half_messages")[0])
+    asks = op.where("decision IN ('COMMIT', 'ROLLBACK', 'RESUME', 'RECALL')").withColumn(
+        "first", F.col("half_messages")[0]
+    )
     refused = rejected.where("source IN ('op', 'admin')").select(
-        F.col("kafka_partition").alias("queue"), F.col("kafka_offset").alias("op_offset"), (F.col("source") == "admin").alias("admin")
+        F.col("kafka_partition").alias("queue"),
+        F.col("kafka_offset").alias("op_offset"),
+        (F.col("source") == "admin").alias("admin"),
     )
     resumed = again.where((F.col("kind") == int(Kind.HALF)) & (F.col("op_offset") >= 0)).select(
         F.col("op_queue").alias("queue"), "op_offset", (F.col("admin") == 1).alias("admin")
@@ -109,7 +127,9 @@ def _same_end() -> Column:
     """The op decided this, or says once more what was decided."""
     states = F.create_map(*[F.lit(text) for pair in _STATE_OF.items() for text in pair])
     decided = (
-        (F.col("e_op_queue") == F.col("queue")) & (F.col("e_op_offset") == F.col("op_offset")) & (F.col("e_admin") == F.col("admin"))
+        (F.col("e_op_queue") == F.col("queue"))
+        & (F.col("e_op_offset") == F.col("op_offset"))
+        & (F.col("e_admin") == F.col("admin"))
     )
     repeats = (
         (F.size("half_messages") == 1)
@@ -123,7 +143,9 @@ def _same_end() -> Column:
 def _recalled(delivered: DataFrame) -> DataFrame:
     done = delivered.where("source = 'messages' AND state = 'RECALLED'")
     return done.select(
-        coordinate("queue", "queue_offset").alias("r_at"), F.col("message_id").alias("r_id"), F.col("topic").alias("r_topic")
+        coordinate("queue", "queue_offset").alias("r_at"),
+        F.col("message_id").alias("r_id"),
+        F.col("topic").alias("r_topic"),
     )
 
 
@@ -150,5 +172,3 @@ def _waiting(committed: DataFrame) -> DataFrame:
         part_offset=F.col("half_offset"),
         deliver_at=F.unix_millis("deliver_at"),
     )
-
-

@@ -21,7 +21,7 @@ _DETAILS = {
     Refusal.ALREADY_ROLLED_BACK: "the transaction was rolled back before",
     Refusal.ALREADY_DISCARDED: "the transaction was discarded before; RESUME reopens it",
     Refusal.NO_HALF_MESSAGE: "a half message that it lists did not come within transaction.op_park_time",
-    Refusal.BAD_FIRST_HALF: "what it lists first is a further half message, or what it lists further is of another first one",
+    Refusal.BAD_FIRST_HALF: "it lists a further half message first, or one further that belongs to another first one",
     Refusal.NOT_DISCARDED: "only a DISCARDED transaction, and no ORPHAN, can be resumed",
     Refusal.NO_DELAYED_MESSAGE: "there is no delayed message with that offset, id and topic",
     Refusal.RECALL_TOO_LATE: "the message was delivered before",
@@ -34,27 +34,39 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
 
     Kafka may have dropped an old record by now: then its value is what `op` holds of it, as JSON.
     """
-    refused = events.frame.where(F.col("event") == int(Event.REFUSED)).select(*_OP, F.col("reason").alias("refusal"), "now")
-    spans = refused.groupBy("admin", "op_queue").agg(F.min("op_offset").alias("low"), F.max("op_offset").alias("high")).collect()
+    refused = events.frame.where(F.col("event") == int(Event.REFUSED)).select(
+        *_OP, F.col("reason").alias("refusal"), "now"
+    )
+    spans = (
+        refused.groupBy("admin", "op_queue")
+        .agg(F.min("op_offset").alias("low"), F.max("op_offset").alias("high"))
+        .collect()
+    )
     record = _records(warehouse, config, spans)
     stored = warehouse.read("op").select(
         F.col("queue").alias("op_queue"),
         "op_offset",
         F.col("admin").cast("int").alias("admin"),
         F.col("transaction_id").cast("binary").alias("stored_key"),
-        F.to_json(F.struct("transaction_id", "producer_group", "decision", "half_messages", "remark")).alias("stored_value"),
+        F.to_json(F.struct("transaction_id", "producer_group", "decision", "half_messages", "remark")).alias(
+            "stored_value"
+        ),
     )
     details = F.create_map(*[F.lit(item) for code, text in _DETAILS.items() for item in (int(code), text)])
-    return refused.join(record, _OP, "left").join(stored, _OP, "left").select(
-        F.when(F.col("admin") == 1, "admin").otherwise("op").alias("source"),
-        F.col("op_queue").alias("kafka_partition"),
-        F.col("op_offset").alias("kafka_offset"),
-        named(Refusal, "refusal").alias("reason"),
-        details[F.col("refusal")].alias("detail"),
-        F.coalesce("key", "stored_key").alias("key"),
-        F.coalesce("value", F.col("stored_value").cast("binary")).alias("value"),
-        F.map_from_entries("headers").alias("headers"),
-        moment("now").alias("rejected_at"),
+    return (
+        refused.join(record, _OP, "left")
+        .join(stored, _OP, "left")
+        .select(
+            F.when(F.col("admin") == 1, "admin").otherwise("op").alias("source"),
+            F.col("op_queue").alias("kafka_partition"),
+            F.col("op_offset").alias("kafka_offset"),
+            named(Refusal, "refusal").alias("reason"),
+            details[F.col("refusal")].alias("detail"),
+            F.coalesce("key", "stored_key").alias("key"),
+            F.coalesce("value", F.col("stored_value").cast("binary")).alias("value"),
+            F.map_from_entries("headers").alias("headers"),
+            moment("now").alias("rejected_at"),
+        )
     )
 
 
@@ -68,10 +80,17 @@ def _records(warehouse: Warehouse, config: Config, spans: list[Row]) -> DataFram
         ends[topic][str(span["op_queue"])] = span["high"] + 1
     assigned = {topic: [int(partition) for partition in partitions] for topic, partitions in starts.items()}
     reader = warehouse.spark.read.format("kafka").options(**spark_options(config.kafka), **spark_source_limits(config))
-    reader = reader.option("assign", json.dumps(assigned)).option("includeHeaders", "true").option("failOnDataLoss", "false")
+    reader = (
+        reader.option("assign", json.dumps(assigned)).option("includeHeaders", "true").option("failOnDataLoss", "false")
+    )
     found = reader.option("startingOffsets", json.dumps(starts)).option("endingOffsets", json.dumps(ends)).load()
     return found.select(
-        F.col("partition").alias("op_queue"), F.col("offset").alias("op_offset"), _is_admin(config).alias("admin"), "key", "value", "headers"
+        F.col("partition").alias("op_queue"),
+        F.col("offset").alias("op_offset"),
+        _is_admin(config).alias("admin"),
+        "key",
+        "value",
+        "headers",
     )
 
 

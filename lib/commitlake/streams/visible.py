@@ -1,6 +1,7 @@
 """Rows of topic tables, and the one way in which a batch's ledger rows become visible.
 
-A function of the ledger alone: a batch that was cut short after its ledger rows is finished from them at the next start.
+A function of the ledger alone: a batch that was cut short after its ledger rows is finished from them at the next
+start.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def shown_by_ledger(transactions: DataFrame, deliveries: DataFrame, source: Sour
 
 
 def topic_rows(messages: DataFrame, shown: DataFrame, source: Source, batch_id: int) -> DataFrame:
-    """The messages at `shown` as rows of their topic tables, with `topic`. Bodies go from Parquet to Parquet in the JVM."""
+    """The messages at `shown` as rows of their topic tables, with `topic`.
+
+    Bodies go from Parquet to Parquet in the JVM.
+    """
     transactional = source is Source.HALF
     return (
         messages.withColumn("at", coordinate("queue", "queue_offset"))
