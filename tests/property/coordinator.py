@@ -25,7 +25,7 @@ class Coordinator:
         (self.ledger.delayed if message.delayed else self.ledger.half)[message.at] = message
 
     def crash(self) -> None:
-        """The checkpoint is lost: all that is open comes again from the tables, with what has landed and was not yet read."""
+        """The checkpoint is lost: what is open, or has landed and was not yet read, comes again from the tables."""
         self.states, self.wake_at = {}, {}
         self.next = self.ledger.rebuild()
 

@@ -77,7 +77,7 @@ class Ledger:
         return Refusal.WRONG_PRODUCER_GROUP if other else None
 
     def judge(self, op: Op, last: bool = True) -> Refusal | str:
-        """Contract 4.8: the id, the group, the first half message, how it ended; NO_HALF_MESSAGE only when something listed never landed."""
+        """In the order of contract 4.8; NO_HALF_MESSAGE only when something listed never landed."""
         first, found = self.half.get(op.listed[0]), [self.half.get(place) for place in op.listed]
         known = [m for m in found if m]
         if reason := self.wrong(op, known):
@@ -178,7 +178,7 @@ class Ledger:
             self.resume(key)
 
     def resume(self, op: Op) -> None:
-        """Reopens a transaction whole: the first half message in a new round, and every part that was discarded with it."""
+        """Reopens a transaction whole: the first half message in a new round, every part discarded with it."""
         first = self.half[op.listed[0]]
         last = self.transactions[first.at][-1]
         parts = [

@@ -1,4 +1,4 @@
-"""The rules as the contract tells them: one message at a time, plain dicts, every fact kept. Slow and obviously right."""
+"""The rules as the contract tells them: one message at a time, plain dicts, every fact kept, no thought of speed."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class Model:
             self.recall(op)
         elif op.decision == Kind.RESUME and (fresh or self.over(self.waiting[op])):
             self.resume(op, h)
-        elif op.decision != Kind.RESUME and h and h.read and not h.m.first and not h.end and op.after(h.resume):
+        elif op.decision != Kind.RESUME and h and h.read and not h.m.first and not h.was and op.after(h.resume):
             if reason := self.wrong(op, [h]):
                 self.refuse(op, reason)
-            elif {*op.listed} <= {p.m.at for p in self.all_of(h) if not p.end}:
+            elif not h.end and {*op.listed} <= {p.m.at for p in self.all_of(h) if not p.end}:
                 self.end(h, op.state, op.reason, op)
                 del self.waiting[op]
 

@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A half message, or a delayed message: `tid` is then its message id, `group` its topic. Times in ms, -1 is absent."""
+    """A half message, or a delayed one: `tid` is then its message id, `group` its topic. Times in ms, -1 is absent."""
 
     at: Place
     stored: int

@@ -1,4 +1,4 @@
-"""Random histories: the segments with their ledger, and a model that does one message at a time, tell the same story."""
+"""Random histories: segments with their ledger, and a model that does one message at a time, tell the same story."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def split(items: list, n: int) -> tuple[list, list]:
 
 
 def agree(model: Model, product: Coordinator) -> None:
-    """Decisions and checks fall in the same batch; refusals may, at the end they have."""
+    """Decisions and checks fall in the same batch; refusals agree when all has settled."""
     ends = {at: [end for end in h.ends if end.reason.name != "ORPHAN"] for at, h in model.halves.items() if h.ends}
     told = {
         at: [end for end in ends if end.reason.name != "ORPHAN"] for at, ends in product.ledger.transactions.items()

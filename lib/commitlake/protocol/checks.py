@@ -21,7 +21,7 @@ def stamp_first_due(halves: Rows, rules: Rules) -> Rows:
 
 def _expires_at(halves: Rows, rules: Rules) -> Longs:
     """A round may last `retention`, from the broker's append time or from its RESUME."""
-    return halves["since"] + rules.retention_ms + 1
+    return np.asarray(halves["since"] + rules.retention_ms + 1)
 
 
 def next_deadline(halves: Rows, rules: Rules) -> Longs:

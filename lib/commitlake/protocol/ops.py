@@ -44,7 +44,8 @@ def _applicable(ops: Rows, half: Rows, fresh: Mask) -> Mask:
     """
     reopened = half["op_offset"] >= 0
     after = (ops["stored"] > half["since"]) | ((ops["admin"] == 1) & (ops["op_offset"] > half["op_offset"]))
-    return np.where(np.isin(ops["kind"], _DECISIONS), ~reopened | after, fresh & (ops["kind"] == Kind.RESUME))
+    asks = fresh & (ops["kind"] == Kind.RESUME)
+    return np.asarray(np.where(np.isin(ops["kind"], _DECISIONS), ~reopened | after, asks))
 
 
 def _mismatch(ops: Rows, half: Rows) -> np.ndarray:
