@@ -261,7 +261,9 @@ def judged(spark: SparkSession, rules: records.LandingRules):
         for offset, (topic, value, key, headers) in enumerate(CASES.values())
     ]
     spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-    frame = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules).persist()
+    frame = records.judge(
+        records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules)
+    ).persist()
     yield frame
     frame.unpersist()
 
@@ -369,7 +371,7 @@ def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: Sp
     rules = records.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
     cases = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
     raw = [(t, 1, n, STORED, key, value, headers) for n, (t, value, key, headers) in enumerate(cases)]
-    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules)
+    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules))
     reasons = [row["reason"] for row in judged.select("offset", "reason").orderBy("offset").collect()]
     assert reasons == ["TRANSACTIONS_REJECTED", "BAD_QUEUE_ID", "BAD_FIRST_HALF", None]
 
@@ -377,7 +379,7 @@ def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: Sp
 def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSession, rules) -> None:
     topic, value, key, headers = half(FIRST_HALF="1-5")
     raw = [(topic, 1, n, STORED, key, value, headers) for n in (4, 5)]
-    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules)
+    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules))
     reasons = {row["offset"]: row["reason"] for row in judged.select("offset", "reason").collect()}
     assert reasons == {4: None, 5: "BAD_FIRST_HALF"}
 
@@ -406,7 +408,7 @@ def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
             raw.append(
                 (f"commitlake.{vector['topic']}", 0, 1_000 + len(raw), STORED, None, vector["value"].encode(), headers)
             )
-    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), rules)
+    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules))
     reasons = {names[row["offset"] - 1_000]: row["reason"] for row in judged.select("offset", "reason").collect()}
     assert len(reasons) >= 10
     assert set(reasons.values()) == {None}

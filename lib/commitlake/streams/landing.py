@@ -56,6 +56,7 @@ class Landing:
         self._config = config
         self._warehouse = warehouse
         self._rules = records.LandingRules.of(config)
+        self._judgement = records.judgement(self._rules)
         self._on_batch = on_batch or (lambda _: None)
         self._on_topics = on_topics or (lambda _: None)
         self._query: StreamingQuery | None = None
@@ -136,7 +137,7 @@ class Landing:
 
         A `resumed` landing keeps the offsets of the one that was cut short.
         """
-        judged = records.judge(records.normalise(raw, self._rules.prefix), self._rules).persist()
+        judged = records.judge(records.normalise(raw, self._rules.prefix), self._judgement).persist()
         try:
             counts = _count(judged)
             if not counts and resumed is None:
@@ -190,16 +191,16 @@ class Landing:
         now_ms = time.time_ns() // 1_000_000
         marker = intent.marker()
         self._warehouse.append(landed.op_rows(judged), "op", {**marker, **intent.plan()})
-        rows = {
-            "half": landed.half_rows(judged),
-            "delayed": landed.delayed_rows(judged),
-            "rejected": landed.rejected_rows(judged, now_ms),
+        rows: dict[str, Callable[[], DataFrame]] = {
+            "half": lambda: landed.half_rows(judged),
+            "delayed": lambda: landed.delayed_rows(judged),
+            "rejected": lambda: landed.rejected_rows(judged, now_ms),
         }
 
         def write(table: str) -> None:
             topic = landing_recovery.topic_of(table)
             if topic is None:
-                self._warehouse.append(rows[table], table, marker)
+                self._warehouse.append(rows[table](), table, marker)
             else:
                 self._warehouse.append_topic(landed.topic_rows(judged, topic, now_ms), topic, marker)
 

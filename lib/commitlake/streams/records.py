@@ -7,7 +7,7 @@ the order of the cases below is told.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -88,39 +88,43 @@ def normalise(raw: DataFrame, prefix: str) -> DataFrame:
     )
 
 
-def judge(records: DataFrame, rules: LandingRules) -> DataFrame:
-    """Add what each record says, and the verdict, to `normalise`d records.
+Steps = Sequence[Mapping[str, Column]]
+"""Projections by which columns are added, one after the other."""
+
+
+def judgement(rules: LandingRules) -> Steps:
+    """The steps of `judge`, to be built once: building 1 500 expressions takes longer than judging a second's records.
 
     Each step is a projection of its own: a value used by several expressions of the next is computed once.
     """
     is_op = F.col("source").isin("op", "admin")
-    numbers = {name: F.col(f"n_{name}") for name in wire.DELAY_HEADERS}
-    delay = payloads.delay(numbers, rules.levels_ms)
-    read = (
-        records.withColumns({_alias(name): payloads.text(F.col("headers"), name) for name in _HEADERS})
-        .withColumns({f"n_{name}": payloads.signed(_header(name)) for name in wire.DELAY_HEADERS})
-        .withColumn("batch", payloads.whole(_header(wire.BATCH), 9))
-        .withColumn("op", F.when(is_op, payloads.op(F.col("value"))))
-        .withColumn("json", F.when(F.col("batch").isNotNull(), payloads.json(F.col("value"))))
-        .withColumns(
-            {
-                "members": F.when(
-                    F.col("batch").isNotNull(),
-                    payloads.members(F.col("json"), F.col("batch"), _header(wire.REAL_TOPIC)),
-                ),
-                "delay_ms": delay.relative_ms,
-                "deliver_ms": delay.absolute_ms,
-                "queue_id": payloads.whole(_header(wire.REAL_QID), 9).cast("int"),
-                "first": _first_half(),
-            }
-        )
-    )
-    verdicts = (
-        F.when(F.col("source") == "half", _verdict(half_cases(rules)))
-        .when(F.col("source") == "messages", _verdict(message_cases(rules)))
-        .otherwise(_verdict(op_cases(rules)))
-    )
-    return _with_target(read.withColumn("verdict", verdicts)).drop("json", "batch", "verdict", *_unused())
+    delay = payloads.delay({name: F.col(f"n_{name}") for name in wire.DELAY_HEADERS}, rules.levels_ms)
+    members = payloads.members(F.col("json"), F.col("batch"), _header(wire.REAL_TOPIC))
+    return [
+        {_alias(name): payloads.text(F.col("headers"), name) for name in _HEADERS},
+        {
+            **{f"n_{name}": payloads.signed(_header(name)) for name in wire.DELAY_HEADERS},
+            "batch": payloads.whole(_header(wire.BATCH), 9),
+            "op": F.when(is_op, payloads.op(F.col("value"))),
+        },
+        {
+            "json": F.when(F.col("batch").isNotNull(), payloads.json(F.col("value"))),
+            "delay_ms": delay.relative_ms,
+            "deliver_ms": delay.absolute_ms,
+            "queue_id": payloads.whole(_header(wire.REAL_QID), 9).cast("int"),
+            "first": _first_half(),
+        },
+        {"members": F.when(F.col("batch").isNotNull(), members)},
+        {"verdict": _verdict_of_any(rules)},
+        _outcome(),
+    ]
+
+
+def judge(records: DataFrame, steps: Steps) -> DataFrame:
+    """Add what each record says, and the verdict, to `normalise`d records, by the steps of a `judgement`."""
+    for step in steps:
+        records = records.withColumns(dict(step))
+    return records.drop("json", "batch", "verdict", *_unused())
 
 
 def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
@@ -273,7 +277,15 @@ def _told(reason: str, detail: Column) -> Column:
     return F.struct(F.lit(reason).alias("reason"), detail.alias("detail"))
 
 
-def _with_target(judged: DataFrame) -> DataFrame:
+def _verdict_of_any(rules: LandingRules) -> Column:
+    return (
+        F.when(F.col("source") == "half", _verdict(half_cases(rules)))
+        .when(F.col("source") == "messages", _verdict(message_cases(rules)))
+        .otherwise(_verdict(op_cases(rules)))
+    )
+
+
+def _outcome() -> dict[str, Column]:
     delayed = F.col("delay_ms").isNotNull() | F.col("deliver_ms").isNotNull()
     target = (
         F.when(F.col("verdict").isNotNull(), REJECTED)
@@ -282,14 +294,12 @@ def _with_target(judged: DataFrame) -> DataFrame:
         .when(delayed, DELAYED)
         .otherwise(TOPIC)
     )
-    return judged.withColumns(
-        {
-            "target": target,
-            "topic": _header(wire.REAL_TOPIC),
-            "reason": F.col("verdict")["reason"],
-            "detail": F.col("verdict")["detail"],
-        }
-    )
+    return {
+        "target": target,
+        "topic": _header(wire.REAL_TOPIC),
+        "reason": F.col("verdict")["reason"],
+        "detail": F.col("verdict")["detail"],
+    }
 
 
 def _unused() -> list[str]:
