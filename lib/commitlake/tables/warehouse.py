@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -44,10 +43,10 @@ class Warehouse:
         """Create the fixed tables that are missing.
 
         Raises:
-            WarehouseError: A table there has other columns or partitions than this version writes.
+            WarehouseError: A table there has other columns than this version writes.
         """
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda item: self._create(self.locate(item[0]), item[1]), TABLES.items()))
+            list(pool.map(self._create_fixed, TABLES))
 
     def topics(self) -> set[str]:
         """Names of all topics that have a table."""
@@ -92,6 +91,11 @@ class Warehouse:
         """Append rows to a topic's table in one commit; the table must exist (`ensure_topic`)."""
         self._append(df, self.locate_topic(topic), TOPIC, marker)
 
+    def set_property(self, name: str, key: str, value: str) -> None:
+        """Set a table property of a fixed table; the change is a commit of its own."""
+        place = self.locate(name) if self._in_catalog else f"delta.`{self.locate(name)}`"
+        self.spark.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{key}' = '{value}')")
+
     def version(self, name: str) -> int:
         """Number of the newest commit of a fixed table."""
         return int(self._history(self.locate(name), 1)[0]["version"])
@@ -119,21 +123,35 @@ class Warehouse:
         return f"{self.root}/{path}"
 
     def _create(self, place: str, table: Table) -> None:
-        builder = DeltaTable.createIfNotExists(self.spark)
-        builder = builder.tableName(place) if self._in_catalog else builder.location(place)
-        builder = builder.addColumns(table.schema)
+        if self._in_catalog:
+            self._create_in_catalog(place, table)
+            return
+        builder = DeltaTable.createIfNotExists(self.spark).location(place).addColumns(table.schema)
         if table.partition_by:
             builder = builder.partitionedBy(*table.partition_by)
         for key, value in table.properties().items():
             builder = builder.property(key, value)
-        try:
-            builder.execute()
-        except AnalysisException as error:
+        builder.execute()
+
+    def _create_in_catalog(self, place: str, table: Table) -> None:
+        """Delta's builder takes no catalog in a name, SQL does."""
+        fields = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in table.schema)
+        partitions = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in table.properties().items())
+        self.spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {place} ({fields}) USING delta {partitions} TBLPROPERTIES ({properties})"
+        )
+
+    def _create_fixed(self, name: str) -> None:
+        place, table = self.locate(name), TABLES[name]
+        self._create(place, table)
+        found = self.read(name).columns
+        if found != table.columns:
             message = (
-                f"the table at {place} is not one that this version of CommitLake can write: {error}; "
+                f"the table at {place} has the columns {found}; this version of CommitLake writes {table.columns}; "
                 "set `warehouse` to a place of its own, or migrate the table"
             )
-            raise WarehouseError(message) from error
+            raise WarehouseError(message)
 
     def _read(self, place: str, version: int | None) -> DataFrame:
         reader = self.spark.read.format("delta")
@@ -152,8 +170,11 @@ class Warehouse:
             writer.save(place)
 
     def _history(self, place: str, limit: int) -> Any:
-        found = DeltaTable.forName if self._in_catalog else DeltaTable.forPath
-        return found(self.spark, place).history(limit).select("version", "userMetadata").collect()
+        if self._in_catalog:
+            history = self.spark.sql(f"DESCRIBE HISTORY {place} LIMIT {limit}")
+        else:
+            history = DeltaTable.forPath(self.spark, place).history(limit)
+        return history.select("version", "userMetadata").collect()
 
     def _markers(self, place: str, limit: int) -> list[dict[str, Any]]:
         parsed = (_parse_marker(row["userMetadata"]) for row in self._history(place, limit))

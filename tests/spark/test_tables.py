@@ -1,0 +1,78 @@
+"""The Delta tables: what other readers rely on, and how CommitLake creates, appends to and reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deltalake
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from commitlake.errors import WarehouseError
+from commitlake.tables import TABLES, TOPIC, Warehouse
+
+
+@pytest.fixture(scope="module")
+def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Warehouse:
+    created = Warehouse(spark, str(tmp_path_factory.mktemp("tables")))
+    created.create()
+    created.ensure_topic("%RETRY%g")
+    return created
+
+
+def test_every_table_has_the_columns_and_partitions_of_the_contract_and_no_features_beyond_plain_delta(
+    warehouse: Warehouse,
+) -> None:
+    places = {name: (warehouse.locate(name), table) for name, table in TABLES.items()}
+    places["topic"] = (warehouse.locate_topic("%RETRY%g"), TOPIC)
+    for name, (place, table) in places.items():
+        found = deltalake.DeltaTable(place)
+        assert [field.name for field in found.schema().fields] == table.columns, name
+        assert tuple(found.metadata().partition_columns) == table.partition_by, name
+        assert found.protocol().min_reader_version == 1, name
+
+
+def test_a_topic_with_a_percent_sign_has_a_path_that_any_reader_can_open(warehouse: Warehouse) -> None:
+    assert (Path(warehouse.root) / "topics" / "~RETRY~g" / "_delta_log").is_dir()
+    assert warehouse.topics() == {"%RETRY%g"}
+
+
+def test_an_append_puts_columns_in_order_and_remembers_its_marker(spark: SparkSession, warehouse: Warehouse) -> None:
+    rows = spark.sql("select timestamp'2026-01-01' as completed_at, 7 as batch_id, 'more' as other")
+    before = warehouse.version("batches")
+    warehouse.append(rows, "batches", {"batch_id": 7})
+    warehouse.append(rows, "batches")
+    assert_df_equality(
+        warehouse.read("batches", before + 1),
+        spark.sql("select 7L as batch_id, timestamp'2026-01-01' as completed_at"),
+        ignore_nullable=True,
+    )
+    assert warehouse.markers("batches") == [{"batch_id": 7}]
+    assert warehouse.version("batches") == before + 2
+
+
+def test_topic_tables_refuse_to_delete(spark: SparkSession, warehouse: Warehouse) -> None:
+    with pytest.raises(PySparkException, match="append"):
+        spark.sql(f"delete from delta.`{warehouse.locate_topic('%RETRY%g')}` where true")
+
+
+def test_a_table_of_somebody_else_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(1).write.format("delta").save(str(tmp_path / "half"))
+    with pytest.raises(WarehouseError, match="half"):
+        Warehouse(spark, str(tmp_path)).create()
+
+
+def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
+    spark.sql("create database if not exists tables_in_catalog")
+    try:
+        warehouse = Warehouse(spark, "schema:spark_catalog.tables_in_catalog")
+        warehouse.create()
+        warehouse.ensure_topic("orders")
+        warehouse.append(spark.sql("select 1 as batch_id, current_timestamp() as completed_at"), "batches", {"n": 1})
+        assert warehouse.topics() == {"orders"}
+        assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
+        assert warehouse.read_topic("orders").columns == TOPIC.columns
+    finally:
+        spark.sql("drop database tables_in_catalog cascade")
