@@ -98,9 +98,10 @@ def test_a_wrong_op_that_waited_is_refused_when_its_half_message_comes_and_the_r
 
 def test_op_and_admin_records_of_equal_coordinates_are_two_records() -> None:
     segment = OneSegment()
-    further = Place(1, 3)
-    segment.batch(T, half(), commit(0, listed=(H, further)))
-    assert segment.batch(T, rollback(0, admin=True)) == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN")]}
+    landed, missing = Place(1, 3), Place(1, 4)
+    segment.batch(T, half(), part(landed), commit(0, listed=(H, missing)))
+    said = segment.batch(T, rollback(0, admin=True, listed=(H, landed)))
+    assert said == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN"), (3, "ROLLED_BACK", "ADMIN")]}
     assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
 
 

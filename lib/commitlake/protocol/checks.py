@@ -12,7 +12,7 @@ from commitlake.protocol.states import Event, Reason, State
 
 
 def stamp_first_due(halves: Rows, rules: Rules) -> Rows:
-    """Sets the first deadline of half messages that have none: age > max(timeout, immunity), so 1 ms later than that."""
+    """Sets the first deadline of half messages that have none: age > max(timeout, immunity), so 1 ms after that."""
     halves["since"] = np.where(halves["since"] < 0, halves["stored"], halves["since"])
     grace = np.maximum(rules.timeout_ms, halves["immunity"].astype(np.int64) * 1000)
     halves["due"] = np.where(halves["due"] < 0, halves["stored"] + grace + 1, halves["due"])
@@ -26,14 +26,14 @@ def _expires_at(halves: Rows, rules: Rules) -> Longs:
 
 def next_deadline(halves: Rows, rules: Rules) -> Longs:
     """The next deadline of each open half message, ms since epoch, UTC."""
-    return np.minimum(halves["due"], _expires_at(halves, rules))
+    return np.asarray(np.minimum(halves["due"], _expires_at(halves, rules)))
 
 
 def sweep(segment: Segment, now: int, rules: Rules) -> None:
     """Checks or discards what is still open after the ops of this batch.
 
-    A transaction checked `check_max` times gets one more interval, then it is discarded; of two deadlines that have passed, the
-    earlier one gives the reason. However many intervals were missed, one check is sent: the producer needs no more.
+    A transaction checked `check_max` times gets one more interval, then it is discarded; of two
+    deadlines that have passed, the earlier one gives the reason. However many intervals were missed, one check is sent: the producer needs no more.
     """
     halves = segment.halves
     due, expires = halves["due"], _expires_at(halves, rules)

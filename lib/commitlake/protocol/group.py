@@ -1,7 +1,7 @@
 """Several half messages in one transaction: all meet at the first one (contract 4.8).
 
-A part (a further half message) has no checks, deadlines or decision of its own. It is an entry in the state of its first half
-message's segment: attached while the first is open, parked while it is not.
+A part (a further half message) has no checks, deadlines or decision of its own. It is an entry in the state of its
+first half message's segment: attached while the first is open, parked while it is not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from commitlake.protocol.states import Event, Reason, State
 def attach(segment: Segment) -> None:
     """Joins parts to their open first half message; a part of another group or transaction id is an ORPHAN at once.
 
-    A part that has just come without an open first asks the ledger, which may know that the first has ended. Of a part that has
-    asked only the ledger speaks from then on, or a RESUME of the first could make it an ORPHAN twice.
+    A part that has just come without an open first asks the ledger, which may know that the first has ended. Of a part
+    that has asked only the ledger speaks from then on, or a RESUME of the first could make it an ORPHAN twice.
     """
     parts = segment.parts
     if not len(parts):
@@ -53,12 +53,17 @@ def incomplete(segment: Segment) -> Mask:
     if not len(listed):
         return np.zeros(len(ops), dtype=np.bool_)
     parts = segment.parts[attached(segment.parts)]
-    parts = parts[np.argsort(coordinate(parts["part_queue"], parts["part_offset"]))]
-    at = find(coordinate(parts["part_queue"], parts["part_offset"]), coordinate(listed["part_queue"], listed["part_offset"]))
+    parts = parts[np.argsort(part_key(parts))]
+    at = find(part_key(parts), part_key(listed))
     landed = at >= 0
     if len(parts):
         landed &= parts["offset"][at] == listed["offset"]
     return (ops["listed"] > 0) & np.isin(op_key(ops), op_key(listed[~landed]))
+
+
+def part_key(rows: Rows) -> Longs:
+    """One number for a further half message."""
+    return coordinate(rows["part_queue"], rows["part_offset"])
 
 
 def op_key(rows: Rows) -> Longs:

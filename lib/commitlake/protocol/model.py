@@ -22,8 +22,8 @@ class Rules:
 class Segment:
     """What is open in a segment, and what was said of it in this batch.
 
-    `halves` is sorted by offset. The last `fresh_ops` of `ops` and `fresh_parts` of `parts` came in this batch. A part that has
-    joined its first half message has `since` -1, a parked one the time when it was first seen.
+    `halves` is sorted by offset. The last `fresh_ops` of `ops` and `fresh_parts` of `parts` came in this batch. A part
+    that has joined its first half message has `since` -1, a parked one the time when it was first seen.
     """
 
     halves: Rows
@@ -42,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome of a batch: the new state, the events, and when to wake next (ms since epoch, UTC; None: nothing is open)."""
+    """The outcome of a batch: the new state, the events, and when to wake next (ms since epoch, UTC; None: never)."""
 
     state: Rows
     events: Rows

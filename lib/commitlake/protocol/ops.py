@@ -1,4 +1,4 @@
-"""Which op decides: the first COMMIT or ROLLBACK that fits, in the order of the broker's append time (contract 4.1, 4.2, 4.6, 4.8)."""
+"""Which op decides: the first that fits, in the order of the broker's append time (contract 4.1, 4.2, 4.6, 4.8)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _DECISIONS = (Kind.COMMIT, Kind.ROLLBACK)
 def apply(segment: Segment) -> None:
     """Applies ops to open half messages; what fits none stays parked.
 
-    An op that comes late, twice or too early looks the same here, a decision without an open message, so nothing is kept of what
-    has been decided: `park` asks the ledger when the park time is over.
+    An op that comes late, twice or too early looks the same here, a decision without an open message, so nothing is kept
+    of what has been decided: `park` asks the ledger when the park time is over.
     """
     ops = segment.ops
     if not len(ops):
@@ -49,14 +49,14 @@ def _applicable(ops: Rows, half: Rows, fresh: Mask) -> Mask:
 
 
 def _mismatch(ops: Rows, half: Rows) -> np.ndarray:
-    """Why an op can't apply to its open half message, 0 when it can: the wrong id first, then the wrong group (admin has any)."""
+    """Why an op can't apply to its open half message, 0 when it can: the id first, then the group (admin has any)."""
     group = np.where((ops["admin"] == 0) & (ops["grp"] != half["grp"]), Refusal.WRONG_PRODUCER_GROUP, 0)
     refusal = np.where(ops["tid"] != half["tid"], Refusal.WRONG_TRANSACTION_ID, group)
     return np.where((refusal == 0) & (ops["kind"] == Kind.RESUME), Refusal.NOT_DISCARDED, refusal)
 
 
 def _first_of_each(ops: Rows, ready: np.ndarray) -> np.ndarray:
-    """Of the ops at `ready`, the earliest of each half message, by (stored_at, op queue, op_offset); sorted by half offset."""
+    """The earliest of `ready` of each half message, by (stored_at, op queue, op_offset); sorted by half offset."""
     rows = ops[ready]
     order = np.lexsort((rows["admin"], rows["op_offset"], rows["op_queue"], rows["stored"], rows["offset"]))
     _, first = np.unique(rows["offset"][order], return_index=True)

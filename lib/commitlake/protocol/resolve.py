@@ -55,7 +55,7 @@ def decide(
 
 
 def deliver_at(messages: Rows, committed: Longs) -> Longs:
-    """When a committed message is due (ms since epoch, UTC): absolute, or counted from the op that committed it; -1: no delay."""
+    """When a committed message is due (ms since epoch, UTC), absolute or counted from its op; -1: no delay."""
     relative = np.where(messages["delay"] >= 0, committed + messages["delay"], ABSENT)
     return np.where(messages["deliver_at"] >= 0, messages["deliver_at"], relative)
 

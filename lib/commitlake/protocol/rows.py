@@ -1,7 +1,7 @@
-"""Fixed-width rows: what a segment reads, keeps and says. All numpy, so a segment of 16 384 offsets is a few array operations.
+"""Fixed-width rows: what a segment reads, keeps and says. All numpy, so 16 384 offsets are a few array operations.
 
-A row that is still open *is* the state: the same layout comes in from Delta, stays in the state store, and is what a rebuild
-from the tables writes. Hashes stand for strings, -1 for what is absent, ms since epoch (UTC) for every time.
+A row that is still open *is* the state: the same layout comes in from Delta, stays in the state store, and is what a
+rebuild from the tables writes. Hashes stand for strings, -1 for what is absent, ms since epoch (UTC) for every time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Longs = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 SEGMENT_SIZE = 16_384
-"""Consecutive queue offsets that share one state: large enough that Python is called rarely, small enough (1.7 MB full) to rewrite."""
+"""Consecutive offsets that share a state: enough that Python is called rarely, few enough (1.7 MB full) to rewrite."""
 
 ROW = np.dtype(
     [

@@ -16,7 +16,7 @@ import numpy as np
 
 from commitlake.protocol import checks, group, ops, park, timers
 from commitlake.protocol.model import Rules, Segment, Step
-from commitlake.protocol.rows import EVENT, Rows, coordinate, join
+from commitlake.protocol.rows import EVENT, Rows, join
 from commitlake.protocol.states import Kind
 
 _OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)
@@ -70,11 +70,7 @@ def _without(old: Rows, new: Rows) -> Rows:
     """`old` less what `new` brings again: a reopened part replaces its parked self, so that it can't end twice."""
     if not len(old) or not len(new):
         return old
-    return old[~np.isin(_part(old), _part(new))]
-
-
-def _part(rows: Rows) -> Rows:
-    return coordinate(rows["part_queue"], rows["part_offset"])
+    return old[~np.isin(group.part_key(old), group.part_key(new))]
 
 
 def _wake_at(segment: Segment, rules: Rules) -> int | None:

@@ -1,7 +1,7 @@
 """The vocabulary of the coordinator: states, reasons, refusals, and the kinds of rows and events.
 
-Numbers travel through Spark, names stand in the tables. The names are the contract's, so they never change; a number may, since
-nothing that outlives a run stores one.
+Numbers travel through Spark, names stand in the tables. The names are the contract's, so they never change; a number
+may, since nothing that outlives a run stores one.
 """
 
 from __future__ import annotations
