@@ -49,6 +49,10 @@ class StreamError(CommitLakeError):
         )
 
 
+class TransactionNotFoundError(CommitLakeError):
+    """Raised when a transaction id names no transaction, or more than one."""
+
+
 class RecordError(CommitLakeError):
     """Raised when a Kafka record breaks the protocol.
 
