@@ -32,8 +32,9 @@ def next_deadline(halves: Rows, rules: Rules) -> Longs:
 def sweep(segment: Segment, now: int, rules: Rules) -> None:
     """Checks or discards what is still open after the ops of this batch.
 
-    A transaction checked `check_max` times gets one more interval, then it is discarded; of two
-    deadlines that have passed, the earlier one gives the reason. However many intervals were missed, one check is sent: the producer needs no more.
+    A transaction checked `check_max` times gets one more interval, then it is discarded; of two deadlines that have
+    passed, the earlier one gives the reason. However many intervals were missed, one check is sent: the producer needs
+    no more.
     """
     halves = segment.halves
     due, expires = halves["due"], _expires_at(halves, rules)

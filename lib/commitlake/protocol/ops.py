@@ -16,8 +16,8 @@ _DECISIONS = (Kind.COMMIT, Kind.ROLLBACK)
 def apply(segment: Segment) -> None:
     """Applies ops to open half messages; what fits none stays parked.
 
-    An op that comes late, twice or too early looks the same here, a decision without an open message, so nothing is kept
-    of what has been decided: `park` asks the ledger when the park time is over.
+    An op that comes late, twice or too early looks the same here, a decision without an open message, so nothing is
+    kept of what has been decided: `park` asks the ledger when the park time is over.
     """
     ops = segment.ops
     if not len(ops):
