@@ -1,0 +1,12 @@
+"""Reopen a discarded transaction, or end a pending one by force.
+
+./spark-submit.sh admin --conf FILE (resume | commit | rollback) TRANSACTION_ID --remark TEXT
+"""
+
+from __future__ import annotations
+
+from commitlake import job
+from commitlake.ops import commands
+
+if __name__ == "__main__":
+    job.main(commands.admin)

@@ -1,0 +1,1 @@
+"""What people on call use: questions to the ledger, and commands of administrators."""

@@ -1,0 +1,72 @@
+"""Commands of administrators: records in the topic `admin`, which an ACL can guard."""
+
+from __future__ import annotations
+
+from kafka import KafkaProducer
+from kafka import errors as kafka_errors
+from pyspark.sql import SparkSession
+
+from commitlake.config import KafkaConfig
+from commitlake.errors import KafkaError, TransactionNotFoundError
+from commitlake.kafka.admin import CONNECT_TIMEOUT_MS
+from commitlake.kafka.clients import python_options
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.tables import Warehouse
+
+DECISIONS = ("RESUME", "COMMIT", "ROLLBACK")
+ACKNOWLEDGED_WITHIN_S = 15
+
+
+def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str) -> Position:
+    """Where the first half message of a transaction stands; naming it is enough, its parts follow it.
+
+    Raises:
+        TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
+    """
+    half = Warehouse(spark, warehouse).read("half").where("queue = first_queue AND queue_offset = first_offset")
+    found = half.where(half["transaction_id"] == transaction_id).select("queue", "queue_offset", "producer_group")
+    rows = found.limit(10).collect()
+    if len(rows) == 1:
+        return Position(rows[0]["queue"], rows[0]["queue_offset"])
+    if not rows:
+        msg = f"no first half message with the transaction id {transaction_id!r} has landed; check the id"
+        raise TransactionNotFoundError(msg)
+    places = ", ".join(f"{Position(row[0], row[1])} of group {row['producer_group']}" for row in rows)
+    msg = f"{transaction_id!r} is the id of several transactions: {places}; name one of them with --at QUEUE-OFFSET"
+    raise TransactionNotFoundError(msg)
+
+
+def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position, remark: str | None) -> Position:
+    """Send a decision, and return where it stands in `admin`.
+
+    What it does is decided by coordination: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a
+    discarded one; one that changes nothing stands in the table `rejected`.
+
+    Args:
+        kafka: the coordinator's Kafka.
+        decision: one of `DECISIONS`.
+        transaction_id: the transaction's id, which must be that of `first`.
+        first: its first half message.
+        remark: why; kept in the table `op`.
+
+    Raises:
+        KafkaError: Kafka did not acknowledge the record.
+    """
+    op = wire.OpRecord(
+        transaction_id=transaction_id, producer_group=None, decision=decision, half_messages=(first,), remark=remark
+    )
+    record, topic = wire.encode_op(op), kafka.topic("admin")
+    try:
+        client = KafkaProducer(**python_options(kafka), bootstrap_timeout_ms=CONNECT_TIMEOUT_MS, acks="all")
+        try:
+            sent = client.send(topic, key=record.key, value=record.value, partition=0)
+            stored = sent.get(timeout=ACKNOWLEDGED_WITHIN_S)
+        finally:
+            client.close(timeout=1)
+    except kafka_errors.KafkaError as error:
+        msg = (
+            f"{topic} at {kafka.bootstrap_servers} did not acknowledge {decision}: {error}; send it again, that is safe"
+        )
+        raise KafkaError(msg) from error
+    return Position(stored.partition, stored.offset)
