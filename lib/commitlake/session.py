@@ -24,6 +24,8 @@ RUNTIME_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Plans are small and many: planning them anew costs more than it saves (0.2 s of a 0.6 s Delta append).
     "spark.sql.adaptive.enabled": "false",
+    # Spark takes the compressed size of a cached frame for its size, and runs out of memory; joins say it themselves.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
     # A Kafka record may repeat a header; the last one counts.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     # A coordinator without new data runs about 86 400 batches a day; keep what a report needs.
@@ -48,6 +50,8 @@ STATIC_SETTINGS = {
 }
 # A machine of a few cores: more shuffle partitions only make more tasks, files and state stores.
 LOCAL_SETTINGS = {
+    # Driver and executors in one heap: enough for a million open transactions.
+    "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "4",
     "spark.ui.enabled": "false",
     # Loopback, whatever the machine's name resolves to.

@@ -122,12 +122,12 @@ class BatchWriter:
     def _publish(self, half: DataFrame | None, events: Events, batch_id: int, topics: set[str]) -> None:
         if not topics or half is None:
             return
-        frames = []
+        frames, at = [], F.timestamp_millis(F.lit(events.now))
         for src in Source:
             if events.count_of(Event.DELIVERY, src) or (src is Source.HALF and events.count(Event.DECIDED)):
                 messages = half if src is Source.HALF else self.warehouse.read("delayed")
                 shown, near = visible.shown_by_events(events, src)
-                frames.append(visible.topic_rows(messages.where(near), shown, src, batch_id))
+                frames.append(visible.topic_rows(messages.where(near), shown, src, batch_id, at))
         visible.publish(self.warehouse, reduce(DataFrame.union, frames), sorted(topics), {"batch_id": batch_id})
 
     def _tell(

@@ -50,10 +50,12 @@ def _finish_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame,
     ]
     if not topics:
         return
+    ends = ended.select("resolved_at").union(delivered.select("resolved_at"))
+    at = F.lit(ends.agg(F.min("resolved_at")).collect()[0][0])  # the batch's time, as no row ends before it was stored
     frames = []
     for source, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed")):
         shown = visible.shown_by_ledger(ended, delivered, source)
-        frames.append(visible.topic_rows(warehouse.read(table), F.broadcast(shown), source, batch_id))
+        frames.append(visible.topic_rows(warehouse.read(table), shown, source, batch_id, at))
     for topic in topics:
         warehouse.ensure_topic(topic)
     there = [

@@ -6,14 +6,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Delivery, Event, Reason, Source, State
-from commitlake.streams.events import Events, coordinate, moment, named, or_null, within
+from commitlake.streams.events import Events, coordinate, moment, named, or_null, sized, within
 
 
 def messages_at(table: DataFrame, events: Events, event: Event, src: Source = Source.HALF) -> DataFrame:
     """The messages of `event`s, whole, each with its event's columns as `e.*`."""
-    found = events.of(event, src).select(coordinate("queue", "offset").alias("at"), F.struct("*").alias("e"))
+    told = F.struct("state", "reason", "op_queue", "op_offset", "checks", "round", "deliver_at", "now").alias("e")
+    found = events.of(event, src).select(coordinate("queue", "offset").alias("at"), told)
     near = table.where(within(events.spans(event, src), "queue", "queue_offset"))
-    return near.withColumn("at", coordinate("queue", "queue_offset")).join(found, "at")
+    return near.withColumn("at", coordinate("queue", "queue_offset")).join(
+        sized(found, events.count_of(event, src)), "at"
+    )
 
 
 def transactions(half: DataFrame, events: Events, batch_id: int) -> DataFrame:
