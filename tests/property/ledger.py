@@ -93,7 +93,7 @@ class Ledger:
             return Refusal.ALREADY_DISCARDED
         if None in found:
             return Refusal.NO_HALF_MESSAGE
-        return "harmless" if end else "again"
+        return "harmless" if all(self.ended(m.at) for m in known) else "again"
 
     def judge_resume(self, op: Op, last: bool) -> Refusal | str:
         first = self.half.get(op.listed[0])

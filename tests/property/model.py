@@ -141,7 +141,7 @@ class Model:
             self.refuse(op, Refusal[f"ALREADY_{conflict.name}"])
         elif None in found:
             self.refuse(op, Refusal.NO_HALF_MESSAGE)
-        elif first.was:
+        elif all(h.was for h in found):
             del self.waiting[op]  # the same decision again is harmless; else it has landed and is not yet read
 
     def resume(self, op: Op, h: Half | None) -> None:
