@@ -1,0 +1,69 @@
+"""RocketMQ's transaction example: ten messages, and a listener that knows nothing until it is asked.
+
+Of the ten transactions three are committed by a check, three rolled back by one, and four stay unknown: the
+coordinator asks `transaction.check_max` times, then discards them. Run it while a coordinator runs:
+
+    .venv/bin/python notebooks/examples/rocketmq_transaction.py 127.0.0.1:19092
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+
+from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
+
+GROUP, TOPIC = "please_rename_unique_group_name", "TopicTest1234"
+TAGS = ["TagA", "TagB", "TagC", "TagD", "TagE"]
+ANSWERS = [
+    LocalTransactionState.UNKNOW,
+    LocalTransactionState.COMMIT_MESSAGE,
+    LocalTransactionState.ROLLBACK_MESSAGE,
+]
+
+
+class TransactionListenerImpl(TransactionListener):
+    """Numbers the local transactions, and answers a check by the number modulo 3."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._local_transactions: dict[str | None, int] = {}
+        self._lock = threading.Lock()
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        """Remember the transaction, and leave it open."""
+        with self._lock:
+            self._local_transactions[message.transaction_id] = next(self._numbers) % 3
+        return LocalTransactionState.UNKNOW
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        """Tell what became of it."""
+        return ANSWERS[self._local_transactions[message.transaction_id]]
+
+
+def send_ten(producer: TransactionMQProducer) -> list[str]:
+    """Send the messages; return their transaction ids."""
+    ids = []
+    for i in range(10):
+        message = Message(TOPIC, f"Hello RocketMQ {i}", TAGS[i % len(TAGS)], f"KEY{i}")
+        result = producer.send_message_in_transaction(message, None)
+        print(result)
+        ids.append(str(result.transaction_id))
+    return ids
+
+
+def main(bootstrap_servers: str) -> None:
+    """Send, then stay to answer checks until Ctrl-C."""
+    with TransactionMQProducer(GROUP, TransactionListenerImpl(), bootstrap_servers=bootstrap_servers) as producer:
+        send_ten(producer)
+        while True:
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:19092")
+    except KeyboardInterrupt:
+        pass

@@ -1,0 +1,180 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # CommitLake: send, commit, read, ask the ledger
+# MAGIC
+# MAGIC Forty orders, each a local transaction in SQLite. Most are committed at once, some are rolled back, some give no
+# MAGIC answer and are checked, and four stay unknown until they are discarded.
+# MAGIC
+# MAGIC On a cluster, install `commitlake` and the Kafka connector of its Spark, and fill in the two widgets. As a script,
+# MAGIC `.venv/bin/python notebooks/quickstart.py`, it starts a Kafka broker of its own and writes to a temporary directory.
+
+# COMMAND ----------
+
+import os
+import sqlite3
+import tempfile
+import time
+from contextlib import ExitStack
+
+import matplotlib.pyplot as plt
+
+import commitlake
+from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config, session
+from commitlake.kafka.embedded import provide
+from commitlake.ops import ledger
+
+
+def parameter(name: str, default: str) -> str:
+    """A widget's value in Databricks; elsewhere that of an environment variable."""
+    if "dbutils" in globals():
+        dbutils.widgets.text(name, default)  # noqa: F821
+        return dbutils.widgets.get(name)  # noqa: F821
+    return os.environ.get(f"QUICKSTART_{name.upper()}", default)
+
+
+def show(rows) -> None:
+    """As a table: `display` in Databricks, text elsewhere."""
+    if "display" in globals():
+        display(rows)  # noqa: F821
+    else:
+        rows.show(truncate=False)
+
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Start the coordinator
+# MAGIC It runs in this session until it is stopped, in the last cell.
+
+# COMMAND ----------
+
+place = parameter("place", tempfile.mkdtemp(prefix="commitlake-quickstart-"))
+conf = config.from_mapping(
+    {
+        "warehouse": f"{place}/warehouse",
+        "checkpoints": f"{place}/checkpoints",
+        "kafka.bootstrap_servers": parameter("bootstrap_servers", "embedded"),
+        "kafka.topic_prefix": "quickstart.",
+        "trigger_interval": "500ms",
+        "transaction": {"timeout": "1s", "check_interval": "2s", "check_max": 2},
+    }
+)
+running = ExitStack()
+conf = running.enter_context(provide(conf))
+spark = session.build(conf, app_name="quickstart", short_lived=True)
+coordinator = running.enter_context(commitlake.start(spark, conf))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Send
+# MAGIC The listener's first method runs the local transaction, the second is asked when no decision came: it looks at the
+# MAGIC same database. Here the order's number says what goes wrong.
+
+# COMMAND ----------
+
+database = os.path.join(tempfile.mkdtemp(), "orders.db")
+with sqlite3.connect(database) as db:
+    db.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
+
+
+class Orders(TransactionListener):
+    """Orders in SQLite."""
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
+        number = int(message.keys)
+        if number % 10 == 1:
+            return LocalTransactionState.ROLLBACK_MESSAGE  # the customer's card was refused
+        if number % 10 == 2:
+            return None  # no idea what happened: nothing was written
+        with sqlite3.connect(database) as db:
+            db.execute("INSERT INTO orders VALUES (?)", (message.keys,))
+        return None if number % 10 == 3 else LocalTransactionState.COMMIT_MESSAGE  # 3: crashed after its commit
+
+    def check_local_transaction(self, message: Message) -> LocalTransactionState:
+        with sqlite3.connect(database) as db:
+            found = db.execute("SELECT 1 FROM orders WHERE id = ?", (message.keys,)).fetchone()
+        return LocalTransactionState.COMMIT_MESSAGE if found else LocalTransactionState.UNKNOW
+
+
+producer = running.enter_context(
+    TransactionMQProducer("quickstart", Orders(), bootstrap_servers=conf.kafka.bootstrap_servers, topic_prefix="quickstart.")
+)
+sent = [
+    producer.send_message_in_transaction(Message("orders", f"order {number}", "new", str(number)))
+    for number in range(40)
+]
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Wait for every transaction's end
+# MAGIC Discarding takes the longest: two checks and one more interval.
+
+# COMMAND ----------
+
+
+def ended() -> int:
+    return spark.read.format("delta").load(f"{conf.warehouse}/transactions").count()
+
+
+deadline = time.monotonic() + 180
+while ended() < len(sent) and time.monotonic() < deadline:
+    time.sleep(1)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Read
+# MAGIC The topic's table holds what was committed, and nothing else.
+
+# COMMAND ----------
+
+orders = spark.read.format("delta").load(f"{conf.warehouse}/topics/orders")
+show(orders.selectExpr("keys", "CAST(body AS STRING) AS text", "transaction_id", "visible_at").orderBy("visible_at").limit(5))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Ask the ledger
+# MAGIC Counts by topic, and the whole life of one transaction.
+
+# COMMAND ----------
+
+show(ledger.summary(spark, conf.warehouse))
+show(ledger.transaction(spark, conf.warehouse, sent[2].transaction_id))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Plot
+# MAGIC How long each transaction took from its half message to its end, by how it ended.
+
+# COMMAND ----------
+
+ends = (
+    spark.read.format("delta")
+    .load(f"{conf.warehouse}/transactions")
+    .selectExpr("state", "reason", "CAST(resolved_at AS DOUBLE) - CAST(stored_at AS DOUBLE) AS seconds")
+    .toPandas()
+)
+figure, axes = plt.subplots(figsize=(8, 3))
+for (state, reason), group in ends.groupby(["state", "reason"]):
+    axes.scatter(group["seconds"], [f"{state.lower()} ({reason.lower()})"] * len(group), alpha=0.5)
+axes.set_xlabel("seconds from half message to end")
+axes.set_xlim(left=0)
+figure.tight_layout()
+figure.savefig("/tmp/quickstart.png" if "dbutils" in globals() else f"{place}/quickstart.png")
+if "display" in globals():
+    display(figure)  # noqa: F821
+else:
+    print(f"the plot is in {place}/quickstart.png, the tables are in {conf.warehouse}")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Stop
+
+# COMMAND ----------
+
+running.close()

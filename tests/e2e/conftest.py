@@ -1,0 +1,46 @@
+"""A real coordinator with short timings, in this process, shared by the tests that only send and read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from commitlake.kafka.embedded import EmbeddedBroker
+    from commitlake.streams.coordinator import Coordinator
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def coordinator(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Coordinator]:
+    """Checks after 1 s, twice, 2 s apart; an op waits 3 s for its half message."""
+    import commitlake
+
+    place = tmp_path_factory.mktemp("shared-coordinator")
+    conf: dict[str, object] = {
+        "warehouse": str(place / "warehouse"),
+        "checkpoints": str(place / "checkpoints"),
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers, "topic_prefix": "shared.", "queues": 2},
+        "trigger_interval": "500ms",
+        "transaction": {"timeout": "1s", "check_interval": "2s", "check_max": 2, "op_park_time": "3s"},
+    }
+    with commitlake.start(spark, conf) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Wait until something holds; a first batch on a busy machine takes 20 s."""
+
+    def wait(holds: Callable[[], bool], seconds: float = 120) -> None:
+        end = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < end, "did not happen in time"
+            time.sleep(0.5)
+
+    return wait

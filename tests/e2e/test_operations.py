@@ -1,0 +1,201 @@
+"""Questions to the ledger and administrators' commands, on what a real coordinator wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
+from commitlake.errors import TransactionNotFoundError
+from commitlake.ops import admin, cli, ledger
+from commitlake.protocol.encoding import Position
+
+if TYPE_CHECKING:
+    from commitlake.streams.coordinator import Coordinator
+
+TOPIC, GROUP = "operations", "operators"
+COMMIT, ROLLBACK, UNKNOW = (
+    LocalTransactionState.COMMIT_MESSAGE,
+    LocalTransactionState.ROLLBACK_MESSAGE,
+    LocalTransactionState.UNKNOW,
+)
+
+
+class Says(TransactionListener):
+    """Answers at once with the argument of the send, and to checks that it does not know."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+        return arg
+
+    def check_local_transaction(self, message: Message) -> LocalTransactionState:
+        return UNKNOW
+
+
+@pytest.fixture(scope="module")
+def sent(coordinator: Coordinator) -> dict[str, str]:
+    """Transaction ids by what became of them; `discarded` and `resumed` are unknown for ever."""
+    kafka = coordinator.config.kafka
+    where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    with TransactionMQProducer(GROUP, Says(), **where) as producer:
+
+        def send(answer: LocalTransactionState, **delay: int) -> str:
+            return str(producer.send_message_in_transaction(Message(TOPIC, b"body", **delay), answer).transaction_id)
+
+        ids = {
+            "committed": send(COMMIT),
+            "rolled back": send(ROLLBACK),
+            "delivered": send(COMMIT, delay_milliseconds=1),
+            "waiting": send(COMMIT, delay_seconds=3_600),
+            "discarded": send(UNKNOW),
+            "resumed": send(UNKNOW),
+            "immune": send(UNKNOW, check_immunity_seconds=3_600),
+            "forced": send(UNKNOW, check_immunity_seconds=3_600),
+        }
+    with DefaultMQProducer("plain", **where) as producer:
+        producer.send(Message(TOPIC, b"normal"))
+        producer.send(Message(TOPIC, b"delayed", delay_milliseconds=1))
+        producer.send(Message(TOPIC, b"waiting", delay_seconds=3_600))
+    return ids
+
+
+@pytest.fixture(scope="module")
+def history(
+    coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None]
+) -> Callable[[str], list[str]]:
+    """Events of a transaction, in time order, once it has come to `until`."""
+
+    def events(name: str) -> list[str]:
+        found = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent[name])
+        return [row["event"] for row in found.collect()]
+
+    def told(name: str, until: str) -> list[str]:
+        eventually(lambda: until in events(name))
+        return events(name)
+
+    return told
+
+
+def command(coordinator: Coordinator, name: str, *arguments: str) -> int:
+    """Run one as the console script does, with the coordinator's configuration."""
+    conf = coordinator.config
+    values = {
+        "warehouse": conf.warehouse,
+        "kafka.bootstrap_servers": conf.kafka.bootstrap_servers,
+        "kafka.topic_prefix": conf.kafka.topic_prefix,
+    }
+    return cli.dispatch([name, *[f"--set={key}={value}" for key, value in values.items()], *arguments])
+
+
+def test_the_ledger_tells_a_transaction_from_its_half_message_to_its_end(history: Any) -> None:
+    assert history("committed", until="COMMITTED") == ["half message", "COMMIT op", "COMMITTED"]
+    assert history("rolled back", until="ROLLED_BACK") == ["half message", "ROLLBACK op", "ROLLED_BACK"]
+    assert history("delivered", until="DELIVERED")[-2:] == ["COMMITTED", "DELIVERED"]
+    assert history("discarded", until="DISCARDED") == [
+        "half message", "UNKNOWN op", "check 1", "check 2", "DISCARDED",
+    ]  # fmt: skip
+
+
+def test_an_administrator_reopens_a_discarded_transaction_and_ends_it_by_force(
+    coordinator: Coordinator, sent: dict[str, str], history: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history("resumed", until="DISCARDED")
+    assert command(coordinator, "admin", "resume", sent["resumed"], "--remark", "database restored") == 0
+    assert "RESUME of the transaction at" in capsys.readouterr().out
+    assert command(coordinator, "admin", "commit", sent["resumed"], "--remark", "order 17 exists") == 0
+    events = history("resumed", until="COMMITTED")
+    assert events.index("DISCARDED") < events.index("RESUME op") < events.index("COMMITTED")
+
+
+def test_a_forced_end_needs_no_check_and_is_told_with_its_remark(
+    coordinator: Coordinator, sent: dict[str, str], history: Any
+) -> None:
+    first = admin.first_half_message(coordinator.spark, coordinator.config.warehouse, sent["forced"])
+    admin.send(coordinator.config.kafka, "ROLLBACK", sent["forced"], first, "customer called")
+    assert history("forced", until="ROLLED_BACK") == ["half message", "UNKNOWN op", "ROLLBACK op", "ROLLED_BACK"]
+    rows = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent["forced"]).collect()
+    assert rows[2]["detail"] == "by an administrator, customer called"
+    assert rows[3]["detail"].startswith("reason ADMIN")
+
+
+def test_a_decision_that_changes_nothing_is_in_the_history_as_rejected(
+    coordinator: Coordinator, sent: dict[str, str], history: Any
+) -> None:
+    history("committed", until="COMMITTED")
+    assert command(coordinator, "admin", "resume", sent["committed"], "--remark", "by mistake") == 0
+    assert history("committed", until="rejected: NOT_DISCARDED")[-1] == "rejected: NOT_DISCARDED"
+
+
+def test_an_unknown_transaction_id_is_told_and_nothing_is_sent(coordinator: Coordinator) -> None:
+    with pytest.raises(TransactionNotFoundError, match="no first half message with the transaction id 'nobody'"):
+        admin.first_half_message(coordinator.spark, coordinator.config.warehouse, "nobody")
+    assert command(coordinator, "ledger", "nobody") == 1
+
+
+def test_pending_are_those_without_an_end(
+    coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None]
+) -> None:
+    def found() -> dict[str, Any]:
+        rows = ledger.pending(coordinator.spark, coordinator.config.warehouse).where(f"topic = '{TOPIC}'").collect()
+        return {row["transaction_id"]: (row["producer_group"], row["checks"]) for row in rows}
+
+    eventually(lambda: found() == {sent["immune"]: (GROUP, 0)})
+
+
+def test_the_summary_counts_every_kind_once_and_its_counts_agree(
+    coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row() -> dict[str, Any]:
+        found = ledger.summary(coordinator.spark, coordinator.config.warehouse).where(f"topic = '{TOPIC}'")
+        return found.collect()[0].asDict()
+
+    expected = {
+        "half": 8, "committed": 4, "rolled_back": 2, "discarded": 1, "pending": 1,
+        "delayed": 2, "delivered": 2, "recalled": 0, "waiting": 2, "visible": 4, "holds": True,
+    }  # fmt: skip
+    eventually(lambda: row() == {"topic": TOPIC, **expected})
+    capsys.readouterr()
+    assert command(coordinator, "ledger", "--summary") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert dict(zip(lines[0], next(line for line in lines if line[0] == TOPIC), strict=True)) == {
+        "topic": TOPIC, **{name: str(value).replace("True", "True") for name, value in expected.items()},
+    }  # fmt: skip
+
+
+def test_a_summary_of_a_ledger_that_lost_a_row_says_so(
+    coordinator: Coordinator, sent: dict[str, str], history: Any, tmp_path: Any
+) -> None:
+    """The identities are computed from both sides: a copy without one visible row no longer holds."""
+    import shutil
+
+    history("committed", until="COMMITTED")
+    copy = tmp_path / "warehouse"
+    shutil.copytree(coordinator.config.warehouse, copy, ignore=shutil.ignore_patterns("*.crc"))
+    spark, table = coordinator.spark, f"{copy}/topics/{TOPIC}"
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE transaction_id = '{sent['committed']}'")
+    row = ledger.summary(spark, str(copy)).where(f"topic = '{TOPIC}'").collect()[0]
+    assert not row["holds"]
+
+
+def test_the_admin_command_asks_for_an_address_when_the_broker_is_embedded() -> None:
+    from commitlake.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="READY line"):
+        cli.dispatch(["admin", "commit", "t", "--remark", "r", "--set=kafka.bootstrap_servers=embedded"])
+
+
+def test_a_command_that_does_not_exist_is_answered_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.dispatch(["explode"]) == 2
+    assert "{ledger,admin,config}" in capsys.readouterr().err
+
+
+def test_the_position_of_a_half_message_is_written_as_in_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Position.parse("3-17") == Position(3, 17)
+    assert cli.dispatch(["config", "--set=kafka.options.sasl.password=hunter2"]) == 0
+    printed = capsys.readouterr().out
+    assert "transaction.timeout = 6000ms" in printed
+    assert "hunter2" not in printed
+    assert json.dumps("***") in printed.replace("'", '"')

@@ -1,0 +1,58 @@
+"""RocketMQ's transaction example, ported, against a real broker and coordinator; results read without Spark."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from commitlake import TransactionMQProducer
+
+if TYPE_CHECKING:
+    from commitlake.streams.coordinator import Coordinator
+
+EXAMPLE = Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_transaction.py"
+
+
+def test_of_ten_unknown_transactions_checks_commit_three_roll_back_three_and_discard_four(
+    coordinator: Coordinator, eventually: Callable[..., None]
+) -> None:
+    example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
+    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
+    with TransactionMQProducer(
+        example["GROUP"],
+        example["TransactionListenerImpl"](),
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=kafka.topic_prefix,
+    ) as producer:
+        ids = example["send_ten"](producer)
+        eventually(lambda: len(ended(warehouse, example["GROUP"])) == 10)
+
+    ends = {row["transaction_id"]: row for row in ended(warehouse, example["GROUP"])}
+    told = [(ends[one]["state"], ends[one]["reason"], ends[one]["checks"]) for one in ids]
+    discarded, committed, rolled_back = (
+        ("DISCARDED", "CHECK_MAX", 2),
+        ("COMMITTED", "CHECK", 1),
+        ("ROLLED_BACK", "CHECK", 1),
+    )
+    assert told == [(discarded, committed, rolled_back)[i % 3] for i in range(10)]
+
+    eventually(lambda: len(visible(warehouse, example["TOPIC"])) >= 3)
+    seen = visible(warehouse, example["TOPIC"])
+    assert sorted((row["body"], row["tags"], row["keys"]) for row in seen) == [
+        (f"Hello RocketMQ {i}".encode(), example["TAGS"][i % 5], f"KEY{i}") for i in (1, 4, 7)
+    ]
+
+
+def ended(warehouse: str, group: str) -> list[dict[str, Any]]:
+    rows = DeltaTable(f"{warehouse}/transactions").to_pyarrow_table()
+    return rows.filter(pc.field("producer_group") == group).to_pylist()
+
+
+def visible(warehouse: str, topic: str) -> list[dict[str, Any]]:
+    place = f"{warehouse}/topics/{topic}"
+    return DeltaTable(place).to_pyarrow_table().to_pylist() if DeltaTable.is_deltatable(place) else []
