@@ -130,15 +130,14 @@ def offsets_in_tables(warehouse: Warehouse, full_name: Callable[[str], str]) -> 
     """The next offsets by what stands in the tables, for a warehouse whose markers are gone."""
     if warehouse.version(OP) == 0:
         return {}
-    log.warning(
-        "no marker of a landing is left in the history of the table op; taking the highest offsets of all tables"
-    )
     tables = [OP, HALF, DELAYED, REJECTED, *map(topic_table, warehouse.topics())]
     present = reduce(DataFrame.unionAll, [_coordinates(warehouse, table) for table in tables])
     found: Offsets = {}
     ends = present.groupBy("source", "kafka_partition").agg((F.max("kafka_offset") + 1).alias("end"))
     for row in ends.collect():
         found.setdefault(full_name(row["source"]), {})[row["kafka_partition"]] = row["end"]
+    if found:
+        log.warning("no marker of a landing is left in the history of the table op; took the tables' highest offsets")
     return found
 
 
