@@ -32,6 +32,8 @@ _COMMON: dict[str, Callable[[str], Any]] = {
     "reconnect.backoff.ms": int,
     "reconnect.backoff.max.ms": int,
 }
+# Of consumers in a group only: they say how soon another instance takes over what a dead one was reading.
+_GROUP = {"session.timeout.ms": int, "heartbeat.interval.ms": int, "max.poll.interval.ms": int}
 _STORES = {"ssl.truststore": ("ssl_cafile",), "ssl.keystore": ("ssl_certfile", "ssl_keyfile")}
 _INLINE = ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key")
 _JAAS_FIELD = re.compile(r'\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
@@ -93,6 +95,14 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     return translated
 
 
+def python_group_options(kafka: KafkaConfig) -> dict[str, int]:
+    """Return the keyword arguments that a kafka-python consumer in a group takes besides `python_options`."""
+    given = kafka.resolved_options()
+    return {
+        name.replace(".", "_"): _parsed(name, parse, given[name]) for name, parse in _GROUP.items() if name in given
+    }
+
+
 def _parsed(name: str, parse: Callable[[str], Any], value: str) -> Any:
     try:
         return parse(value)
@@ -134,7 +144,7 @@ def _stores(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tell_left_out(options: Mapping[str, str]) -> None:
-    known = {*_COMMON, *_RENAMED, "sasl.jaas.config", "ssl.endpoint.identification.algorithm"}
+    known = {*_COMMON, *_GROUP, *_RENAMED, "sasl.jaas.config", "ssl.endpoint.identification.algorithm"}
     left_out = sorted(name for name in options if name not in known and not name.startswith(tuple(_STORES)))
     if left_out:
         log.debug("kafka.options that only Java's clients have: %s", ", ".join(left_out))

@@ -13,6 +13,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, T
 from kafka.errors import KafkaError as ClientError
 
 from commitlake.errors import CommitLakeError, RecordError
+from commitlake.kafka.clients import python_group_options
 from commitlake.producer.link import KafkaLink
 from commitlake.producer.progress import Progress
 from commitlake.protocol import wire
@@ -89,6 +90,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._committed.clear()
         consumer = self._consumer = KafkaConsumer(
             **self._link.client_options(),
+            **python_group_options(self._link.kafka),
             group_id=f"{self._topic}.{self._group}",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
