@@ -15,6 +15,8 @@ from commitlake.errors import CommitLakeError
 
 # `commitlake.launch` gives the directory in which a driver leaves its process id and finds a stop that came before.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"
+# Spark hands the driver's output through a pipe, so only `commitlake.launch` sees whether a terminal is at its end.
+TERMINAL = "COMMITLAKE_TERMINAL_COLUMNS"
 STOPPED = 130
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -46,6 +48,11 @@ def stop_on_signals() -> threading.Event:
     for number in _SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     return stop
+
+
+def terminal_columns() -> int:
+    """Return the width of the terminal that shows this job's output, 0 when there is none."""
+    return int(os.environ.get(TERMINAL, "0"))
 
 
 def _interrupt(*_: object) -> None:

@@ -74,7 +74,9 @@ def _command(script: Path, master: str, arguments: list[str], place: Path) -> tu
         command += ["--py-files", str(_zipped(place))]
     command += [*shlex.split(os.environ.get("COMMITLAKE_SPARK_ARGS", "")), str(script), *arguments]
     paths = filter(None, [str(_LIBRARY), environment.get("PYTHONPATH")])
-    return command, environment | {"PYTHONPATH": os.pathsep.join(paths), job.MEETING_PLACE: str(place)}
+    columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
+    own = {"PYTHONPATH": os.pathsep.join(paths), job.MEETING_PLACE: str(place), job.TERMINAL: str(columns)}
+    return command, environment | own
 
 
 def _zipped(place: Path) -> Path:
