@@ -96,10 +96,9 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
     if last < 0 or asked.isEmpty():
         return
     half = warehouse.read("half")
-    firsts = asked.select(F.col("queue").alias("first_queue"), F.col("half_offset").alias("first_offset"))
-    parts = half.join(F.broadcast(firsts), ["first_queue", "first_offset"]).where(
-        "queue != first_queue OR queue_offset != first_offset"
-    )
+    whole = ["first_queue", "first_offset", "transaction_id", "producer_group"]  # another id or group: an ORPHAN
+    firsts = asked.withColumnsRenamed({"queue": "first_queue", "half_offset": "first_offset"}).select(*whole)
+    parts = half.join(F.broadcast(firsts), whole).where("queue != first_queue OR queue_offset != first_offset")
     parts = parts.select("first_queue", "first_offset", "queue", "queue_offset")
     send_checks(config, check_requests.records(half, F.broadcast(asked), parts, config.kafka.topic("check")))
     asked.unpersist()
