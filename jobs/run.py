@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from commitlake import config, job, session
 from commitlake.kafka.admin import probe
 from commitlake.kafka.embedded import provide
+from commitlake.streams import ownership
 from commitlake.streams.coordinator import Coordinator
 
 
@@ -21,11 +22,12 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="wins over the file")
     parser.add_argument("--available-now", action="store_true", help="work off all that is there, then end")
     given = parser.parse_args(arguments)
-    with provide(config.load(given.conf, given.set)) as conf:
+    told = config.load(given.conf, given.set)
+    with ownership.lock(told) as lock, provide(told) as conf:  # the lock first: its error names who runs already
         probe(conf)
         spark = session.build(conf, app_name="commitlake-run")
         try:
-            with Coordinator(spark, conf).start(available_now=given.available_now) as coordinator:
+            with Coordinator(spark, conf, lock).start(available_now=given.available_now) as coordinator:
                 if not given.available_now:
                     _serve(coordinator)
         finally:

@@ -21,8 +21,14 @@ def answer(batch: Events, tables: Tables, timeout_ms: int) -> Answers:
     facts = with_listed(with_record(with_first(asks, tables), tables), tables)
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
     judged = _accept_the_first(judged).persist()
-    again = op_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("record.*"))
+    again = once_more(judged)
     return Answers(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)), (judged,))
+
+
+def once_more(judged: DataFrame) -> DataFrame:
+    """Input rows of the ops that wait on; their park time goes on too."""
+    waiting = judged.where(F.col("verdict") == int(Verdict.AGAIN))
+    return op_rows(waiting.select("record.*", F.col("since").alias("seen")), since=F.col("seen"))
 
 
 def refusals(judged: DataFrame) -> DataFrame:
@@ -104,9 +110,10 @@ def _already() -> Column:
     }
     table = F.create_map(*[F.lit(item) for name, code in names.items() for item in (name, int(code))])
     ended = ~F.col("pending") & (F.col("ledger.state") != same)
-    before_resume = (
-        F.col("pending") & (F.unix_millis("record.stored_at") <= F.col("open_since")) & (F.col("admin") == 0)
-    )
+    older = F.unix_millis("record.stored_at") <= F.col("open_since")
+    before_resume = F.col("pending") & F.when(
+        F.col("admin") == 1, F.col("op_offset") <= F.col("open_op_offset")
+    ).otherwise(older)
     return F.when(_yes(ended), table[F.col("ledger.state")]).when(
         _yes(before_resume) | _yes(F.col("orphan")), int(Refusal.ALREADY_DISCARDED)
     )

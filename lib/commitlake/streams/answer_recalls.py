@@ -6,10 +6,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Event, Refusal, Source
-from commitlake.streams.answer_ops import not_told, refusals, with_record
+from commitlake.streams.answer_ops import not_told, once_more, refusals, with_record
 from commitlake.streams.answers import Answers, Verdict
 from commitlake.streams.events import Events
-from commitlake.streams.inputs import op_rows
 from commitlake.streams.lookup import Tables, asked, near
 
 _AT = ["first_queue", "first_offset"]
@@ -26,8 +25,7 @@ def answer(batch: Events, tables: Tables) -> Answers:
     )
     facts = asks.join(message, _AT, "left").join(ended, _AT, "left")
     judged = facts.withColumn("verdict", _verdict()).persist()
-    again = op_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("record.*"))
-    return Answers(refusals(judged), again, (judged,))
+    return Answers(refusals(judged), once_more(judged), (judged,))
 
 
 def _verdict() -> Column:

@@ -20,9 +20,10 @@ import commitlake
 from commitlake.config import Config, is_local
 from commitlake.errors import CommitLakeError, StreamError
 from commitlake.kafka import topics
-from commitlake.streams import coordination, finish, ownership, rebuild
+from commitlake.streams import coordination, finish, inputs, ownership, rebuild
 from commitlake.streams.batch import BatchWriter
 from commitlake.streams.landing import Landing
+from commitlake.streams.ownership import WarehouseLock
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -38,13 +39,15 @@ class Coordinator:
     coordinate as soon as the ops that Kafka held at the start have landed, so that no deadline runs before them.
     """
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
+    def __init__(self, spark: SparkSession, config: Config, lock: WarehouseLock | None = None) -> None:
         self.spark, self.config = spark, config
+        self._lock = lock  # taken before, or taken at the start where there can be one
         self.warehouse = Warehouse(spark, config.warehouse)
         self.epoch = 0
         self._stack = ExitStack()
         self._queries: list[StreamingQuery] = []
-        self._busy, self._stopping = threading.Lock(), threading.Event()
+        self._busy: list[threading.Lock] = []
+        self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._scratch = ""
 
@@ -69,12 +72,17 @@ class Coordinator:
             log.warning("%s", warning)
         self._own()
         ends = topics.end_offsets(self.config, _OPS)
-        landing = Landing(self.spark, self.config, self.warehouse, on_topics=self._publish_settings)
+        landing = Landing(
+            self.spark,
+            self.config,
+            self.warehouse,
+            on_topics=self._publish_settings,
+            guard=self._unless_stopping,
+        )
         self._publish_settings(self.warehouse.topics())
         # Before anything lands: later commits come by the stream, so none is read twice.
         versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
-        last = finish.finish_last_batch(self.warehouse)
-        finish.resend_checks(self.warehouse, self.config)
+        last = self._finish()
         self._queries.append(landing.start(available_now=available_now))
         rows = self._input_rows(versions)
         if available_now:
@@ -85,26 +93,35 @@ class Coordinator:
         self._coordinate(rows, self._unless_stopping(writer), available_now)
 
     def _own(self) -> None:
-        lock = None
-        if is_local(self.config.warehouse):
-            lock = self._stack.enter_context(ownership.WarehouseLock(self.config.warehouse))
-        self._owned_by_lock = lock is not None
+        if self._lock is None:
+            self._lock = self._stack.enter_context(ownership.lock(self.config))
         self.warehouse.create()
         self.epoch = ownership.begin_epoch(self.warehouse, commitlake.__version__)
-        if lock:
-            lock.tell(self.epoch)
+        if self._lock:
+            self._lock.tell(self.epoch)
         ownership.mark(self.warehouse, self.epoch)
+
+    def _finish(self) -> int:
+        """Finishes what a kill cut short; returns the newest batch_id. A new warehouse has nothing to look through."""
+        if self.epoch == ownership.FIRST_EPOCH:
+            return -1
+        last = finish.finish_last_batch(self.warehouse)
+        finish.resend_checks(self.warehouse, self.config)
+        return last
 
     def _fence(self) -> None:
         """Under the OS lock nobody else can have started, and a read of `epochs` would cost 0.1 s a batch."""
-        if not self._owned_by_lock:
+        if self._lock is None:
             ownership.check(self.warehouse, self.epoch)
 
     def _input_rows(self, versions: Mapping[str, int]) -> DataFrame:
         """Writes what is open to a table of this run, and reads on from there."""
         self._scratch = f"{self.config.checkpoints}/coordination/{self.epoch}-{uuid.uuid4().hex[:8]}"
         self._clean_older_scratch()
-        opened = rebuild.open_rows(self.warehouse, versions, self.config.transaction)
+        if self.epoch == ownership.FIRST_EPOCH:
+            opened = self.spark.createDataFrame([], inputs.INPUT_SCHEMA)
+        else:
+            opened = rebuild.open_rows(self.warehouse, versions, self.config.transaction)
         opened.write.format("delta").save(f"{self._scratch}/open")
         return coordination.read(self.warehouse, f"{self._scratch}/open", versions)
 
@@ -129,11 +146,13 @@ class Coordinator:
 
     def _unless_stopping(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
         """A batch that begins while stopping never happened: the next start begins from the tables."""
+        busy = threading.Lock()
+        self._busy.append(busy)
 
         def guarded(frame: DataFrame, batch_id: int) -> None:
             if self._stopping.is_set():
                 return
-            with self._busy:
+            with busy:
                 try:
                     write(frame, batch_id)
                 except CommitLakeError as error:
@@ -186,8 +205,9 @@ class Coordinator:
         Safe to call twice, and from a signal handler's thread.
         """
         self._stopping.set()
-        if self._busy.acquire(timeout=_STOP_TIMEOUT_S):
-            self._busy.release()
+        for busy in self._busy:
+            if busy.acquire(timeout=_STOP_TIMEOUT_S):
+                busy.release()
         try:
             for query in self._queries:
                 _stop_quietly(query)

@@ -66,7 +66,7 @@ def half_rows(half: DataFrame, **more: Column | int) -> DataFrame:
     return rows(half, **(columns | more))
 
 
-def op_rows(op: DataFrame) -> DataFrame:
+def op_rows(op: DataFrame, **more: Column) -> DataFrame:
     """Rows of the table `op`: one for the record, one more for each further half message that it lists.
 
     UNKNOWN changes nothing, so it never comes here.
@@ -95,6 +95,7 @@ def op_rows(op: DataFrame) -> DataFrame:
         tid=F.when(recall, hashed("message_id")).otherwise(hashed("transaction_id")),
         grp=F.when(recall, hashed("topic")).otherwise(hashed(F.coalesce("producer_group", F.lit("")))),
         stored=millis("stored_at"),
+        **more,
     )
 
 

@@ -26,6 +26,9 @@ from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
 
+Write = Callable[[DataFrame, int], None]
+"""What a streaming query calls with a batch and its number."""
+
 MAX_OFFSETS_PER_TRIGGER = 400_000
 """Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
 EARLIEST = -2
@@ -42,6 +45,7 @@ class Landing:
         warehouse: The tables, created before.
         on_batch: Called after each batch with the next offset of each topic's partition.
         on_topics: Called after a batch that brought new topics, with all topics.
+        guard: Wraps what carries out a batch, for example to let none begin while all stops.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Landing:
         warehouse: Warehouse,
         on_batch: Callable[[Offsets], None] | None = None,
         on_topics: Callable[[set[str]], None] | None = None,
+        guard: Callable[[Write], Write] = lambda write: write,
     ) -> None:
         self._spark = spark
         self._config = config
@@ -59,6 +64,7 @@ class Landing:
         self._judgement = records.judgement(self._rules)
         self._on_batch = on_batch or (lambda _: None)
         self._on_topics = on_topics or (lambda _: None)
+        self._guard = guard
         self._query: StreamingQuery | None = None
         self._recovered: Offsets | None = None
         self._topics: set[str] = set()
@@ -107,7 +113,7 @@ class Landing:
             .option("maxOffsetsPerTrigger", MAX_OFFSETS_PER_TRIGGER)
             .load()
         )
-        writer = raw.writeStream.queryName("landing").foreachBatch(lambda batch, _: self._land(batch))
+        writer = raw.writeStream.queryName("landing").foreachBatch(self._guard(lambda batch, _: self._land(batch)))
         writer = writer.option("checkpointLocation", self._fresh_checkpoint())
         interval = f"{self._config.trigger_interval_ms} milliseconds"
         writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)

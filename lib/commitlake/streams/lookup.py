@@ -36,12 +36,13 @@ class Tables:
 
 
 def asked(events: Events, event: Event, src: Source) -> DataFrame:
-    """The asking rows of one kind, small enough to broadcast, with the coordinates of their first half message."""
-    return (
-        events.of(event, src)
-        .withColumnRenamed("anchor_queue", "first_queue")
-        .withColumnRenamed("anchor_offset", "first_offset")
-    )
+    """The asking rows of one kind, with the coordinates of their first half message.
+
+    What comes when its park time is over already asks twice in one batch; the last word counts.
+    """
+    found = events.of(event, src)
+    once = found.groupBy(*[name for name in found.columns if name != "last"]).agg(F.max("last").alias("last"))
+    return once.withColumnsRenamed({"anchor_queue": "first_queue", "anchor_offset": "first_offset"})
 
 
 def near(table: DataFrame, asks: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
@@ -61,7 +62,7 @@ def newest(transactions: DataFrame) -> DataFrame:
 def reopened(reentries: DataFrame) -> DataFrame:
     """The newest RESUME of each first half message: its round and time (ms)."""
     halves = reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
-    latest = F.max(F.struct("round", "since")).alias("r")
+    latest = F.max(F.struct("round", "since", "op_offset")).alias("r")
     return (
         halves.groupBy("queue", "offset")
         .agg(latest)
@@ -70,6 +71,7 @@ def reopened(reentries: DataFrame) -> DataFrame:
             F.col("offset").alias("first_offset"),
             F.col("r.round").alias("open_round"),
             F.col("r.since").alias("open_since"),
+            F.col("r.op_offset").alias("open_op_offset"),
         )
     )
 

@@ -6,7 +6,9 @@ import fcntl
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -14,6 +16,7 @@ from typing import IO, Self
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
+from commitlake.config import Config, is_local
 from commitlake.errors import FencedError
 from commitlake.tables import Warehouse
 
@@ -21,6 +24,9 @@ log = logging.getLogger(__name__)
 
 FENCED = ("half", "op", "delayed", "reentries", "transactions", "deliveries", "checks", "batches")
 """Tables that a new epoch marks: an append in flight by an older coordinator then fails."""
+
+
+FIRST_EPOCH = 1
 
 
 class WarehouseLock:
@@ -78,7 +84,7 @@ def describe(host: str, pid: int, epoch: int | None) -> str:
 def begin_epoch(warehouse: Warehouse, version: str) -> int:
     """Appends this start to `epochs`; returns its number."""
     newest = _newest(warehouse)
-    epoch = newest["epoch"] + 1 if newest else 1
+    epoch = newest["epoch"] + 1 if newest else FIRST_EPOCH
     row = warehouse.spark.createDataFrame(
         [(epoch, socket.gethostname(), os.getpid(), version)], "epoch bigint, host string, pid int, version string"
     )
@@ -110,3 +116,17 @@ def check(warehouse: Warehouse, epoch: int) -> None:
 def _newest(warehouse: Warehouse) -> Row | None:
     rows = warehouse.read("epochs").orderBy(F.desc("epoch"), F.desc("started_at")).limit(1).collect()
     return rows[0] if rows else None
+
+
+@contextmanager
+def lock(config: Config) -> Iterator[WarehouseLock | None]:
+    """The lock of a local warehouse, None of another.
+
+    Raises:
+        FencedError: another coordinator holds it.
+    """
+    if is_local(config.warehouse):
+        with WarehouseLock(config.warehouse) as taken:
+            yield taken
+    else:
+        yield None

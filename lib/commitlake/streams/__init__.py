@@ -1,0 +1,1 @@
+"""The streaming queries: landing, coordination, and what a start does before them."""
