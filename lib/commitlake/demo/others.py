@@ -1,0 +1,31 @@
+"""The other two kinds of messages: a batch, and a delayed one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from commitlake.config import KafkaConfig
+from commitlake.producer import DefaultMQProducer, Message
+
+PRICES, REMINDERS = "prices", "reminders"
+DELAY_S = 10
+
+
+def send(kafka: KafkaConfig) -> dict[str, Counter[str]]:
+    """Send three prices as one batch, all or none, and a reminder that consumers see in `DELAY_S`.
+
+    Returns:
+        The ids of the messages, by topic.
+    """
+    producer = DefaultMQProducer(
+        "marketing",
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=kafka.topic_prefix,
+        send_msg_timeout=15_000,
+        start_timeout=60_000,
+    )
+    with producer:
+        prices = [Message(PRICES, f"{item}: {price}") for item, price in (("tea", 4), ("cake", 6), ("jam", 3))]
+        batch = producer.send(prices)
+        reminder = producer.send(Message(REMINDERS, "Tell us how you like it", delay_seconds=DELAY_S))
+    return {PRICES: Counter(batch.msg_id.split(",")), REMINDERS: Counter([reminder.msg_id])}

@@ -1,0 +1,74 @@
+"""What the demo prints at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pyspark.sql import Row
+
+from commitlake.demo.orders import TOPIC
+from commitlake.demo.scenario import Scenario
+from commitlake.demo.shop import TOTAL
+from commitlake.tables import Warehouse
+
+_ROWS = 3
+
+
+_WORDS = {"DIRECT": "at once", "CHECK": "after a check", "CHECK_MAX": "still unknown after the last check"}
+
+
+def show(story: Scenario, differences: list[str], seconds: float) -> None:
+    """Print what became of everything, what a consumer sees, where the tables are, and whether all is right."""
+    warehouse = story.coordinator.warehouse
+    blocks = (summary(story, seconds), rows(warehouse, TOPIC), place(warehouse.root, TOPIC), verdict(differences))
+    print("\n" + "\n\n".join("\n".join(block) for block in blocks), flush=True)
+
+
+def summary(story: Scenario, seconds: float) -> list[str]:
+    """What became of every transactional message."""
+    counts = story.counts
+    states = ("COMMITTED", "ROLLED_BACK", "DISCARDED", "PENDING")
+    return [
+        f"{counts['half']} half messages of {TOTAL} orders, after {seconds:.0f} s:",
+        *(_line(state.lower().replace("_", " "), counts[state], _reasons(counts, state)) for state in states),
+        _line("checks", counts["checks"], "asked"),
+        _line("paid orders", len(story.points.booked()), "have points; one of them has messages in two topics"),
+        _line("rejected", counts["rejected"], "records"),
+    ]
+
+
+def _line(name: str, count: int, remark: str) -> str:
+    return f"  {name:12} {count:4}  {remark}".rstrip()
+
+
+def _reasons(counts: Counter[str], state: str) -> str:
+    by = {name.removeprefix(f"{state} "): count for name, count in counts.items() if name.startswith(f"{state} ")}
+    return ", ".join(f"{by[reason]} {_WORDS.get(reason, reason)}" for reason in sorted(by, reverse=True))
+
+
+def rows(warehouse: Warehouse, topic: str) -> list[str]:
+    """The first rows of a topic table, as a consumer reads them."""
+    columns = ("queue_id", "keys", "body", "stored_at", "visible_at")
+    found = warehouse.read_topic(topic).select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
+    return [f"the first {_ROWS} rows of topics/{topic}, as a consumer sees them:", *map(_row, found)]
+
+
+def _row(row: Row) -> str:
+    seconds = (row["visible_at"] - row["stored_at"]).total_seconds()
+    return f"  queue {row['queue_id']}  {row['keys']}  {row['body'].decode()}  visible {seconds:.1f} s after its send"
+
+
+def place(warehouse: str, topic: str) -> list[str]:
+    """Where the tables are, and how to look at one."""
+    look = f"from deltalake import DeltaTable; print(DeltaTable('{warehouse}/topics/{topic}').to_pandas())"
+    return [
+        f"the tables are in {warehouse}; look with any Delta reader, for example (pip install deltalake pandas):",
+        f'  python -c "{look}"',
+    ]
+
+
+def verdict(differences: list[str]) -> list[str]:
+    """Whether everybody agrees, and what differs if not."""
+    if differences:
+        return ["NOT all right:", *(f"  {line}" for line in differences)]
+    return ["all right: nothing is pending; the order table, the topic table and the points hold the same orders"]

@@ -1,0 +1,105 @@
+"""The demo's story, from the first order until nothing is pending and everybody knows the same."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from commitlake.demo import orders, others
+from commitlake.demo.instances import Instances
+from commitlake.demo.ledger import Comparison, Ledger
+from commitlake.demo.orders import OrderTable
+from commitlake.demo.points import PointsService
+from commitlake.demo.progress import Progress
+from commitlake.demo.shop import DOOMED, ORDERS, SHOPS, STUCK
+from commitlake.streams.coordinator import Coordinator
+
+STORY = f"""\
+{len(SHOPS)} shops, one producer group, place {ORDERS} orders each: a half message, then a local
+transaction in SQLite. Some orders are declined, some get no answer, one is sent to two
+topics, one waits for a review for ever. Then {DOOMED} is killed, and the others answer for it.
+A points service reads the topic table of the orders and books points for what was paid.
+"""
+KILLED = f"killed {DOOMED} with {STUCK} open transactions"
+
+_LOOK_EVERY_S = 2.0
+_PATIENCE_S = 240
+"""The story takes a minute on 2 cores; a machine that needs longer than this is broken, or CommitLake is."""
+
+
+@dataclass
+class Scenario:
+    """Everybody who takes part, and how the story goes.
+
+    Attributes:
+        counts: what the tables said last, see `Ledger.counts`.
+    """
+
+    coordinator: Coordinator
+    table: OrderTable
+    shops: Instances
+    points: PointsService
+    progress: Progress
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._ledger = Ledger(self.coordinator.warehouse, self.coordinator.config)
+        self._others: dict[str, Counter[str]] = {}
+
+    def play(self) -> list[str]:
+        """Run until all is decided and everybody knows it, or patience ends; return what still differs then."""
+        self._others = others.send(self.coordinator.config.kafka)
+        self.progress.say(f"sent a batch of 3 {others.PRICES}, and a reminder for in {others.DELAY_S} s")
+        pool = ThreadPoolExecutor(1)
+        try:
+            return self._watch(pool)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.progress.end()
+
+    def _watch(self, pool: ThreadPoolExecutor) -> list[str]:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            differences = self._show_until(pool.submit(self._look))
+            if not differences or time.monotonic() > deadline:
+                return differences
+
+    def _show_until(self, looking: Future[list[str]]) -> list[str]:
+        """Show the state of things while another thread asks the tables: that takes seconds on a busy machine."""
+        until = time.monotonic() + _LOOK_EVERY_S
+        while time.monotonic() < until or not looking.done():
+            self.coordinator.await_termination(timeout=0.2)
+            self._show()
+        return looking.result()
+
+    def _show(self) -> None:
+        counts = self.counts
+        self.progress.show(
+            f"{self.shops.placed} orders: {counts['COMMITTED']} committed, {counts['ROLLED_BACK']} rolled back, "
+            f"{counts['PENDING']} pending; {counts['checks']} checks; {len(self.points.booked())} points"
+        )
+
+    def _look(self) -> list[str]:
+        """Ask the tables: what keeps the story from its end."""
+        self.counts = self._ledger.counts()
+        if not self.shops.are_done:
+            return ["the shops are still placing orders"]
+        if self.counts["PENDING"]:
+            return [f"transactions: {self.counts['PENDING']} half messages are pending"]
+        return [line for comparison in self._comparisons() for line in comparison.differences()]
+
+    def _comparisons(self) -> list[Comparison]:
+        table = f"the topic table {orders.TOPIC}"
+        seen = self._ledger.seen(orders.TOPIC, "keys")
+        return [
+            *self._ledger.identities(),
+            Comparison("paid orders", "the order table", table, Counter(self.table.paid()), seen),
+            Comparison("orders", table, "the points", seen, Counter(self.points.booked())),
+            *(self._comparison(topic, ids) for topic, ids in self._others.items()),
+        ]
+
+    def _comparison(self, topic: str, ids: Counter[str]) -> Comparison:
+        seen = self._ledger.seen(topic, "message_id")
+        return Comparison("other messages", "what was sent", f"the topic table {topic}", ids, seen)
