@@ -1,0 +1,119 @@
+"""The documents say what the code does: tables, keys and vectors, links, and names of things that exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from commitlake.config import KEYS
+from commitlake.protocol.states import Delivery, Reason, Refusal, State
+from commitlake.tables.schemas import TABLES
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROSE = {path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL) for path in DOCUMENTS}
+SOURCES = (
+    "\n".join(path.read_text() for path in sorted((ROOT / "lib").rglob("*.py")))
+    + (ROOT / "spark-submit.sh").read_text()
+)
+CONTRACT = (ROOT / "docs" / "contract.md").read_text()
+
+
+def each(document: Path) -> str:
+    return document.name
+
+
+def spans(document: Path) -> set[str]:
+    """What stands between backticks."""
+    return set(re.findall(r"`([^`\n]+)`", PROSE[document]))
+
+
+def anchors(document: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=each)
+def test_keys_tables_and_vectors_in_a_document_are_those_of_the_code(document: Path) -> None:
+    parts = runpy.run_path(str(ROOT / "docs" / "parts.py"))
+    text = document.read_text()
+    assert parts["rendered"](text) == text, "run .venv/bin/python docs/parts.py"
+
+
+def test_every_key_table_and_vector_stands_in_a_document() -> None:
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    assert all(f"| `{key.name}` |" in operations for key in KEYS)
+    tables = set(re.findall(r"<!-- table (\w+) -->", CONTRACT))
+    assert tables == {*TABLES, "topics"} - {"reentries"}
+    vectors = {path.stem for path in (ROOT / "tests" / "vectors").glob("*.json")}
+    assert set(re.findall(r"<!-- vector (\w+) -->", CONTRACT)) == vectors
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
+def test_links_lead_to_files_and_titles_that_exist(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", PROSE[document]):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
+def test_paths_that_a_document_names_exist(document: Path) -> None:
+    tops = ("conf", "docs", "jobs", "lib", "notebooks", "tests")
+    for span in spans(document):
+        words = [word.strip("./") if word.startswith("./") else word for word in span.split()]
+        for word in words:
+            if re.fullmatch(rf"({'|'.join(tops)})/[\w./-]*|[\w-]+\.(sh|toml)", word):
+                assert (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
+def test_names_in_capitals_that_a_document_uses_are_names_of_the_code(document: Path) -> None:
+    of_others = {"OPTIMIZE", "TRANSACTION_ID"}  # Delta's command, a placeholder
+    names = {span for span in spans(document) if re.fullmatch(r"[A-Z_]{4,}", span)} - of_others
+    assert {name for name in names if not re.search(rf"\b{name}\b", SOURCES)} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
+def test_configuration_keys_that_a_document_names_exist(document: Path) -> None:
+    names = {key.name for key in KEYS}
+    sections = "|".join({name.split(".")[0] for name in names if "." in name})
+    named = {span for span in spans(document) if re.fullmatch(rf"({sections})\.[a-z_]+", span)}
+    assert named <= names
+
+
+def test_every_state_and_reason_is_explained_in_the_contract() -> None:
+    names = [member.name for kind in (State, Reason, Delivery, Refusal) for member in kind]
+    assert [name for name in names if f"`{name}`" not in CONTRACT] == []
+
+
+def test_every_reason_that_landing_gives_is_listed_in_the_contract() -> None:
+    landing = (ROOT / "lib" / "commitlake" / "streams" / "records.py").read_text()
+    reasons = set(
+        re.findall(r"\"((?:MISSING|BAD|ILLEGAL|TOPIC_NOT|NULL|BODY|DELAY_TOO|TRANSACTIONS)_?[A-Z_]+)\"", landing)
+    )
+    assert len(reasons) >= 10
+    assert {reason for reason in reasons if f"`{reason}`" not in CONTRACT} == set()
+
+
+def test_errors_that_operations_explains_are_told_by_the_code() -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().split("## Errors, and what to do")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")][1:]
+    told = [text.split(":")[0] for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    assert len(told) >= 10
+    plain = re.sub(r"\"\s*\n\s*f?\"", "", SOURCES)  # texts that go on in the next line
+    plain += plain.replace("{query}", "landing") + plain.replace("{query}", "coordination")
+    assert [text for text in told if text not in plain] == []
+
+
+def test_the_changelog_has_a_section_for_this_version() -> None:
+    import commitlake
+
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert text.index("## [Unreleased]") < text.index(f"## [{commitlake.__version__}]")
