@@ -1,0 +1,86 @@
+"""A coordinator as users start it: `./spark-submit.sh run` in a process group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+class Coordinator:
+    """The process, and what it has said so far."""
+
+    def __init__(self, place: Path, *arguments: str, **settings: object) -> None:
+        self.warehouse = place / "warehouse"
+        given = {"warehouse": self.warehouse, "checkpoints": place / "checkpoints", **settings}
+        pairs = [part for key, value in given.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
+        self.process = subprocess.Popen(
+            [str(ROOT / "spark-submit.sh"), "run", *arguments, *pairs, "--master", "local[2]"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "COMMITLAKE_SPARK_ARGS": "--conf spark.driver.memory=1g"},
+        )
+        self.said = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+
+    def ready(self) -> dict[str, str]:
+        """Waits for READY; returns what stands after it."""
+        wait_for(lambda: "READY" in self.said or self.process.poll() is not None, 150, lambda: self.said)
+        assert "READY" in self.said, self.said
+        line = next(line for line in self.said.splitlines() if "READY" in line)
+        return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+    def end(self, seconds: float = 90) -> int:
+        """Waits for the end; returns the exit code."""
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+    def group(self) -> list[str]:
+        """The processes of its group that still live, by their command lines; the broker has a session of its own."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+                command = (stat.parent / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+            is_alive = fields[0] != "Z"
+            if is_alive and (int(fields[2]) == self.process.pid or str(self.warehouse) in command):
+                found.append(command)
+        return found
+
+
+@contextmanager
+def coordinator(place: Path, *arguments: str, **settings: object) -> Iterator[Coordinator]:
+    """A coordinator that is gone when the test is over, whatever happened."""
+    running = Coordinator(place, *arguments, **settings)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            os.killpg(running.process.pid, signal.SIGKILL)
+            running.end()
+
+
+def wait_for(done: Callable[[], object], seconds: float, why: Callable[[], object] = str) -> None:
+    """Polls until `done` is true."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.2)

@@ -1,0 +1,77 @@
+"""RocketMQ's visibility test: of five kinds of transactions exactly the committed ones are visible, each once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from tests.e2e.running import Coordinator, coordinator, wait_for
+
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.producer import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
+
+MESSAGES = 120
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
+UNKNOWN = LocalTransactionState.UNKNOW
+AT_ONCE = [COMMIT, ROLLBACK, UNKNOWN, UNKNOWN, UNKNOWN]
+IN_CHECK = [None, None, COMMIT, ROLLBACK, UNKNOWN]
+ENDS = [
+    ("COMMITTED", "DIRECT"),
+    ("ROLLED_BACK", "DIRECT"),
+    ("COMMITTED", "CHECK"),
+    ("ROLLED_BACK", "CHECK"),
+    ("DISCARDED", "CHECK_MAX"),
+]
+
+
+class Mix(TransactionListener):
+    """Answers by the number that is the message's body."""
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        return AT_ONCE[int(message.body) % 5]
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
+        return IN_CHECK[int(message.body) % 5]
+
+
+def rows(running: Coordinator, table: str) -> list[dict[str, Any]]:
+    place = running.warehouse / table
+    if not (place / "_delta_log").exists():
+        return []
+    found: list[dict[str, Any]] = DeltaTable(str(place)).to_pyarrow_table().to_pylist()
+    return found
+
+
+def test_exactly_the_committed_messages_are_visible(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    settings: dict[str, object] = {
+        "kafka__bootstrap_servers": broker.bootstrap_servers,
+        "kafka__topic_prefix": "mix.",
+        "kafka__queues": 2,
+        "transaction__timeout": "1s",
+        "transaction__check_interval": "8s",
+        "transaction__check_max": 2,
+    }
+    with coordinator(tmp_path, **settings) as running:
+        running.ready()
+        producer = TransactionMQProducer(
+            "mix", Mix(), bootstrap_servers=broker.bootstrap_servers, topic_prefix="mix.", send_msg_timeout=20_000
+        )
+        producer.start()
+        try:
+            for number in range(MESSAGES):
+                producer.send_message_in_transaction(Message("mixed", str(number)))
+            wait_for(lambda: len(rows(running, "transactions")) >= MESSAGES, 150, lambda: running.said)
+        finally:
+            producer.shutdown()
+        running.process.terminate()
+        assert running.end() == 0
+    seen = Counter(int(row["body"]) for row in rows(running, "topics/mixed"))
+    assert seen == Counter(number for number in range(MESSAGES) if number % 5 in (0, 2))
+    bodies = {(row["queue"], row["queue_offset"]): int(row["body"]) for row in rows(running, "half")}
+    ends = {bodies[r["queue"], r["half_offset"]]: (r["state"], r["reason"]) for r in rows(running, "transactions")}
+    assert ends == {number: ENDS[number % 5] for number in range(MESSAGES)}
+    assert sorted(int(row["body"]) for row in rows(running, "discarded")) == list(range(4, MESSAGES, 5))
+    refused = Counter(row["reason"] for row in rows(running, "rejected"))
+    assert not refused, "an answer to a check that was sent twice would be harmless, and told nowhere"

@@ -1,0 +1,114 @@
+"""`./spark-submit.sh run` as an operator meets it: READY, signals, the end, and what goes wrong at the start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+from tests.e2e.running import Coordinator, coordinator, wait_for
+from tests.lake import Lake
+
+from commitlake.kafka.embedded import EmbeddedBroker
+
+ERROR_WITHIN_S = 20 * float(os.environ.get("COMMITLAKE_SLOW", "1"))
+"""A busy machine may ask for more by COMMITLAKE_SLOW."""
+
+
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)],
+    ids=["SIGTERM to the process", "SIGINT to the group"],
+)
+def test_a_signal_ends_a_running_coordinator_with_0_and_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
+) -> None:
+    with coordinator(tmp_path) as running:
+        said = running.ready()
+        assert said["warehouse"] == str(running.warehouse)
+        assert said["kafka"].startswith("127.0.0.1:")
+        assert len(running.group()) > 1
+        send(running.process.pid, number)
+        assert running.end() == 0
+        wait_for(lambda: not running.group(), 15, running.group)
+        assert "Traceback" not in running.said
+
+
+def test_available_now_works_off_what_is_there_and_exits_0(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    lake = Lake(broker.bootstrap_servers, "now.", tmp_path)
+    lake.op("COMMIT", "t", lake.half("t"))
+    lake.close()
+    settings = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "now.", "kafka__queues": 2}
+    with coordinator(tmp_path, "--available-now", **settings) as running:
+        assert running.end(150) == 0, running.said
+        assert [row["body"] for row in lake.topic("orders")] == [b"t"]
+        assert DeltaTable(str(running.warehouse / "epochs")).to_pyarrow_table().num_rows == 1
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def assert_short_error(running: Coordinator, *words: str) -> None:
+    begun = time.monotonic()
+    assert running.end(ERROR_WITHIN_S + 60) not in (0, None)
+    assert time.monotonic() - begun < ERROR_WITHIN_S
+    assert all(word in running.said for word in words), running.said
+    assert "Traceback" not in running.said
+    assert "\tat " not in running.said
+    assert len(running.said.splitlines()) <= 10, running.said
+
+
+def test_a_wrong_bootstrap_server_is_named(tmp_path: Path) -> None:
+    with coordinator(tmp_path, kafka__bootstrap_servers="127.0.0.1:1") as running:
+        assert_short_error(running, "127.0.0.1:1", "kafka.bootstrap_servers")
+
+
+def test_a_warehouse_that_can_not_be_written_is_named(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    (tmp_path / "warehouse").write_text("a file where a directory should be")
+    with coordinator(tmp_path, kafka__bootstrap_servers=broker.bootstrap_servers) as running:
+        assert_short_error(running, str(tmp_path / "warehouse"))
+
+
+def test_an_unknown_key_is_named_with_what_is_meant(tmp_path: Path) -> None:
+    with coordinator(tmp_path, transaction__timout="6s") as running:
+        assert_short_error(running, "transaction.timout", "transaction.timeout")
+
+
+def test_a_bad_value_is_named_with_what_is_allowed(tmp_path: Path) -> None:
+    with coordinator(tmp_path, transaction__timeout="soon") as running:
+        assert_short_error(running, "transaction.timeout", "soon")
+
+
+def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: int) -> None:
+    with coordinator(tmp_path, kafka__embedded_port=busy_port) as running:
+        assert_short_error(running, str(busy_port), "busy")
+
+
+def test_partition_counts_that_differ_are_an_error(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    admin.create_topics([NewTopic("differ.half", 2, 1), NewTopic("differ.op", 3, 1), NewTopic("differ.messages", 2, 1)])
+    admin.close()
+    settings = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "differ."}
+    with coordinator(tmp_path, kafka__queues=2, **settings) as running:
+        assert_short_error(running, "differ.op", "partitions")
+
+
+def test_a_second_coordinator_on_an_embedded_broker_names_the_first(tmp_path: Path) -> None:
+    with coordinator(tmp_path) as first:
+        first.ready()
+        with coordinator(tmp_path) as second:
+            assert_short_error(second, "another coordinator", f"host {socket.gethostname()}", "epoch 1")
+        first.process.terminate()
+        assert first.end() == 0

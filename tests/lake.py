@@ -1,0 +1,163 @@
+"""A namespace of one test: its Kafka topics, its warehouse, and what a producer, an administrator and a reader do there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deltalake import DeltaTable
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from pyspark.sql import SparkSession
+
+from commitlake import config
+from commitlake.config import Config
+from commitlake.kafka.topics import ensure_topics
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.streams.coordinator import Coordinator
+
+HOUR = "1h"
+QUIET = {
+    "transaction.timeout": HOUR,
+    "transaction.check_interval": HOUR,
+    "transaction.check_max": 1,
+    "transaction.op_park_time": HOUR,
+    "trigger_interval": "200ms",
+    "kafka.queues": 2,
+}
+"""Timings with which nothing falls due while a test runs; a test changes what it is about."""
+
+
+class Record(NamedTuple):
+    """Where a record stands in Kafka, as `rejected` names it."""
+
+    source: str
+    partition: int
+    offset: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.partition, self.offset)
+
+
+class Lake:
+    """One topic prefix and one warehouse; deltalake reads the tables, so that no test depends on Spark's view of them."""
+
+    def __init__(self, servers: str, prefix: str, root: Path, **changes: object) -> None:
+        self.root = root
+        self.settings: dict[str, object] = {
+            **QUIET,
+            "kafka.bootstrap_servers": servers,
+            "kafka.topic_prefix": prefix,
+            "warehouse": str(root / "warehouse"),
+            "checkpoints": str(root / "checkpoints"),
+            **changes,
+        }
+        self.config = self.configured()
+        ensure_topics(self.config)
+        self.producer = KafkaProducer(bootstrap_servers=servers, acks="all")
+
+    def configured(self, **changes: object) -> Config:
+        """The configuration with `changes`; `transaction_timeout` stands for `transaction.timeout`."""
+        return config.from_mapping({**self.settings, **{key.replace("_", ".", 1): v for key, v in changes.items()}})
+
+    def close(self) -> None:
+        self.producer.close()
+
+    # what producers and administrators do
+
+    def send(self, source: str, encoded: wire.Encoded, partition: int) -> Record:
+        """Writes a record and waits until it is there; each gets an append time of its own, so that order is certain."""
+        time.sleep(0.002)
+        sent = self.producer.send(
+            self.config.kafka.topic(source), encoded.value, encoded.key, encoded.headers, partition
+        )
+        return Record(source, partition, sent.get(10).offset)
+
+    def half(
+        self, tid: str, queue: int = 0, *, first: Position | None = None, group: str = "g", **more: Any
+    ) -> Position:
+        fields = {"topic": "orders", "msg_id": f"{tid}-{queue}", "body": tid.encode(), "producer_group": group}
+        record = wire.HalfRecord(transaction_id=tid, first_half=first, **{**fields, **more})
+        return self.send("half", wire.encode_half(record), queue).position
+
+    def message(self, msg_id: str, queue: int = 0, topic: str = "delays", **more: Any) -> Position:
+        record = wire.MessageRecord(topic=topic, msg_id=msg_id, body=msg_id.encode(), producer_group="g", **more)
+        return self.send("messages", wire.encode_message(record), queue).position
+
+    def op(self, decision: str, tid: str, *listed: Position, group: str | None = "g", **more: Any) -> Record:
+        queue = more.pop("queue", listed[0].queue)
+        op = wire.OpRecord(transaction_id=tid, producer_group=group, decision=decision, half_messages=listed, **more)
+        return self.send("op", wire.encode_op(op), queue)
+
+    def admin(self, decision: str, tid: str, *listed: Position) -> Record:
+        op = wire.OpRecord(transaction_id=tid, producer_group=None, decision=decision, half_messages=listed)
+        return self.send("admin", wire.encode_op(op), 0)
+
+    def recall(self, msg_id: str, message: Position, topic: str = "delays") -> Record:
+        recall = wire.RecallRecord(msg_id=msg_id, topic=topic, message=message)
+        return self.send("op", wire.encode_recall(recall), message.queue)
+
+    def end(self, source: str, queue: int) -> Position:
+        """Where the next record of a partition will stand."""
+        with self._consumer() as consumer:
+            partition = TopicPartition(self.config.kafka.topic(source), queue)
+            return Position(queue, consumer.end_offsets([partition])[partition])
+
+    # what the coordinator does
+
+    def run(self, spark: SparkSession, **changes: object) -> int:
+        """Works off all that is there; returns the highest batch_id so far."""
+        with Coordinator(spark, self.configured(**changes)).start(available_now=True):
+            pass
+        return max((row["batch_id"] for row in self.rows("batches")), default=-1)
+
+    # what readers see
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = DeltaTable(str(self.root / "warehouse" / table)).to_pyarrow_table().to_pylist()
+        return found
+
+    def topic(self, name: str) -> list[dict[str, Any]]:
+        return self.rows(f"topics/{name}")
+
+    def topics(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "warehouse" / "topics").glob("*"))
+
+    def rejected(self) -> dict[Record, dict[str, Any]]:
+        """Rows of `rejected` by their record; fails when one stands there twice."""
+        rows = self.rows("rejected")
+        found = {Record(row["source"], row["kafka_partition"], row["kafka_offset"]): row for row in rows}
+        assert len(found) == len(rows), "a record is told twice"
+        return found
+
+    def kafka(self, source: str) -> Iterator[Any]:
+        """All records of a topic."""
+        with self._consumer() as consumer:
+            name = self.config.kafka.topic(source)
+            partitions = [TopicPartition(name, at) for at in sorted(consumer.partitions_for_topic(name))]
+            for partition, end in consumer.end_offsets(partitions).items():
+                consumer.assign([partition])
+                consumer.seek_to_beginning()
+                while consumer.position(partition) < end:
+                    yield from consumer.poll(500).get(partition, [])
+
+    def checks(self) -> list[wire.CheckRecord]:
+        return [wire.decode_check(record.value, record.headers) for record in self.kafka("check")]
+
+    @contextmanager
+    def _consumer(self) -> Iterator[KafkaConsumer]:
+        consumer = KafkaConsumer(bootstrap_servers=self.config.kafka.bootstrap_servers)
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+
+def newest(transactions: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
+    """The newest ledger row of each half message, by (queue, offset)."""
+    rows = sorted(transactions, key=lambda row: row["batch_id"])
+    return {(row["queue"], row["half_offset"]): row for row in rows}

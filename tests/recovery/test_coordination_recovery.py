@@ -1,0 +1,97 @@
+"""A coordinator killed between any two of its writes loses nothing and does nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.lake import Lake
+from tests.recovery import sweep
+from tests.recovery.traffic import CHILD, HASTY, ROOT, Traffic, delete_checkpoints, killed_at
+
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.streams.coordinator import Coordinator
+
+KILLS = [
+    ("coordination:transactions", "before", 1),
+    ("coordination:transactions", "after", 1),
+    ("coordination:topic", "after", 1),
+    ("coordination:deliveries", "after", 1),
+    ("coordination:discarded", "before", 1),
+    ("coordination:rejected", "after", 1),
+    ("coordination:checks", "before", 1),
+    ("coordination:batches", "before", 1),
+    ("coordination:kafka", "before", 1),
+]
+"""One start each, over one warehouse; the first kill of a pair leaves what the next start finishes, or dies finishing."""
+
+
+@pytest.fixture
+def lake(broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lake]:
+    prefix = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60] + "."
+    opened = Lake(broker.bootstrap_servers, prefix, tmp_path, **HASTY)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.timeout(1_200)
+def test_a_coordinator_killed_at_step_after_step_ends_every_transaction_once(spark: SparkSession, lake: Lake) -> None:
+    traffic = Traffic(lake)
+    for number, (step, moment, nth) in enumerate(KILLS):
+        traffic.send()
+        child = killed_at(lake, step, moment, nth)
+        assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
+        if number % 2:
+            delete_checkpoints(lake)
+    traffic.settle(spark)
+    traffic.assert_outcome()
+
+
+@pytest.mark.timeout(600)
+def test_a_kill_around_a_resume_reopens_once(spark: SparkSession, lake: Lake) -> None:
+    traffic = Traffic(lake)
+    traffic.send()
+    traffic.settle(spark)
+    traffic.resume()
+    for moment in ("before", "after"):
+        child = killed_at(lake, "coordination:reentries", moment, transaction_timeout="1h")
+        assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]
+    traffic.commit_resumed()
+    lake.run(spark, transaction_timeout="1h")
+    traffic.assert_outcome()
+
+
+@pytest.mark.timeout(600)
+def test_random_kills(spark: SparkSession, lake: Lake) -> None:
+    sweep.sweep(lake, spark, seed=int(os.environ.get("COMMITLAKE_SEED", "7")), kills=3)
+
+
+def test_a_second_coordinator_ends_naming_the_first_which_goes_on(spark: SparkSession, lake: Lake) -> None:
+    with Coordinator(spark, lake.config).start() as first:
+        child = subprocess.run(
+            [sys.executable, str(CHILD), json.dumps(lake.settings), "never", "before", "1"],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert child.returncode == 1
+        told = next(line for line in child.stderr.splitlines() if line.startswith("error: "))
+        assert f"host {socket.gethostname()}, pid {os.getpid()}, epoch {first.epoch}" in told
+        assert "Traceback" not in child.stderr
+        lake.op("COMMIT", "t", lake.half("t"))
+        deadline = time.monotonic() + 120
+        while "orders" not in lake.topics() or not lake.topic("orders"):
+            assert time.monotonic() < deadline, "the first coordinator does not go on"
+            first.await_termination(timeout=0.5)
+    assert len(lake.rows("epochs")) == 1

@@ -1,0 +1,167 @@
+"""What producers do while a coordinator is killed again and again, and what must have become of it in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from tests.identities import assert_identities
+from tests.lake import Lake, Record, newest
+
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+
+CHILD = Path(__file__).with_name("coordination_child.py")
+ROOT = Path(__file__).parents[2]
+STEPS = [
+    *(f"landing:{table}" for table in ("op", "half", "delayed", "rejected", "topic")),
+    *(f"coordination:{table}" for table in ("transactions", "deliveries", "topic", "discarded", "rejected")),
+    *(f"coordination:{table}" for table in ("reentries", "checks", "batches", "kafka")),
+]
+"""Every write of a coordinator, in its order."""
+HASTY = {
+    "transaction.timeout": "0s",
+    "transaction.check_interval": "1ms",
+    "transaction.check_max": 2,
+    "transaction.op_park_time": "0s",
+}
+"""Every start checks what is open, and the third one discards it; what waits is answered at once."""
+PAST = {"TIMER_DELIVER_MS": "1"}
+
+
+class Traffic:
+    """Sends rounds of transactions of every kind, and keeps what they must come to."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake, self.rounds = lake, 0
+        self.ends: dict[Position, tuple[str, str]] = {}
+        self.shown: dict[tuple[str, Position], bytes] = {}
+        self.hidden: set[Position] = set()
+        self.refused: dict[Record, str] = {}
+        self.open: dict[str, Position] = {}
+        self._last: tuple[str, Position] | None = None
+
+    def send(self) -> None:
+        """One round: each kind of end, and each kind of refusal."""
+        self.rounds += 1
+        name = f"round {self.rounds}"
+        self._single(name)
+        self._several(name)
+        self._others(name)
+        self._refusals(name)
+
+    def _half(self, tid: str, queue: int, state: str, reason: str, **more: Any) -> Position:
+        at = self.lake.half(tid, queue, topic=more.pop("topic", "a"), **more)
+        self.ends[at] = (state, reason)
+        if state == "COMMITTED":
+            self.shown["half", at] = tid.encode()
+        return at
+
+    def _single(self, name: str) -> None:
+        committed = self._half(f"{name} c", 0, "COMMITTED", "DIRECT")
+        self.lake.op("COMMIT", f"{name} c", committed)
+        self.refused[self.lake.op("ROLLBACK", f"{name} c", committed)] = "ALREADY_COMMITTED"
+        self.lake.op("COMMIT", f"{name} c", committed, queue=1)
+        rolled = self._half(f"{name} r", 1, "ROLLED_BACK", "CHECK")
+        self.lake.op("ROLLBACK", f"{name} r", rolled, from_check=True)
+        later = self._half(f"{name} d", 1, "COMMITTED", "DIRECT", topic="b", delays=PAST)
+        self.lake.op("COMMIT", f"{name} d", later)
+        self.open[f"{name} o"] = self._half(f"{name} o", 1, "DISCARDED", "CHECK_MAX")
+
+    def _several(self, name: str) -> None:
+        first = self._half(f"{name} s", 0, "COMMITTED", "DIRECT")
+        part = self._half(f"{name} s", 1, "COMMITTED", "DIRECT", topic="b", first=first)
+        self.lake.op("COMMIT", f"{name} s", first, part)
+        if self._last:  # a part that comes when all has been decided
+            self._half(self._last[0], 1, "COMMITTED", "DIRECT", first=self._last[1])
+        self._last = (f"{name} s", first)
+        self._half(f"{name} x", 0, "DISCARDED", "ORPHAN", first=Position(0, 1_000_000))
+
+    def _others(self, name: str) -> None:
+        self.shown["messages", self.lake.message(f"{name} n", topic="a")] = f"{name} n".encode()
+        self.shown["messages", self.lake.message(f"{name} l", topic="b", delays=PAST)] = f"{name} l".encode()
+        recalled = self.lake.message(f"{name} h", topic="b", delays=PAST)
+        self.lake.recall(f"{name} h", recalled, topic="b")
+        self.hidden.add(recalled)
+
+    def _refusals(self, name: str) -> None:
+        self.refused[self.lake.op("COMMIT", name, Position(0, 1_000_000 + self.rounds))] = "NO_HALF_MESSAGE"
+        self.refused[self.lake.op("COMMIT", "other", self.open[f"{name} o"])] = "WRONG_TRANSACTION_ID"
+        self.refused[self.lake.send("op", wire.Encoded(None, b"not JSON", []), 1)] = "BAD_OP"
+        self.refused[self.lake.send("half", wire.Encoded(None, b"b", [("UNIQ_KEY", b"k")]), 1)] = "MISSING_REAL_TOPIC"
+
+    def resume(self) -> None:
+        """An administrator reopens what was discarded."""
+        for tid, at in self.open.items():
+            self.lake.admin("RESUME", tid, at)
+
+    def commit_resumed(self) -> None:
+        """The reopened ones are committed after all."""
+        for tid, at in self.open.items():
+            self.lake.op("COMMIT", tid, at)
+            self.ends[at] = ("COMMITTED", "DIRECT")
+            self.shown["half", at] = tid.encode()
+
+    def settle(self, spark: SparkSession, **changes: object) -> None:
+        """Plain starts until nothing is pending."""
+        for _ in range(5):
+            self.lake.run(spark, **changes)
+            if {Position(*at) for at in newest(self.lake.rows("transactions"))} == set(self.ends):
+                return
+
+    def assert_outcome(self) -> None:
+        """Nothing lost, nothing twice, row by row."""
+        assert_identities(self.lake)
+        ended = newest(self.lake.rows("transactions"))
+        assert {Position(*at): (row["state"], row["reason"]) for at, row in ended.items()} == self.ends
+        rows = [row for topic in self.lake.topics() for row in self.lake.topic(topic)]
+        found = {(row["source"], Position(row["source_queue"], row["source_offset"])): row["body"] for row in rows}
+        assert found == self.shown
+        recalled = {
+            Position(r["queue"], r["queue_offset"]) for r in self.lake.rows("deliveries") if r["state"] == "RECALLED"
+        }
+        assert recalled == self.hidden
+        self._assert_rejected()
+        self._assert_checks()
+
+    def _assert_rejected(self) -> None:
+        told = self.lake.rejected()
+        assert {record: row["reason"] for record, row in told.items()} == self.refused
+        for source in ("op", "half"):
+            for sent in self.lake.kafka(source):
+                row = told.get(Record(source, sent.partition, sent.offset))
+                assert row is None or (row["key"], row["value"]) == (sent.key, sent.value)
+
+    def _assert_checks(self) -> None:
+        """The two checks of each open transaction, all of them in Kafka; a repeated one says the same."""
+        rows = self.lake.rows("checks")
+        asked = {(Position(r["queue"], r["half_offset"]), r["round"], r["check_no"]) for r in rows}
+        assert asked == {(at, 0, number) for at in self.open.values() for number in (1, 2)}
+        sent: dict[str, wire.CheckRecord] = {}
+        for check in self.lake.checks():
+            assert sent.setdefault(check.check_id, check) == check
+        assert {(c.half, int(c.check_id.split("-")[2]), c.check_times) for c in sent.values()} == asked
+
+
+def killed_at(lake: Lake, step: str, moment: str, nth: int = 1, **changes: object) -> subprocess.CompletedProcess[str]:
+    """Runs a coordinator in a process of its own that kills itself at a step."""
+    settings = {**lake.settings, **{key.replace("_", ".", 1): value for key, value in changes.items()}}
+    return subprocess.run(
+        [sys.executable, str(CHILD), json.dumps(settings), step, moment, str(nth)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        start_new_session=True,
+    )
+
+
+def delete_checkpoints(lake: Lake) -> None:
+    shutil.rmtree(lake.root / "checkpoints", ignore_errors=True)
