@@ -60,7 +60,9 @@ LOCAL_SETTINGS = {
 }
 
 # A query with a wide plan that is stopped in the middle overflows the default stack of 1 MiB.
-_JAVA_OPTIONS = "-Xss8m"
+# Java never compiles a method above 8 000 bytecodes, and Spark makes one of each wide plan: interpreted, the records of
+# `half` took 4 times as long to judge and those of `op` 3.5 times (see docs/benchmarks.md).
+_JAVA_OPTIONS = "-Xss8m -XX:-DontCompileHugeMethods"
 # The optimising compiler pays back after minutes only: the first batches take 8, 5, 2 s instead of 11, 10, 4 s.
 # That alone would leave 48 MiB for code, which the plans of some minutes fill: then nothing is compiled any more.
 _SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
