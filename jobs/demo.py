@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from pyspark.sql import SparkSession
 from commitlake import config, job, session
 from commitlake.config import Config
 from commitlake.demo import orders, report, scenario, shop
+from commitlake.demo.directory import fresh
 from commitlake.demo.instances import Instances
 from commitlake.demo.orders import OrderTable
 from commitlake.demo.points import PointsService
@@ -23,7 +23,6 @@ from commitlake.demo.progress import Progress
 from commitlake.demo.scenario import Scenario
 from commitlake.kafka.embedded import provide
 from commitlake.streams.coordinator import Coordinator
-from commitlake.streams.ownership import WarehouseLock
 
 DIRECTORY = Path(__file__).parents[1] / "demo"
 
@@ -43,23 +42,12 @@ def run(arguments: Sequence[str]) -> int:
     progress = Progress(job.terminal_columns())
     print(scenario.STORY, flush=True)
     progress.say("starting a Kafka broker and the coordinator (longer the first time) ...")
-    with WarehouseLock(str(place)):
-        clear(place)
-        directories = {"warehouse": str(place / "warehouse"), "checkpoints": str(place / "checkpoints")}
-        with provide(config.from_mapping(SETTINGS | directories)) as conf:
-            spark = session.build(conf, app_name="commitlake-demo", short_lived=True)
-            try:
-                return demo(spark, conf, place, progress)
-            finally:
-                spark.stop()
-
-
-def clear(place: Path) -> None:
-    """Remove what an earlier demo left, and nothing else."""
-    for name in ("warehouse", "checkpoints", "points-checkpoint"):
-        shutil.rmtree(place / name, ignore_errors=True)
-    for database in (*place.glob("orders.db*"), *place.glob("points.db*")):
-        database.unlink()
+    with fresh(place) as directories, provide(config.from_mapping(SETTINGS | directories)) as conf:
+        spark = session.build(conf, app_name="commitlake-demo", short_lived=True)
+        try:
+            return demo(spark, conf, place, progress)
+        finally:
+            spark.stop()
 
 
 def demo(spark: SparkSession, conf: Config, place: Path, progress: Progress) -> int:

@@ -24,7 +24,7 @@ A points service reads the topic table of the orders and books points for what w
 """
 KILLED = f"killed {DOOMED} with {STUCK} open transactions"
 
-_LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 3.0
 _PATIENCE_S = 240
 """The story takes a minute on 2 cores; a machine that needs longer than this is broken, or CommitLake is."""
 

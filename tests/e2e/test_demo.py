@@ -1,0 +1,140 @@
+"""`./spark-submit.sh` with no job: it ends by itself with everybody agreeing, and Ctrl-C leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+ROOT = Path(__file__).parents[2]
+
+# Some 70 s on two idle cores; a loaded machine needs several times as long.
+pytestmark = pytest.mark.timeout(600)
+
+
+def start(place: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(ROOT / "spark-submit.sh"), "--dir", str(place)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def running(place: Path) -> list[str]:
+    """Command lines that name the demo's directory: the driver, its JVM, the broker, the shops."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has just ended
+            continue
+        if str(place) in command:
+            found.append(command)
+    return found
+
+
+def await_end(place: Path, seconds: float = 15) -> list[str]:
+    deadline = time.monotonic() + seconds
+    while running(place) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return running(place)
+
+
+def query(database: Path, sql: str) -> list[Any]:
+    with closing(sqlite3.connect(database)) as db:
+        return [row[0] for row in db.execute(sql)]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The place and the output of a demo that has ended."""
+    place = tmp_path_factory.mktemp("demo") / "place"
+    process = start(place)
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return place, said
+
+
+def test_the_order_table_the_topic_table_and_the_points_hold_the_same_orders(played: tuple[Path, str]) -> None:
+    place, _ = played
+    paid = query(place / "orders.db", "SELECT id FROM orders WHERE state = 'PAID'")
+    seen = DeltaTable(str(place / "warehouse/topics/orders")).to_pandas()["keys"].tolist()
+    booked = query(place / "points.db", "SELECT order_id FROM points")
+    assert len(paid) > 60
+    assert sorted(paid) == sorted(seen) == sorted(booked)
+
+
+def test_every_kind_of_end_happens(played: tuple[Path, str]) -> None:
+    place, _ = played
+    rows = DeltaTable(str(place / "warehouse/transactions")).to_pandas()
+    ends = Counter(zip(rows["state"], rows["reason"], strict=True))
+    kinds = [(state, reason) for state in ("COMMITTED", "ROLLED_BACK") for reason in ("DIRECT", "CHECK")]
+    assert set(ends) == {*kinds, ("DISCARDED", "CHECK_MAX")}
+    assert ends["DISCARDED", "CHECK_MAX"] == 1
+    assert len(rows) == len(DeltaTable(str(place / "warehouse/half")).to_pandas())
+
+
+def test_one_transaction_stands_in_two_topics(played: tuple[Path, str]) -> None:
+    place, _ = played
+    (shipped,) = DeltaTable(str(place / "warehouse/topics/shipments")).to_pandas()["transaction_id"]
+    assert shipped in set(DeltaTable(str(place / "warehouse/topics/orders")).to_pandas()["transaction_id"])
+
+
+def test_the_orders_of_the_killed_shop_are_answered_by_the_others(played: tuple[Path, str]) -> None:
+    place, said = played
+    assert "killed shop-3" in said
+    rows = (
+        DeltaTable(str(place / "warehouse/half"))
+        .to_pandas()
+        .merge(DeltaTable(str(place / "warehouse/transactions")).to_pandas(), on=["message_id", "topic"])
+    )
+    stuck = rows[rows["keys"].between("shop-3-35", "shop-3-40")]
+    assert len(stuck) == 6
+    assert set(stuck["reason"]) == {"CHECK"}
+    assert set(stuck["state"]) == {"COMMITTED", "ROLLED_BACK"}
+
+
+def test_a_batch_and_a_delayed_message_arrive(played: tuple[Path, str]) -> None:
+    place, _ = played
+    assert len(DeltaTable(str(place / "warehouse/topics/prices")).to_pandas()) == 3
+    (reminder,) = DeltaTable(str(place / "warehouse/topics/reminders")).to_pandas().itertuples()
+    assert (reminder.visible_at - reminder.stored_at).total_seconds() >= 10
+
+
+def test_the_report_is_readable_and_without_stack_traces(played: tuple[Path, str]) -> None:
+    place, said = played
+    assert "all right" in said
+    assert f"{place}/warehouse" in said
+    assert "Exception" not in said
+    assert " WARN " not in said
+    assert max(map(len, said.splitlines())) < 250
+
+
+def test_nothing_is_left_running(played: tuple[Path, str]) -> None:
+    assert await_end(played[0]) == []
+
+
+def test_ctrl_c_in_the_middle_of_a_second_run_stops_everything(played: tuple[Path, str]) -> None:
+    place, _ = played
+    process = start(place)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "killed shop-3" in line:
+            break
+    assert len(running(place)) >= 4
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert await_end(place) == []

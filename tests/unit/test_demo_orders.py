@@ -1,0 +1,103 @@
+"""The demo's order table and its listener, on a real SQLite file."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commitlake.demo import shop
+from commitlake.demo.orders import PATIENCE_MS, REVIEW_FROM, Order, OrderListener, OrderState, OrderTable
+from commitlake.demo.shop import Mishap
+from commitlake.producer import LocalTransactionState, MessageExt
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
+UNKNOWN = LocalTransactionState.UNKNOWN
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> OrderTable:
+    made = OrderTable(str(tmp_path / "orders.db"))
+    made.create({"ann": 100_00, "eve": 0})
+    return made
+
+
+def asked(order: Order, age_ms: int) -> MessageExt:
+    message = order.to_message()
+    return MessageExt(
+        message.topic,
+        message.body,
+        keys=message.keys,
+        half_queue=0,
+        half_offset=0,
+        born_timestamp=None,
+        store_timestamp=int(time.time() * 1_000) - age_ms,
+        check_times=1,
+        check_id="0-0-0-1",
+    )
+
+
+def test_a_paid_order_commits_at_once_and_when_asked(table: OrderTable) -> None:
+    order, listener = Order("1", "ann", 60_00), OrderListener(table)
+    assert listener.execute_local_transaction(order.to_message(), order) is COMMIT
+    assert listener.check_local_transaction(asked(order, age_ms=0)) is COMMIT
+    assert table.paid() == ["1"]
+
+
+def test_without_money_neither_the_order_nor_the_charge_stays(table: OrderTable) -> None:
+    listener = OrderListener(table)
+    for order in (Order("1", "eve", 1), Order("2", "ann", 60_00), Order("3", "ann", 60_00), Order("4", "ann", 40_00)):
+        listener.execute_local_transaction(order.to_message(), order)
+    assert [table.state(each) for each in "1234"] == [None, OrderState.PAID, None, OrderState.PAID]
+
+
+def test_an_order_in_review_stays_unknown(table: OrderTable) -> None:
+    order, listener = Order("1", "ann", REVIEW_FROM), OrderListener(table)
+    assert listener.execute_local_transaction(order.to_message(), order) is UNKNOWN
+    assert listener.check_local_transaction(asked(order, age_ms=10 * PATIENCE_MS)) is UNKNOWN
+    assert table.paid() == []
+
+
+def test_a_young_order_that_is_not_there_may_still_come(table: OrderTable) -> None:
+    order, listener = Order("1", "ann", 1_00), OrderListener(table)
+    assert listener.check_local_transaction(asked(order, age_ms=0)) is UNKNOWN
+    assert listener.execute_local_transaction(order.to_message(), order) is COMMIT
+
+
+def test_an_order_rolled_back_by_a_check_can_not_be_placed_any_more(table: OrderTable) -> None:
+    order, listener = Order("1", "ann", 1_00), OrderListener(table)
+    assert listener.check_local_transaction(asked(order, age_ms=2 * PATIENCE_MS)) is ROLLBACK
+    assert listener.execute_local_transaction(order.to_message(), order) is ROLLBACK
+    assert table.paid() == []
+
+
+def test_a_check_and_the_local_transaction_at_the_same_time_decide_the_same(table: OrderTable) -> None:
+    listener = OrderListener(table)
+    for number in range(20):
+        order = Order(str(number), "ann", 1_00)
+        answers: list[LocalTransactionState] = []
+        calls = (
+            lambda: answers.append(listener.execute_local_transaction(order.to_message(), order)),  # noqa: B023
+            lambda: answers.append(listener.check_local_transaction(asked(order, 2 * PATIENCE_MS))),  # noqa: B023
+        )
+        threads = [threading.Thread(target=call) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 2
+        assert len(set(answers)) == 1
+
+
+def test_the_plans_hold_every_mishap() -> None:
+    plans = [plan for name in shop.SHOPS for plan in shop.plans(name)]
+    mishaps = Counter(plan.mishap for plan in plans)
+    assert len({plan.order.id for plan in plans}) == len(plans) == shop.TOTAL
+    assert mishaps[Mishap.STUCK_BEFORE] == mishaps[Mishap.STUCK_AFTER] == shop.STUCK // 2
+    assert sum(plan.order.amount >= REVIEW_FROM for plan in plans) == 1
+    assert sum(plan.is_shipped for plan in plans) == 1
+    silent = {shop.BALANCES[plan.order.customer] > 0 for plan in plans if plan.mishap is Mishap.SILENT}
+    assert silent == {True, False}  # with and without a committed local transaction
