@@ -56,7 +56,7 @@ conf = config.from_mapping(
         "kafka.bootstrap_servers": parameter("bootstrap_servers", "embedded"),
         "kafka.topic_prefix": "quickstart.",
         "trigger_interval": "500ms",
-        "transaction": {"timeout": "1s", "check_interval": "2s", "check_max": 2},
+        "transaction": {"timeout": "1s", "check_interval": "3s", "check_max": 2},
     }
 )
 running = ExitStack()

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from commitlake.kafka.embedded import EmbeddedBroker
     from commitlake.streams.coordinator import Coordinator
-    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
 def coordinator(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Coordinator]:
-    """Checks after 1 s, twice, 2 s apart; an op waits 3 s for its half message."""
+    """Checks after 1 s, twice, 3 s apart; an op waits 3 s for its half message."""
     import commitlake
 
     place = tmp_path_factory.mktemp("shared-coordinator")
@@ -27,7 +28,7 @@ def coordinator(
         "checkpoints": str(place / "checkpoints"),
         "kafka": {"bootstrap_servers": broker.bootstrap_servers, "topic_prefix": "shared.", "queues": 2},
         "trigger_interval": "500ms",
-        "transaction": {"timeout": "1s", "check_interval": "2s", "check_max": 2, "op_park_time": "3s"},
+        "transaction": {"timeout": "1s", "check_interval": "3s", "check_max": 2, "op_park_time": "3s"},
     }
     with commitlake.start(spark, conf) as running:
         yield running

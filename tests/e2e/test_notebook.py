@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
     from pyspark.sql import SparkSession
+
+    from commitlake.kafka.embedded import EmbeddedBroker
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.py"
 

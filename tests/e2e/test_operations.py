@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
-from commitlake.errors import TransactionNotFoundError
+from commitlake.errors import ConfigError, TransactionNotFoundError
 from commitlake.ops import admin, cli, ledger
-from commitlake.protocol.encoding import Position
 
 if TYPE_CHECKING:
     from commitlake.streams.coordinator import Coordinator
@@ -45,8 +45,8 @@ def sent(coordinator: Coordinator) -> dict[str, str]:
             return str(producer.send_message_in_transaction(Message(TOPIC, b"body", **delay), answer).transaction_id)
 
         ids = {
-            "committed": send(COMMIT),
-            "rolled back": send(ROLLBACK),
+            "committed": send(COMMIT, check_immunity_seconds=3_600),
+            "rolled back": send(ROLLBACK, check_immunity_seconds=3_600),
             "delivered": send(COMMIT, delay_milliseconds=1),
             "waiting": send(COMMIT, delay_seconds=3_600),
             "discarded": send(UNKNOW),
@@ -89,31 +89,35 @@ def command(coordinator: Coordinator, name: str, *arguments: str) -> int:
     return cli.dispatch([name, *[f"--set={key}={value}" for key, value in values.items()], *arguments])
 
 
+@pytest.fixture(scope="module")
+def decided(coordinator: Coordinator, sent: dict[str, str], history: Any) -> None:
+    """What administrators did: reopened and then committed one, rolled another back while it was pending."""
+    first = admin.first_half_message(coordinator.spark, coordinator.config.warehouse, sent["forced"])
+    admin.send(coordinator.config.kafka, "ROLLBACK", sent["forced"], first, "customer called")
+    history("resumed", until="DISCARDED")
+    assert command(coordinator, "admin", "resume", sent["resumed"], "--remark", "database restored") == 0
+    assert command(coordinator, "admin", "commit", sent["resumed"], "--remark", "order 17 exists") == 0
+
+
 def test_the_ledger_tells_a_transaction_from_its_half_message_to_its_end(history: Any) -> None:
     assert history("committed", until="COMMITTED") == ["half message", "COMMIT op", "COMMITTED"]
     assert history("rolled back", until="ROLLED_BACK") == ["half message", "ROLLBACK op", "ROLLED_BACK"]
     assert history("delivered", until="DELIVERED")[-2:] == ["COMMITTED", "DELIVERED"]
-    assert history("discarded", until="DISCARDED") == [
-        "half message", "UNKNOWN op", "check 1", "check 2", "DISCARDED",
+    assert [event for event in history("discarded", until="DISCARDED") if event != "UNKNOWN op"] == [
+        "half message", "check 1", "check 2", "DISCARDED",
     ]  # fmt: skip
 
 
-def test_an_administrator_reopens_a_discarded_transaction_and_ends_it_by_force(
-    coordinator: Coordinator, sent: dict[str, str], history: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history("resumed", until="DISCARDED")
-    assert command(coordinator, "admin", "resume", sent["resumed"], "--remark", "database restored") == 0
-    assert "RESUME of the transaction at" in capsys.readouterr().out
-    assert command(coordinator, "admin", "commit", sent["resumed"], "--remark", "order 17 exists") == 0
+@pytest.mark.usefixtures("decided")
+def test_an_administrator_reopens_a_discarded_transaction_and_ends_it_by_force(history: Any) -> None:
     events = history("resumed", until="COMMITTED")
     assert events.index("DISCARDED") < events.index("RESUME op") < events.index("COMMITTED")
 
 
+@pytest.mark.usefixtures("decided")
 def test_a_forced_end_needs_no_check_and_is_told_with_its_remark(
     coordinator: Coordinator, sent: dict[str, str], history: Any
 ) -> None:
-    first = admin.first_half_message(coordinator.spark, coordinator.config.warehouse, sent["forced"])
-    admin.send(coordinator.config.kafka, "ROLLBACK", sent["forced"], first, "customer called")
     assert history("forced", until="ROLLED_BACK") == ["half message", "UNKNOWN op", "ROLLBACK op", "ROLLED_BACK"]
     rows = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent["forced"]).collect()
     assert rows[2]["detail"] == "by an administrator, customer called"
@@ -121,10 +125,11 @@ def test_a_forced_end_needs_no_check_and_is_told_with_its_remark(
 
 
 def test_a_decision_that_changes_nothing_is_in_the_history_as_rejected(
-    coordinator: Coordinator, sent: dict[str, str], history: Any
+    coordinator: Coordinator, sent: dict[str, str], history: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history("committed", until="COMMITTED")
     assert command(coordinator, "admin", "resume", sent["committed"], "--remark", "by mistake") == 0
+    assert "RESUME of the transaction at" in capsys.readouterr().out
     assert history("committed", until="rejected: NOT_DISCARDED")[-1] == "rejected: NOT_DISCARDED"
 
 
@@ -134,6 +139,7 @@ def test_an_unknown_transaction_id_is_told_and_nothing_is_sent(coordinator: Coor
     assert command(coordinator, "ledger", "nobody") == 1
 
 
+@pytest.mark.usefixtures("decided")
 def test_pending_are_those_without_an_end(
     coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None]
 ) -> None:
@@ -144,6 +150,7 @@ def test_pending_are_those_without_an_end(
     eventually(lambda: found() == {sent["immune"]: (GROUP, 0)})
 
 
+@pytest.mark.usefixtures("decided")
 def test_the_summary_counts_every_kind_once_and_its_counts_agree(
     coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,29 +167,22 @@ def test_the_summary_counts_every_kind_once_and_its_counts_agree(
     assert command(coordinator, "ledger", "--summary") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert dict(zip(lines[0], next(line for line in lines if line[0] == TOPIC), strict=True)) == {
-        "topic": TOPIC, **{name: str(value).replace("True", "True") for name, value in expected.items()},
+        "topic": TOPIC, **{name: str(value) for name, value in expected.items()},
     }  # fmt: skip
 
 
-def test_a_summary_of_a_ledger_that_lost_a_row_says_so(
-    coordinator: Coordinator, sent: dict[str, str], history: Any, tmp_path: Any
+def test_a_summary_of_a_topic_that_lost_an_append_does_not_hold(
+    coordinator: Coordinator, sent: dict[str, str], history: Any, tmp_path: Path
 ) -> None:
-    """The identities are computed from both sides: a copy without one visible row no longer holds."""
-    import shutil
-
-    history("committed", until="COMMITTED")
+    history("delivered", until="DELIVERED")
     copy = tmp_path / "warehouse"
     shutil.copytree(coordinator.config.warehouse, copy, ignore=shutil.ignore_patterns("*.crc"))
-    spark, table = coordinator.spark, f"{copy}/topics/{TOPIC}"
-    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
-    spark.sql(f"DELETE FROM delta.`{table}` WHERE transaction_id = '{sent['committed']}'")
-    row = ledger.summary(spark, str(copy)).where(f"topic = '{TOPIC}'").collect()[0]
+    max((copy / "topics" / TOPIC / "_delta_log").glob("*.json")).unlink()
+    row = ledger.summary(coordinator.spark, str(copy)).where(f"topic = '{TOPIC}'").collect()[0]
     assert not row["holds"]
 
 
 def test_the_admin_command_asks_for_an_address_when_the_broker_is_embedded() -> None:
-    from commitlake.errors import ConfigError
-
     with pytest.raises(ConfigError, match="READY line"):
         cli.dispatch(["admin", "commit", "t", "--remark", "r", "--set=kafka.bootstrap_servers=embedded"])
 
@@ -192,10 +192,9 @@ def test_a_command_that_does_not_exist_is_answered_with_those_that_do(capsys: py
     assert "{ledger,admin,config}" in capsys.readouterr().err
 
 
-def test_the_position_of_a_half_message_is_written_as_in_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Position.parse("3-17") == Position(3, 17)
+def test_the_configuration_is_shown_without_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.dispatch(["config", "--set=kafka.options.sasl.password=hunter2"]) == 0
     printed = capsys.readouterr().out
     assert "transaction.timeout = 6000ms" in printed
+    assert "'sasl.password': '***'" in printed
     assert "hunter2" not in printed
-    assert json.dumps("***") in printed.replace("'", '"')

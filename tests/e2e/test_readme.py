@@ -125,12 +125,13 @@ def rows(table: Path) -> int:
 
 
 def test_every_command_and_snippet_of_the_readme_is_run() -> None:
-    assert COMMANDS == [
+    commands = [
         ["./spark-submit.sh"],
         ["tests/run.sh"],
         ["./spark-submit.sh", "run", "--conf", "conf/local.yaml", "--set", f"kafka.embedded_port={PORT}"],
         ["./spark-submit.sh", "ledger", "--conf", "conf/local.yaml", "--summary"],
     ]
+    assert commands == COMMANDS
     assert len(SNIPPETS) == 4
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith('tests/run.sh"')
 

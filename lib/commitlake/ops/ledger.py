@@ -17,25 +17,26 @@ from commitlake.tables import Warehouse
 _PLACE = ["queue", "queue_offset"]
 
 _HISTORY = """
-SELECT stored_at AS at, 'half message' AS event, queue, queue_offset AS offset, CONCAT_WS(', ',
+SELECT at, event, queue, offset, detail FROM (
+SELECT 1 AS step, stored_at AS at, 'half message' AS event, queue, queue_offset AS offset, CONCAT_WS(', ',
        CONCAT('topic ', topic), CONCAT('group ', producer_group), CONCAT('message ', message_id),
        IF(queue = first_queue AND queue_offset = first_offset, NULL, CONCAT('part of ', first_queue, '-', first_offset))
        ) AS detail FROM {half}
 UNION ALL
-SELECT stored_at, CONCAT(decision, ' op'), queue, op_offset, CONCAT_WS(', ', IF(admin, 'by an administrator', NULL),
-       IF(from_check, 'answers a check', NULL), remark) FROM {op}
+SELECT 2, stored_at, CONCAT(decision, ' op'), queue, op_offset, CONCAT_WS(', ',
+       IF(admin, 'by an administrator', NULL), IF(from_check, 'answers a check', NULL), remark) FROM {op}
 UNION ALL
-SELECT requested_at, CONCAT('check ', check_no), queue, half_offset, IF(round > 0, CONCAT('round ', round), '')
+SELECT 3, requested_at, CONCAT('check ', check_no), queue, half_offset, IF(round > 0, CONCAT('round ', round), '')
        FROM {checks}
 UNION ALL
-SELECT resolved_at, state, queue, half_offset, CONCAT_WS(', ', CONCAT('reason ', reason),
+SELECT 4, resolved_at, state, queue, half_offset, CONCAT_WS(', ', CONCAT('reason ', reason),
        CONCAT('op ', op_queue, '-', op_offset), CONCAT('due ', deliver_at)) FROM {ended}
 UNION ALL
-SELECT resolved_at, state, queue, queue_offset, CONCAT('was due ', deliver_at) FROM {delivered}
+SELECT 5, resolved_at, state, queue, queue_offset, CONCAT('was due ', deliver_at) FROM {delivered}
 UNION ALL
-SELECT rejected_at, CONCAT('rejected: ', reason), kafka_partition, kafka_offset, CONCAT('in ', source, ': ', detail)
+SELECT 6, rejected_at, CONCAT('rejected: ', reason), kafka_partition, kafka_offset, CONCAT('in ', source, ': ', detail)
        FROM {rejected}
-ORDER BY at, queue, offset
+) ORDER BY at, step, queue, offset
 """
 
 _SUMMARY = """
@@ -71,7 +72,7 @@ def pending(spark: SparkSession, warehouse: str) -> DataFrame:
     checks = tables.read("checks").groupBy("queue", F.col("half_offset").alias("queue_offset"), "round")
     sent = checks.agg(F.max("check_no").alias("sent"), F.max("requested_at").alias("last_check_at"))
     return (
-        states(tables)
+        states(tables, _last_batch(tables))
         .where("state = 'PENDING' AND queue = first_queue AND queue_offset = first_offset")
         .join(sent, [*_PLACE, "round"], "left")
         .select(
@@ -91,24 +92,27 @@ def summary(spark: SparkSession, warehouse: str) -> DataFrame:
     visible exactly once. Normal and batch messages, which pass no ledger, are not counted.
     """
     tables = Warehouse(spark, warehouse)
-    ended = _completed(tables, "deliveries").select(
+    last = _last_batch(tables)
+    ended = _until(tables.read("deliveries"), last).select(
         "source", *_PLACE, F.col("state").alias("delivery"), F.lit(1).alias("known")
     )
     counts = [
-        _count_half(states(tables), ended.where("source = 'half'")),
+        _count_half(states(tables, last), ended.where("source = 'half'")),
         _count_delayed(tables.read("delayed"), ended.where("source = 'messages'")),
-        *[_count_visible(tables, topic) for topic in sorted(tables.topics())],
+        *[_count_visible(_until(tables.read_topic(topic), last), topic) for topic in sorted(tables.topics())],
     ]
     every = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), counts)
     sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in every.columns if name != "topic"]
     return spark.sql(_SUMMARY, counts=every.groupBy("topic").agg(*sums))
 
 
-def states(tables: Warehouse) -> DataFrame:
+def states(tables: Warehouse, last_batch: int) -> DataFrame:
     """Every half message with its newest `state`, PENDING when it has none or was reopened since; its `round`."""
     half = tables.read("half").drop("body", "sharding_key", "properties")
     end = F.struct("state", "reason", "deliver_at", F.col("round").alias("last_round")).alias("end")
-    ends = newest(_completed(tables, "transactions")).select("queue", F.col("half_offset").alias("queue_offset"), end)
+    ends = newest(_until(tables.read("transactions"), last_batch)).select(
+        "queue", F.col("half_offset").alias("queue_offset"), end
+    )
     again = reopened(tables.read("reentries")).drop("open_since")
     found = half.join(ends, _PLACE, "left").join(again, ["first_queue", "first_offset"], "left")
     is_reopened = (F.col("open_round") > F.col("end.last_round")) & (F.col("end.reason") != "ORPHAN")
@@ -146,8 +150,7 @@ def _count_delayed(delayed: DataFrame, ended: DataFrame) -> DataFrame:
     )
 
 
-def _count_visible(tables: Warehouse, topic: str) -> DataFrame:
-    rows = tables.read_topic(topic).where(F.col("batch_id") <= _last_batch(tables))
+def _count_visible(rows: DataFrame, topic: str) -> DataFrame:
     places = F.count_distinct("source", "source_queue", "source_offset").alias("places")
     return rows.agg(F.lit(topic).alias("topic"), F.count("*").alias("visible"), places)
 
@@ -156,8 +159,9 @@ def _count(rows: DataFrame, **conditions: str) -> DataFrame:
     return rows.groupBy("topic").agg(*[F.expr(f"count_if({text})").alias(name) for name, text in conditions.items()])
 
 
-def _completed(tables: Warehouse, name: str) -> DataFrame:
-    return tables.read(name).where(F.col("batch_id") <= _last_batch(tables))
+def _until(rows: DataFrame, last_batch: int) -> DataFrame:
+    """Rows of completed batches; of a topic table only those that passed the ledger have a batch."""
+    return rows.where(F.col("batch_id") <= last_batch)
 
 
 def _last_batch(tables: Warehouse) -> int:
