@@ -17,7 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, is_local
-from commitlake.errors import FencedError
+from commitlake.errors import FencedError, WarehouseError
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ class WarehouseLock:
 
         Raises:
             FencedError: another process holds it.
+            WarehouseError: the warehouse can't be written.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._path.open("a+", encoding="utf-8")
+        file = self._open()
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -58,6 +58,14 @@ class WarehouseLock:
         self._file = file
         self.tell(epoch=None)
         return self
+
+    def _open(self) -> IO[str]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._path.open("a+", encoding="utf-8")
+        except OSError as error:
+            msg = f"warehouse: cannot write to {self._path.parent}: {error.strerror}; choose another directory, or allow it"
+            raise WarehouseError(msg) from error
 
     def tell(self, epoch: int | None) -> None:
         """Writes who holds the lock, for the error of a newcomer."""
