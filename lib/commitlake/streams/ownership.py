@@ -64,7 +64,7 @@ class WarehouseLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             return self._path.open("a+", encoding="utf-8")
         except OSError as error:
-            msg = f"warehouse: cannot write to {self._path.parent}: {error.strerror}; choose another directory, or allow it"
+            msg = f"warehouse: cannot write to {self._path.parent}: {error.strerror}; choose another place, or allow it"
             raise WarehouseError(msg) from error
 
     def tell(self, epoch: int | None) -> None:
