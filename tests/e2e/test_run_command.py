@@ -18,8 +18,12 @@ from tests.lake import Lake
 
 from commitlake.kafka.embedded import EmbeddedBroker
 
-ERROR_WITHIN_S = 20 * float(os.environ.get("COMMITLAKE_SLOW", "1"))
-"""A busy machine may ask for more by COMMITLAKE_SLOW."""
+ERROR_WITHIN_S = 20
+
+
+def patience() -> float:
+    """How much longer than on a quiet machine things may take: runnable processes for each core."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +66,8 @@ def busy_port() -> Iterator[int]:
 
 def assert_short_error(running: Coordinator, *words: str) -> None:
     begun = time.monotonic()
-    assert running.end(ERROR_WITHIN_S + 60) not in (0, None)
-    assert time.monotonic() - begun < ERROR_WITHIN_S
+    assert running.end(240) != 0
+    assert time.monotonic() - begun < ERROR_WITHIN_S * patience()
     assert all(word in running.said for word in words), running.said
     assert "Traceback" not in running.said
     assert "\tat " not in running.said
