@@ -58,7 +58,8 @@ def terminal_columns() -> int:
 def _interrupt(*_: object) -> None:
     """Raise KeyboardInterrupt once: Ctrl-C arrives twice, from the terminal and from the launcher."""
     for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        # Not SIG_IGN: Python prints an error about a signal that came before it was ignored.
+        signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 
