@@ -41,11 +41,10 @@ class FencedError(CommitLakeError):
 class StreamError(CommitLakeError):
     """Raised when a streaming query failed, for example because a table was not writable."""
 
-    def __init__(self, query: str, cause: Exception) -> None:
-        reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    def __init__(self, query: str, reason: str) -> None:
         super().__init__(
-            f"the {query} query failed: {reason}; mend the cause and start again: nothing is lost, the next start goes on "
-            "from the tables"
+            f"the {query} query failed: {reason}; mend the cause and start again: nothing is lost, the next start goes "
+            "on from the tables"
         )
 
 

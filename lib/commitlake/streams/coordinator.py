@@ -99,7 +99,8 @@ class Coordinator:
         self.epoch = ownership.begin_epoch(self.warehouse, commitlake.__version__)
         if self._lock:
             self._lock.tell(self.epoch)
-        ownership.mark(self.warehouse, self.epoch)
+        if self.epoch != ownership.FIRST_EPOCH:  # nobody is older than the first
+            ownership.mark(self.warehouse, self.epoch)
 
     def _finish(self) -> int:
         """Finishes what a kill cut short; returns the newest batch_id. A new warehouse has nothing to look through."""
@@ -155,7 +156,7 @@ class Coordinator:
             with busy:
                 try:
                     write(frame, batch_id)
-                except CommitLakeError as error:
+                except Exception as error:  # Spark would tell it as the text of a stack trace
                     self._failure = error
                     raise
 
@@ -197,7 +198,9 @@ class Coordinator:
             if cause is not None and not self._stopping.is_set():
                 name = query.name
                 self.stop()
-                raise self._failure or StreamError(name, cause)
+                if isinstance(self._failure, CommitLakeError):
+                    raise self._failure
+                raise StreamError(name, root_reason(self._failure or cause)) from self._failure or cause
 
     def stop(self) -> None:
         """Stops cleanly: batches under way are finished, none begins.
@@ -221,6 +224,15 @@ class Coordinator:
     def __exit__(self, *error: object) -> None:
         """Stops it."""
         self.stop()
+
+
+def root_reason(error: Exception) -> str:
+    """The innermost cause of an error, on one line: what a person can act on is rarely the outermost one."""
+    java = getattr(error, "java_exception", None)
+    while java is not None and java.getCause() is not None:
+        java = java.getCause()
+    text = str(java.toString() if java is not None else error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _stop_quietly(query: StreamingQuery) -> None:

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.errors import WarehouseError
+from commitlake.errors import IdentityError, WarehouseError
 from commitlake.kafka.clients import spark_options, spark_source_limits
 from commitlake.kafka.topics import beginning_offsets
-from commitlake.streams import landed, landing_recovery, records
+from commitlake.streams import identity, landed, landing_recovery, records
 from commitlake.streams.landing_recovery import Intent, Offsets, Spans
 from commitlake.tables import Warehouse
 
@@ -86,6 +86,7 @@ class Landing:
             self._warehouse.ensure_topic(topic)  # a kill may have left a directory without a table
         first = beginning_offsets(self._config, records.SOURCES)
         intent = landing_recovery.newest(self._warehouse)
+        identity.check(self._warehouse, self._config, intent.until if intent else {})
         if intent is None:
             self._until = landing_recovery.offsets_in_tables(self._warehouse, self._config.kafka.topic)
         else:
@@ -239,7 +240,16 @@ class Landing:
 
     def _resume_at(self, topic: str, number: int, oldest: int) -> int:
         reached = self._until.get(topic, {}).get(number, EARLIEST)
-        return oldest if self._config.accept.lost_range and 0 <= reached < oldest else reached
+        if reached == EARLIEST or reached >= oldest:
+            return reached
+        if not self._config.accept.lost_range:
+            msg = (
+                f"{topic} begins at offset {oldest} of partition {number}, but {reached} is the next to land: offsets "
+                f"{reached} to {oldest - 1} are lost; set accept.lost_range to go on without them"
+            )
+            raise IdentityError(msg)
+        log.warning("offsets %d to %d of %s, partition %d, are lost", reached, oldest - 1, topic, number)
+        return oldest
 
     def _kafka(self, reader: Any) -> Any:
         options = {**spark_options(self._config.kafka), **spark_source_limits(self._config)}

@@ -96,6 +96,13 @@ class Warehouse:
         place = self.locate(name) if self._in_catalog else f"delta.`{self.locate(name)}`"
         self.spark.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{key}' = '{value}')")
 
+    def property(self, name: str, key: str) -> str | None:
+        """A table property of a fixed table, None when it is not set."""
+        found = DeltaTable.forName if self._in_catalog else DeltaTable.forPath
+        detail = found(self.spark, self.locate(name)).detail().select("properties").collect()[0]
+        value: str | None = detail["properties"].get(key)
+        return value
+
     def version(self, name: str) -> int:
         """Number of the newest commit of a fixed table."""
         return int(self._history(self.locate(name), 1)[0]["version"])

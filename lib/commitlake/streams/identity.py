@@ -1,0 +1,87 @@
+"""Whether this is the Kafka that the warehouse was filled from (contract 1).
+
+A half message is known by its queue and offset for ever, so another cluster or a topic made anew, whose offsets begin
+again, would be taken for what has landed and ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from commitlake.config import Config
+from commitlake.errors import IdentityError
+from commitlake.kafka.topics import Identity, end_offsets, identity
+from commitlake.streams.landing_recovery import Offsets
+from commitlake.streams.records import SOURCES
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+_PROPERTY = "commitlake.kafka"
+
+
+def check(warehouse: Warehouse, config: Config, reached: Offsets) -> None:
+    """Compares Kafka with what the warehouse remembers, and remembers it.
+
+    Args:
+        warehouse: the tables; `half` holds the memory as a property.
+        config: with the options that accept a difference.
+        reached: the next offset to land of each partition.
+
+    Raises:
+        IdentityError: it is another cluster, or a topic was deleted and created again, and that is not accepted.
+    """
+    actual = identity(config)
+    landed = {config.kafka.topic(name) for name in SOURCES}
+    topics = {topic: id_ for topic, id_ in sorted(actual.topic_ids.items()) if topic in landed}
+    told = json.dumps({"cluster_id": actual.cluster_id, "topics": topics})
+    before = warehouse.property("half", _PROPERTY)
+    if before == told:
+        return
+    if before is not None:
+        known = json.loads(before)
+        _compare(config, Identity(known["cluster_id"], known["topics"]), Identity(actual.cluster_id, topics), reached)
+    warehouse.set_property("half", _PROPERTY, told)
+
+
+def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets) -> None:
+    if known.cluster_id != actual.cluster_id:
+        _refuse(
+            config.accept.other_cluster,
+            f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}",
+            "accept.other_cluster",
+            _lost(config, reached, set(known.topic_ids)),
+        )
+        return  # its topics have other ids too
+    anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic, id_) != id_}
+    if anew:
+        _refuse(
+            config.accept.recreated_topic,
+            f"{', '.join(sorted(anew))} was deleted and created again",
+            "accept.recreated_topic",
+            _lost(config, reached, anew),
+        )
+
+
+def _refuse(accepted: bool, what: str, option: str, lost: str) -> None:
+    if accepted:
+        log.warning("%s; accepted by %s; %s", what, option, lost)
+        return
+    msg = (
+        f"{what}; {lost}; use another `warehouse`, or set {option} to go on at the next offset to land: "
+        "records below it are taken for what has landed before"
+    )
+    raise IdentityError(msg)
+
+
+def _lost(config: Config, reached: Offsets, topics: set[str]) -> str:
+    """The ranges that would never land: what the log holds below the next offset to land."""
+    ends = end_offsets(config, SOURCES)
+    ranges = [
+        f"{topic}-{number} offsets 0 to {min(end, reached[topic][number]) - 1}"
+        for topic in sorted(topics)
+        for number, end in ends.get(topic, {}).items()
+        if min(end, reached.get(topic, {}).get(number, 0)) > 0
+    ]
+    return f"lost would be {', '.join(ranges)}" if ranges else "no record would be lost"
