@@ -58,6 +58,10 @@ class Readme:
         for line in self.process.stdout:
             self.lines.append(line)
 
+    def has_spoken(self) -> bool:
+        """Whether it is ready, or has ended."""
+        return any("READY" in line for line in self.lines) or self.process.poll() is not None
+
     def python(self, holding: str) -> str:
         """Run the snippet that holds a text, in the reader's directory."""
         (snippet,) = [text for text in SNIPPETS if holding in text]
@@ -84,12 +88,12 @@ def readme(tmp_path_factory: pytest.TempPathFactory, eventually: Callable[..., N
     running = Readme(tmp_path_factory.mktemp("readme"))
     running.start()
     try:
-        eventually(lambda: any("READY" in line for line in running.lines) or running.process.poll() is not None)
+        eventually(running.has_spoken, seconds=300)
         assert running.process.poll() is None, "".join(running.lines)
         yield running
     finally:
         running.process.send_signal(signal.SIGINT)
-        code = running.process.wait(timeout=90)
+        code = running.process.wait(timeout=120)
     assert code == 0, "".join(running.lines)
 
 
