@@ -74,3 +74,12 @@ class MQClientException(CommitLakeError):
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def root_reason(error: Exception) -> str:
+    """The innermost cause of an error, on one line: what a person can act on is rarely the outermost one."""
+    java = getattr(error, "java_exception", None)
+    while java is not None and java.getCause() is not None:
+        java = java.getCause()
+    text = str(java.toString() if java is not None else error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

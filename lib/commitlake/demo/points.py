@@ -12,7 +12,7 @@ from typing import Self
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from commitlake.errors import StreamError
+from commitlake.errors import StreamError, root_reason
 
 _NAME = "points"
 _SCHEMA = "CREATE TABLE points (message_id TEXT PRIMARY KEY, order_id TEXT, customer TEXT, points INTEGER)"
@@ -54,7 +54,7 @@ class PointsService:
         """
         cause = self._query.exception() if self._query else None
         if cause:
-            raise StreamError(_NAME, cause)
+            raise StreamError(_NAME, root_reason(cause)) from cause
         with closing(sqlite3.connect(self._database)) as db:
             return [row[0] for row in db.execute("SELECT order_id FROM points")]
 

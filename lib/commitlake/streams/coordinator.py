@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import commitlake
 from commitlake.config import Config, is_local
-from commitlake.errors import CommitLakeError, StreamError
+from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import topics
 from commitlake.streams import coordination, finish, inputs, ownership, rebuild
 from commitlake.streams.batch import BatchWriter
@@ -224,15 +224,6 @@ class Coordinator:
     def __exit__(self, *error: object) -> None:
         """Stops it."""
         self.stop()
-
-
-def root_reason(error: Exception) -> str:
-    """The innermost cause of an error, on one line: what a person can act on is rarely the outermost one."""
-    java = getattr(error, "java_exception", None)
-    while java is not None and java.getCause() is not None:
-        java = java.getCause()
-    text = str(java.toString() if java is not None else error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _stop_quietly(query: StreamingQuery) -> None:
