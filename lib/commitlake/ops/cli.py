@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from commitlake import job
-from commitlake.ops import commands
+from commitlake.errors import SetupError
 
-COMMANDS = {"ledger": commands.ledger, "admin": commands.admin, "config": commands.show_config}
+COMMANDS = {"ledger": "ledger", "admin": "admin", "config": "show_config"}
 
 
 def main() -> None:
@@ -17,11 +17,19 @@ def main() -> None:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run a command, or say which there are."""
+    """Run a command, or say which there are.
+
+    Raises:
+        SetupError: there is no pyspark, which is an extra of this package.
+    """
     if not arguments or arguments[0] not in COMMANDS:
-        print(
-            f"usage: commitlake {{{','.join(COMMANDS)}}} [ARGUMENT...]; --help after a command tells more",
-            file=sys.stderr,
-        )
+        names = ",".join(COMMANDS)
+        print(f"usage: commitlake {{{names}}} [ARGUMENT...]; --help after a command tells more", file=sys.stderr)
         return 2
-    return COMMANDS[arguments[0]](arguments[1:])
+    try:
+        from commitlake.ops import commands
+    except ModuleNotFoundError as error:
+        msg = f"the Python module {error.name} is missing; install it with pip install 'commitlake[spark]'"
+        raise SetupError(msg) from error
+    code: int = getattr(commands, COMMANDS[arguments[0]])(arguments[1:])
+    return code
