@@ -9,7 +9,7 @@ from commitlake.protocol.states import Event, Kind, Refusal, Source
 from commitlake.streams.answers import Answers, Verdict, events
 from commitlake.streams.events import Events
 from commitlake.streams.inputs import half_rows, op_rows
-from commitlake.streams.lookup import Tables, asked, is_part, near, newest, with_first
+from commitlake.streams.lookup import Tables, asked, evaluated, is_part, near, newest, with_first
 
 _OP = ["op_queue", "op_offset", "admin"]
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
@@ -17,12 +17,12 @@ _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 def answer(batch: Events, tables: Tables, timeout_ms: int) -> Answers:
     """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen."""
-    asks = not_told(asked(batch, Event.ASK_OP, Source.HALF), tables)
-    facts = with_listed(with_record(with_first(asks, tables), tables), tables)
+    asks = evaluated(with_record(not_told(asked(batch, Event.ASK_OP, Source.HALF), tables), tables))
+    facts = with_first(asks, tables).join(wrong_parts(asks, tables), _OP, "left")
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
-    judged = _accept_the_first(judged).persist()
+    judged = evaluated(_accept_the_first(judged))
     again = once_more(judged)
-    return Answers(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)), (judged,))
+    return Answers(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)))
 
 
 def once_more(judged: DataFrame) -> DataFrame:
@@ -56,8 +56,8 @@ def with_record(asks: DataFrame, tables: Tables) -> DataFrame:
     return asks.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
 
 
-def with_listed(asks: DataFrame, tables: Tables) -> DataFrame:
-    """Adds what is wrong with the further half messages that an op lists; false or null where nothing is."""
+def wrong_parts(asks: DataFrame, tables: Tables) -> DataFrame:
+    """What is wrong with the further half messages that ops list, a row for each; false or null where nothing is."""
     listed = asks.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
         *_OP,
         "record",
@@ -77,14 +77,13 @@ def with_listed(asks: DataFrame, tables: Tables) -> DataFrame:
         orphans.withColumn("orphan", F.lit(True)), ["queue", "queue_offset"], "left"
     )
     own = F.struct("part.first_queue", "part.first_offset") == F.struct("first_queue", "first_offset")
-    wrong = found.groupBy(*_OP).agg(
+    return found.groupBy(*_OP).agg(
         F.max(F.col("part").isNull()).alias("missing"),
         F.max(F.col("part.transaction_id") != F.col("record.transaction_id")).alias("other_id"),
         F.max(F.col("part.producer_group") != F.col("record.producer_group")).alias("other_group"),
         F.max(~own).alias("foreign"),
         F.max("orphan").alias("orphan"),
     )
-    return asks.join(wrong, _OP, "left")
 
 
 def _yes(condition: Column) -> Column:

@@ -9,7 +9,7 @@ from commitlake.protocol.states import Delivery, Event, Kind, Reason, Source, St
 from commitlake.streams.answers import Answers, Verdict, events
 from commitlake.streams.events import Events
 from commitlake.streams.inputs import half_rows, millis, rows
-from commitlake.streams.lookup import Tables, asked, is_part, near, newest, with_first
+from commitlake.streams.lookup import Tables, asked, evaluated, is_part, near, newest, with_first
 
 _FOLLOW, _ORPHAN = 1, 2
 _PART = ["queue", "offset"]
@@ -17,16 +17,16 @@ _PART = ["queue", "offset"]
 
 def answer(batch: Events, tables: Tables) -> Answers:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
-    asks = _not_ended(with_first(asked(batch, Event.ASK_PART, Source.HALF), tables), tables)
-    judged = _with_message(asks, tables).withColumn("verdict", _verdict())
-    judged = _with_due(judged, tables).persist()
+    asks = evaluated(asked(batch, Event.ASK_PART, Source.HALF))
+    facts = _not_ended(with_first(asks, tables), asks, tables).join(_messages(asks, tables), _PART)
+    judged = evaluated(_with_due(facts.withColumn("verdict", _verdict()), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)
     again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
     told = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
-    return Answers(told, again.union(_waiting(follow)), (judged,))
+    return Answers(told, again.union(_waiting(follow)))
 
 
-def _not_ended(asks: DataFrame, tables: Tables) -> DataFrame:
+def _not_ended(facts: DataFrame, asks: DataFrame, tables: Tables) -> DataFrame:
     """A part asks when it comes and when its park time is over; by then it may have its end."""
     own = newest(near(tables.transactions, asks, ("queue", "queue"), ("half_offset", "offset")))
     own = own.select(
@@ -36,13 +36,13 @@ def _not_ended(asks: DataFrame, tables: Tables) -> DataFrame:
         F.col("reason").alias("own_reason"),
     )
     done = (F.col("own_reason") == "ORPHAN") | (F.col("own_round") >= F.coalesce("ledger.round", F.lit(0)))
-    return asks.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
+    return facts.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
 
 
-def _with_message(asks: DataFrame, tables: Tables) -> DataFrame:
+def _messages(asks: DataFrame, tables: Tables) -> DataFrame:
     half = near(tables.half, asks, ("queue", "queue"), ("queue_offset", "offset")).drop("body", "sharding_key")
     whole = F.struct(*half.columns).alias("message")
-    return asks.join(half.select("queue", F.col("queue_offset").alias("offset"), whole), _PART)
+    return half.select("queue", F.col("queue_offset").alias("offset"), whole)
 
 
 def _verdict() -> Column:

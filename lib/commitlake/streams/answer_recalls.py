@@ -9,14 +9,14 @@ from commitlake.protocol.states import Event, Refusal, Source
 from commitlake.streams.answer_ops import not_told, once_more, refusals, with_record
 from commitlake.streams.answers import Answers, Verdict
 from commitlake.streams.events import Events
-from commitlake.streams.lookup import Tables, asked, near
+from commitlake.streams.lookup import Tables, asked, evaluated, near
 
 _AT = ["first_queue", "first_offset"]
 
 
 def answer(batch: Events, tables: Tables) -> Answers:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
-    asks = with_record(not_told(asked(batch, Event.ASK_OP, Source.MESSAGES), tables), tables)
+    asks = evaluated(with_record(not_told(asked(batch, Event.ASK_OP, Source.MESSAGES), tables), tables))
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
     message = near(tables.delayed, asks, *where).select(*at, F.struct("message_id", "topic").alias("message"))
@@ -24,8 +24,8 @@ def answer(batch: Events, tables: Tables) -> Answers:
         *at, F.col("state").alias("ended")
     )
     facts = asks.join(message, _AT, "left").join(ended, _AT, "left")
-    judged = facts.withColumn("verdict", _verdict()).persist()
-    return Answers(refusals(judged), once_more(judged), (judged,))
+    judged = evaluated(facts.withColumn("verdict", _verdict()))
+    return Answers(refusals(judged), once_more(judged))
 
 
 def _verdict() -> Column:

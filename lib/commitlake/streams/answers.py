@@ -26,13 +26,10 @@ class Answers:
 
     events: DataFrame
     reentries: DataFrame
-    cached: tuple[DataFrame, ...]
-    """Frames to free when the batch is done."""
 
     def __add__(self, other: Answers) -> Answers:
         """Both."""
-        cached = (*self.cached, *other.cached)
-        return Answers(self.events.union(other.events), self.reentries.union(other.reentries), cached)
+        return Answers(self.events.union(other.events), self.reentries.union(other.reentries))
 
 
 def events(frame: DataFrame, **columns: Column | int) -> DataFrame:

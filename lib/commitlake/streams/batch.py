@@ -81,7 +81,7 @@ class BatchWriter:
             return events, None
         reentries = answers.reentries.persist()
         every = events.with_more(answers.events)
-        for frame in (*answers.cached, reentries, every.frame):
+        for frame in (reentries, every.frame):
             cached.callback(frame.unpersist)
         return every, reentries if reentries.count() else None
 

@@ -45,6 +45,14 @@ def asked(events: Events, event: Event, src: Source) -> DataFrame:
     return once.withColumnsRenamed({"anchor_queue": "first_queue", "anchor_offset": "first_offset"})
 
 
+def evaluated(frame: DataFrame) -> DataFrame:
+    """The few rows of `frame`, evaluated now, without the plan that led to them.
+
+    Each later query would analyse and ship that plan again, a cached frame's too: 6 MB and tens of seconds a batch.
+    """
+    return frame.localCheckpoint()
+
+
 def near(table: DataFrame, asks: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
     """The rows of `table` in the span of the asks' coordinates; names are (the table's, the asks')."""
     spans = asks.groupBy(queue[1]).agg(F.min(offset[1]).alias("low"), F.max(offset[1]).alias("high")).collect()
