@@ -18,7 +18,7 @@ from commitlake.protocol.states import Event, Source
 from commitlake.streams import answer_ops, answer_parts, answer_recalls, check_requests, ledger, visible
 from commitlake.streams.answers import Answers
 from commitlake.streams.events import Events, within
-from commitlake.streams.lookup import Tables
+from commitlake.streams.lookup import Tables, evaluated
 from commitlake.streams.refused import rejected_rows
 from commitlake.tables import Warehouse
 
@@ -79,10 +79,9 @@ class BatchWriter:
         answers = self._answers(events)
         if answers is None:
             return events, None
-        reentries = answers.reentries.persist()
+        reentries = evaluated(answers.reentries)
         every = events.with_more(answers.events)
-        for frame in (reentries, every.frame):
-            cached.callback(frame.unpersist)
+        cached.callback(every.frame.unpersist)
         return every, reentries if reentries.count() else None
 
     def _answers(self, events: Events) -> Answers | None:

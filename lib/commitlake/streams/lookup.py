@@ -46,9 +46,10 @@ def asked(events: Events, event: Event, src: Source) -> DataFrame:
 
 
 def evaluated(frame: DataFrame) -> DataFrame:
-    """The few rows of `frame`, evaluated now, without the plan that led to them.
+    """The few rows of `frame`, evaluated now and never again, without the plan that led to them.
 
-    Each later query would analyse and ship that plan again, a cached frame's too: 6 MB and tens of seconds a batch.
+    `persist` would not do: Delta evaluates cached frames anew when a table that they read gets a commit, so after
+    the ledger's commit the answers of the batch would differ. And each query would analyse and ship their plan.
     """
     return frame.localCheckpoint()
 
