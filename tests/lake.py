@@ -1,4 +1,4 @@
-"""A namespace of one test: its Kafka topics, its warehouse, and what a producer, an administrator and a reader do there."""
+"""A namespace of one test: its Kafka topics, its warehouse, and what producers, administrators and readers do there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 class Lake:
-    """One topic prefix and one warehouse; deltalake reads the tables, so that no test depends on Spark's view of them."""
+    """One topic prefix and one warehouse; deltalake reads the tables, so no test depends on Spark's view of them."""
 
     def __init__(self, servers: str, prefix: str, root: Path, **changes: object) -> None:
         self.root = root
@@ -70,7 +70,7 @@ class Lake:
     # what producers and administrators do
 
     def send(self, source: str, encoded: wire.Encoded, partition: int) -> Record:
-        """Writes a record and waits until it is there; each gets an append time of its own, so that order is certain."""
+        """Writes a record and waits until it is there; each gets an append time of its own, so the order is certain."""
         time.sleep(0.002)
         sent = self.producer.send(
             self.config.kafka.topic(source), encoded.value, encoded.key, encoded.headers, partition

@@ -32,7 +32,7 @@ KILLS = [
     ("coordination:batches", "before", 1),
     ("coordination:kafka", "before", 1),
 ]
-"""One start each, over one warehouse; the first kill of a pair leaves what the next start finishes, or dies finishing."""
+"""One start each, over one warehouse; what a kill leaves the next start finishes, or dies finishing."""
 
 
 @pytest.fixture

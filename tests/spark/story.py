@@ -16,7 +16,7 @@ NEVER = Position(0, 1_000_000)
 
 
 class Story:
-    """What was sent, by name: `half` and `message` positions, `op` records; `until`: the last batch_id of each start."""
+    """What was sent, by name: `half` and `message` positions, `op` records. `until`: the last batch_id of a start."""
 
     def __init__(self, lake: Lake, spark: SparkSession) -> None:
         self.lake, self.spark = lake, spark
