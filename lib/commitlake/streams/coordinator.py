@@ -151,9 +151,9 @@ class Coordinator:
         self._busy.append(busy)
 
         def guarded(frame: DataFrame, batch_id: int) -> None:
-            if self._stopping.is_set():
-                return
-            with busy:
+            with busy:  # `stop` takes it after it has set the flag, so what begins later sees the flag
+                if self._stopping.is_set():
+                    return
                 try:
                     write(frame, batch_id)
                 except Exception as error:  # Spark would tell it as the text of a stack trace
