@@ -107,13 +107,13 @@ def mark(warehouse: Warehouse, epoch: int) -> None:
 
 
 def check(warehouse: Warehouse, epoch: int) -> None:
-    """Stops an older coordinator.
+    """Stops an older coordinator, and one of two that started at the same moment and took the same number.
 
     Raises:
         FencedError: a newer one has started.
     """
     newest = _newest(warehouse)
-    if newest and newest["epoch"] != epoch:
+    if newest and (newest["epoch"], newest["host"], newest["pid"]) != (epoch, socket.gethostname(), os.getpid()):
         other = describe(newest["host"], newest["pid"], newest["epoch"])
         msg = (
             f"another coordinator has taken over this warehouse: {other}; this one (epoch {epoch}) stops; run only one"
