@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.errors import WarehouseError
+from commitlake.protocol.topics import from_path_name, path_name
 from commitlake.tables.schemas import TABLES, TOPIC, Table
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Warehouse:
     def topics(self) -> set[str]:
         """Names of all topics that have a table."""
         names = self._catalog_topics() if self._in_catalog else self._directory_topics()
-        return {name.replace("~", "%") for name in names}
+        return {from_path_name(name) for name in names}
 
     def ensure_topic(self, topic: str) -> None:
         """Create the topic's table when it is missing; cheap when it is known."""
@@ -120,8 +121,8 @@ class Warehouse:
         return self._place(name, name)
 
     def locate_topic(self, topic: str) -> str:
-        """Path, or quoted catalog name, of a topic's table; `%` becomes `~`, which no topic name holds."""
-        escaped = topic.replace("%", "~")
+        """Path, or quoted catalog name, of a topic's table."""
+        escaped = path_name(topic)
         return self._place(f"topics/{escaped}", f"topic_{escaped}")
 
     def _place(self, path: str, table: str) -> str:
