@@ -43,7 +43,6 @@ class Landing:
         spark: The session.
         config: The configuration, with the address of the broker.
         warehouse: The tables, created before.
-        on_batch: Called after each batch with the next offset of each topic's partition.
         on_topics: Called after a batch that brought new topics, with all topics.
         guard: Wraps what carries out a batch, for example to let none begin while all stops.
     """
@@ -53,7 +52,6 @@ class Landing:
         spark: SparkSession,
         config: Config,
         warehouse: Warehouse,
-        on_batch: Callable[[Offsets], None] | None = None,
         on_topics: Callable[[set[str]], None] | None = None,
         guard: Callable[[Write], Write] = lambda write: write,
     ) -> None:
@@ -62,7 +60,6 @@ class Landing:
         self._warehouse = warehouse
         self._rules = records.LandingRules.of(config)
         self._judgement = records.judgement(self._rules)
-        self._on_batch = on_batch or (lambda _: None)
         self._on_topics = on_topics or (lambda _: None)
         self._guard = guard
         self._query: StreamingQuery | None = None
@@ -140,7 +137,6 @@ class Landing:
         3. Commit to `op`, first and always: ops apply before deadlines, and the marker of that commit is the intent
            (offsets, and the tables to be written) from which a start finishes a landing that was cut short.
         4. Write the other tables.
-        5. Tell how far landing has come.
 
         A `resumed` landing keeps the offsets of the one that was cut short.
         """
@@ -156,7 +152,6 @@ class Landing:
         finally:
             judged.unpersist()
         self._landing_id, self._until = intent.landing_id, intent.until
-        self._on_batch(self._until)
         if new:
             self._on_topics(set(self._topics))
 
