@@ -31,8 +31,6 @@ Write = Callable[[DataFrame, int], None]
 
 MAX_OFFSETS_PER_TRIGGER = 400_000
 """Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
-EARLIEST = -2
-"""How Spark's Kafka source writes "the first offset there is"."""
 _WRITERS = 4
 
 
@@ -72,7 +70,7 @@ class Landing:
         """Finish the newest landing if it was cut short, and tell where to go on.
 
         Returns:
-            The next offset of each partition of each topic, `EARLIEST` where nothing has landed yet.
+            The next offset of each partition of each topic; where nothing has landed yet, the first that Kafka holds.
 
         Raises:
             KafkaError: Kafka is out of reach.
@@ -89,10 +87,12 @@ class Landing:
         else:
             self._landing_id, self._until = intent.landing_id, intent.until
             self._replay(intent, first)
-        self._recovered = {
+        # Kept in the next intent: what a partition loses before its first record lands is lost too.
+        self._until = {
             topic: {number: self._resume_at(topic, number, oldest) for number, oldest in partitions.items()}
             for topic, partitions in first.items()
         }
+        self._recovered = self._until
         return self._recovered
 
     def start(self, available_now: bool = False) -> StreamingQuery:
@@ -234,8 +234,8 @@ class Landing:
         return raw
 
     def _resume_at(self, topic: str, number: int, oldest: int) -> int:
-        reached = self._until.get(topic, {}).get(number, EARLIEST)
-        if reached == EARLIEST or reached >= oldest:
+        reached = self._until.get(topic, {}).get(number, oldest)
+        if reached >= oldest:
             return reached
         if not self._config.accept.lost_range:
             msg = (
