@@ -77,7 +77,7 @@ class Coordinator:
             self.config,
             self.warehouse,
             on_topics=self._publish_settings,
-            guard=self._unless_stopping,
+            guard=lambda write: self._unless_stopping(self._fenced(write)),
         )
         self._publish_settings(self.warehouse.topics())
         # Before anything lands: later commits come by the stream, so none is read twice.
@@ -114,6 +114,13 @@ class Coordinator:
         """Under the OS lock nobody else can have started, and a read of `epochs` would cost 0.1 s a batch."""
         if self._lock is None:
             ownership.check(self.warehouse, self.epoch)
+
+    def _fenced(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        def fenced(frame: DataFrame, batch_id: int) -> None:
+            self._fence()
+            write(frame, batch_id)
+
+        return fenced
 
     def _input_rows(self, versions: Mapping[str, int]) -> DataFrame:
         """Writes what is open to a table of this run, and reads on from there."""
