@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,6 +133,11 @@ class Config:
     delay: DelayConfig
     max_message_size: int
     accept: AcceptConfig = AcceptConfig()
+
+    @property
+    def scratch(self) -> str:
+        """This warehouse's place below `checkpoints`, which coordinators of other warehouses may share."""
+        return f"{self.checkpoints.rstrip('/')}/{hashlib.sha256(self.warehouse.encode()).hexdigest()[:12]}"
 
     def describe(self) -> str:
         """Return one `key = value` line for each key, secrets masked."""

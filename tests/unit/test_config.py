@@ -29,6 +29,13 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert found.warehouse == str(Path("warehouse").absolute())
 
 
+def test_coordinators_of_two_warehouses_may_share_the_directory_of_checkpoints() -> None:
+    one, other = load("warehouse=/a", "checkpoints=/c/"), load("warehouse=/b", "checkpoints=/c/")
+    assert one.scratch.startswith("/c/")
+    assert one.scratch != other.scratch
+    assert one.scratch == load("warehouse=/a", "checkpoints=/c").scratch
+
+
 def test_set_wins_over_the_environment_that_over_the_file_that_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "conf.yaml"
     file.write_text("transaction: {timeout: 1s, check_interval: 1s, check_max: 1}\n")

@@ -124,7 +124,7 @@ class Coordinator:
 
     def _input_rows(self, versions: Mapping[str, int]) -> DataFrame:
         """Writes what is open to a table of this run, and reads on from there."""
-        self._scratch = f"{self.config.checkpoints}/coordination/{self.epoch}-{uuid.uuid4().hex[:8]}"
+        self._scratch = f"{self.config.scratch}/coordination/{self.epoch}-{uuid.uuid4().hex[:8]}"
         self._clean_older_scratch()
         if self.epoch == ownership.FIRST_EPOCH:
             opened = self.spark.createDataFrame([], inputs.INPUT_SCHEMA)

@@ -251,7 +251,7 @@ class Landing:
         return reader.format("kafka").options(**options, includeHeaders="true", failOnDataLoss="true")
 
     def _fresh_checkpoint(self) -> str:
-        place = f"{self._config.checkpoints.rstrip('/')}/landing"
+        place = f"{self._config.scratch}/landing"
         jvm: Any = self._spark.sparkContext._jvm
         path = jvm.org.apache.hadoop.fs.Path(place)
         files = path.getFileSystem(self._spark.sparkContext._jsc.hadoopConfiguration())
