@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.kafka.clients import spark_options, spark_source_limits
 from commitlake.protocol.states import Event, Refusal
 from commitlake.streams.events import Events, moment, named
+from commitlake.streams.records import normalise
 from commitlake.tables import Warehouse
 
 _DETAILS = {
@@ -64,7 +65,7 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
             details[F.col("refusal")].alias("detail"),
             F.coalesce("key", "stored_key").alias("key"),
             F.coalesce("value", F.col("stored_value").cast("binary")).alias("value"),
-            F.map_from_entries("headers").alias("headers"),
+            "headers",
             moment("now").alias("rejected_at"),
         )
     )
@@ -84,15 +85,6 @@ def _records(warehouse: Warehouse, config: Config, spans: list[Row]) -> DataFram
         reader.option("assign", json.dumps(assigned)).option("includeHeaders", "true").option("failOnDataLoss", "false")
     )
     found = reader.option("startingOffsets", json.dumps(starts)).option("endingOffsets", json.dumps(ends)).load()
-    return found.select(
-        F.col("partition").alias("op_queue"),
-        F.col("offset").alias("op_offset"),
-        _is_admin(config).alias("admin"),
-        "key",
-        "value",
-        "headers",
-    )
-
-
-def _is_admin(config: Config) -> Column:
-    return (F.col("topic") == config.kafka.topic("admin")).cast("int")
+    is_admin = (F.col("source") == "admin").cast("int").alias("admin")
+    at = [F.col("partition").alias("op_queue"), F.col("offset").alias("op_offset"), is_admin]
+    return normalise(found, config.kafka.topic_prefix).select(*at, "key", "value", "headers")
