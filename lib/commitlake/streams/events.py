@@ -33,7 +33,7 @@ def moment(column: str) -> Column:
     return F.timestamp_millis(or_null(column))
 
 
-_SMALL = 100_000  # rows of some 100 bytes: 10 MB on the wire, 0.2 s to build
+_SMALL = 500_000  # rows of some 100 bytes: 50 MB on the wire; a shuffle of the other side costs twice the time
 
 
 def sized(frame: DataFrame, rows: int) -> DataFrame:

@@ -101,11 +101,14 @@ def judgement(rules: LandingRules) -> Steps:
     delay = payloads.delay({name: F.col(f"n_{name}") for name in wire.DELAY_HEADERS}, rules.levels_ms)
     members = payloads.members(F.col("json"), F.col("batch"), _header(wire.REAL_TOPIC))
     return [
-        {_alias(name): payloads.text(F.col("headers"), name) for name in _HEADERS},
+        {
+            **{_alias(name): payloads.text(F.col("headers"), name) for name in _HEADERS},
+            "op_json": F.when(is_op, payloads.op_json(F.col("value"))),
+        },
         {
             **{f"n_{name}": payloads.signed(_header(name)) for name in wire.DELAY_HEADERS},
             "batch": payloads.whole(_header(wire.BATCH), 9),
-            "op": F.when(is_op, payloads.op(F.col("value"))),
+            "op": payloads.op(F.col("op_json"), F.col("value")),
         },
         {
             "json": F.when(F.col("batch").isNotNull(), payloads.json(F.col("value"))),
@@ -124,7 +127,7 @@ def judge(records: DataFrame, steps: Steps) -> DataFrame:
     """Add what each record says, and the verdict, to `normalise`d records, by the steps of a `judgement`."""
     for step in steps:
         records = records.withColumns(dict(step))
-    return records.drop("json", "batch", "verdict", *_unused())
+    return records.drop("json", "op_json", "batch", "verdict", *_unused())
 
 
 def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
