@@ -26,6 +26,8 @@ RUNTIME_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     # Spark takes the compressed size of a cached frame for its size, and runs out of memory; joins say it themselves.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
+    # A batch is cached for seconds: looking for a compression costs a seventh of landing's time, and saves memory only.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # A Kafka record may repeat a header; the last one counts.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     # A coordinator without new data runs about 86 400 batches a day; keep what a report needs.
