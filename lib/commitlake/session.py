@@ -54,7 +54,7 @@ STATIC_SETTINGS = {
 LOCAL_SETTINGS = {
     # Driver and executors in one heap: enough for a million open transactions.
     "spark.driver.memory": "2g",
-    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     # Loopback, whatever the machine's name resolves to.
     "spark.driver.host": "127.0.0.1",

@@ -110,6 +110,7 @@ def measure_copy(spark: SparkSession, conf: Config, place: str, rate: int, secon
     """Latencies (s) of a plain streaming copy of `op`."""
     topics.ensure_topics(conf)
     source = spark.readStream.format("kafka").options(**spark_options(conf.kafka), subscribe=conf.kafka.topic("op"))
+    source = source.option("startingOffsets", "earliest")
     writer = source.load().writeStream.format("delta").option("checkpointLocation", f"{place}/copy-cp")
     query = writer.trigger(processingTime=f"{conf.trigger_interval_ms} milliseconds").start(f"{place}/copy")
     begun = run_load(conf, rate, seconds, lambda: spark.read.format("delta").load(f"{place}/copy").count())

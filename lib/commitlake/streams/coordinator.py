@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _OPS = ("op", "admin")
 _STOP_TIMEOUT_S = 60
+_FEW_CORES = 4
 
 
 class Coordinator:
@@ -47,6 +48,9 @@ class Coordinator:
         self._stack = ExitStack()
         self._queries: list[StreamingQuery] = []
         self._busy: list[threading.Lock] = []
+        # On few cores landing and coordination take turns: side by side, each batch takes twice as long, and a row that
+        # needs one of each comes later.
+        self._turn = threading.Lock() if spark.sparkContext.defaultParallelism <= _FEW_CORES else None
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._scratch = ""
@@ -154,7 +158,7 @@ class Coordinator:
 
     def _unless_stopping(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
         """A batch that begins while stopping never happened: the next start begins from the tables."""
-        busy = threading.Lock()
+        busy = self._turn or threading.Lock()
         self._busy.append(busy)
 
         def guarded(frame: DataFrame, batch_id: int) -> None:
