@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
     from pyspark.sql import SparkSession
+
+    from commitlake.kafka.embedded import EmbeddedBroker
 
 
 @pytest.fixture(scope="session")
