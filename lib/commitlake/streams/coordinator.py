@@ -28,7 +28,9 @@ from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
 
-_OPS = ("op", "admin")
+_AWAITED = ("op", "admin", "half")
+"""What must have landed as far as Kafka held it at the start: ops come before deadlines, half messages before the park
+times of their ops are over."""
 _STOP_TIMEOUT_S = 60
 _FEW_CORES = 4
 
@@ -75,7 +77,7 @@ class Coordinator:
         for warning in warnings:
             log.warning("%s", warning)
         self._own()
-        ends = topics.end_offsets(self.config, _OPS)
+        ends = topics.end_offsets(self.config, _AWAITED)
         landing = Landing(
             self.spark,
             self.config,

@@ -30,12 +30,12 @@ def open_rows(warehouse: Warehouse, versions: Mapping[str, int], timing: Transac
         versions: the version of each table that coordination streams; later commits come by the stream.
         timing: next deadlines follow it, so changed timing keys hold from the next start on.
     """
-    half, op, delayed = (warehouse.read(name, versions[name]) for name in ("half", "op", "delayed"))
+    half, op, delayed = (_with_landing_time(warehouse.read(name, versions[name])) for name in ("half", "op", "delayed"))
     ended, delivered = warehouse.read("transactions"), warehouse.read("deliveries")
     again = warehouse.read("reentries")
     parts = [
         _open_halves(half, ended, again, warehouse.read("checks"), timing),
-        op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected"))),
+        op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected")), since=F.col("landed")),
         delayed_rows(_without_delivery(delayed, delivered, Source.MESSAGES, "queue_offset")),
         _waiting(
             _without_delivery(
@@ -44,6 +44,11 @@ def open_rows(warehouse: Warehouse, versions: Mapping[str, int], timing: Transac
         ),
     ]
     return parts[0].union(parts[1]).union(parts[2]).union(parts[3])
+
+
+def _with_landing_time(table: DataFrame) -> DataFrame:
+    """Adds `landed` (ms): the batch that first saw a row came right after, so park times go on across starts."""
+    return table.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
 
 
 def _open_halves(
@@ -75,14 +80,14 @@ def _with_deadlines(halves: DataFrame, timing: TransactionConfig) -> DataFrame:
     resumed = F.when(since >= 0, since + timing.timeout_ms + 1).otherwise(-1)
     due = F.coalesce(F.unix_millis("last") + timing.check_interval_ms, resumed)
 
-    def only_first(column: Column) -> Column:  # a part has no deadline of its own
-        return F.when(first, column).otherwise(-1)
+    def only_first(column: Column, part: Column | None = None) -> Column:  # a part has no deadline of its own
+        return F.when(first, column).otherwise(F.lit(-1) if part is None else part)
 
     return half_rows(
         halves,
         checks=F.coalesce("sent", F.lit(0)),
         round=F.col("open_round"),
-        since=only_first(since),
+        since=only_first(since, part=F.col("landed")),
         due=only_first(due),
         op_queue=only_first(F.coalesce("resume.op_queue", F.lit(-1))),
         op_offset=only_first(F.coalesce("resume.op_offset", F.lit(-1))),
