@@ -5,10 +5,10 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.protocol.states import Delivery, Event, Kind, Reason, Source, State
+from commitlake.protocol.states import Delivery, Event, Reason, Source, State
 from commitlake.streams.answers import Answers, Verdict, events
 from commitlake.streams.events import Events
-from commitlake.streams.inputs import half_rows, millis, rows
+from commitlake.streams.inputs import half_rows, millis, waiting_rows
 from commitlake.streams.lookup import Tables, asked, evaluated, is_part, near, newest, with_first
 
 _FOLLOW, _ORPHAN = 1, 2
@@ -22,8 +22,9 @@ def answer(batch: Events, tables: Tables) -> Answers:
     judged = evaluated(_with_due(facts.withColumn("verdict", _verdict()), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)
     again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
+    waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", F.col("due"))
     told = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
-    return Answers(told, again.union(_waiting(follow)))
+    return Answers(told, again.union(waiting))
 
 
 def _not_ended(facts: DataFrame, asks: DataFrame, tables: Tables) -> DataFrame:
@@ -116,16 +117,3 @@ def _followers(parts: DataFrame) -> DataFrame:
 def _delivered(parts: DataFrame) -> DataFrame:
     over = parts.where((F.col("due") >= 0) & (F.col("due") <= F.col("now")))
     return events(over, event=Event.DELIVERY, **_at(), state=Delivery.DELIVERED, deliver_at=F.col("due"))
-
-
-def _waiting(parts: DataFrame) -> DataFrame:
-    return rows(
-        parts.where(F.col("due") > F.col("now")),
-        kind=Kind.WAITING,
-        src=Source.HALF,
-        queue=F.col("first_queue"),
-        offset=F.col("first_offset"),
-        part_queue=F.col("queue"),
-        part_offset=F.col("offset"),
-        deliver_at=F.col("due"),
-    )

@@ -51,7 +51,7 @@ def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets
             config.accept.other_cluster,
             f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}",
             "accept.other_cluster",
-            _lost(config, reached, set(known.topic_ids)),
+            *_ranges(config, reached, set(known.topic_ids)),
         )
         return  # its topics have other ids too
     anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic, id_) != id_}
@@ -60,14 +60,17 @@ def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets
             config.accept.recreated_topic,
             f"{', '.join(sorted(anew))} was deleted and created again",
             "accept.recreated_topic",
-            _lost(config, reached, anew),
+            *_ranges(config, reached, anew),
         )
 
 
-def _refuse(accepted: bool, what: str, option: str, lost: str) -> None:
-    if accepted:
+def _refuse(accepted: bool, what: str, option: str, lost: str, short: str) -> None:
+    if accepted and not short:
         log.warning("%s; accepted by %s; %s", what, option, lost)
         return
+    if accepted:
+        msg = f"{what}; {option} can't accept it: {short}; use another `warehouse`"
+        raise IdentityError(msg)
     msg = (
         f"{what}; {lost}; use another `warehouse`, or set {option} to go on at the next offset to land: "
         "records below it are taken for what has landed before"
@@ -75,13 +78,14 @@ def _refuse(accepted: bool, what: str, option: str, lost: str) -> None:
     raise IdentityError(msg)
 
 
-def _lost(config: Config, reached: Offsets, topics: set[str]) -> str:
-    """The ranges that would never land: what the log holds below the next offset to land."""
-    ends = end_offsets(config, SOURCES)
-    ranges = [
-        f"{topic}-{number} offsets 0 to {min(end, reached[topic][number]) - 1}"
-        for topic in sorted(topics)
-        for number, end in ends.get(topic, {}).items()
-        if min(end, reached.get(topic, {}).get(number, 0)) > 0
-    ]
-    return f"lost would be {', '.join(ranges)}" if ranges else "no record would be lost"
+def _ranges(config: Config, reached: Offsets, topics: set[str]) -> tuple[str, str]:
+    """The ranges that would never land, below the next offset to land; and the logs that end before it, if any."""
+    lost, short = [], []
+    for topic, numbers in sorted(end_offsets(config, SOURCES).items()):
+        for number, end in numbers.items() if topic in topics else ():
+            following = reached.get(topic, {}).get(number, 0)
+            if min(end, following) > 0:
+                lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")
+            if end < following:
+                short.append(f"{topic}-{number} ends at {end}, {following} is the next to land")
+    return f"lost would be {', '.join(lost)}" if lost else "no record would be lost", ", ".join(short)

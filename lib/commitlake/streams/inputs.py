@@ -114,6 +114,20 @@ def delayed_rows(delayed: DataFrame) -> DataFrame:
     )
 
 
+def waiting_rows(committed: DataFrame, offset: str, due: Column) -> DataFrame:
+    """Rows of committed half messages with a delay; each waits in its own segment, its first one is done with."""
+    return rows(
+        committed,
+        kind=Kind.WAITING,
+        src=Source.HALF,
+        queue=F.col("queue"),
+        offset=F.col(offset),
+        part_queue=F.col("queue"),
+        part_offset=F.col(offset),
+        deliver_at=due,
+    )
+
+
 def epoch_rows(epochs: DataFrame) -> DataFrame:
     """A start of a coordinator: a row of no segment, but new data, and so a batch in which due timers fire."""
     return rows(epochs, kind=Kind.EPOCH, src=-1, queue=0, offset=0)

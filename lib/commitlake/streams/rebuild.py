@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from commitlake.config import TransactionConfig
 from commitlake.protocol.states import Kind, Source
 from commitlake.streams.events import coordinate
-from commitlake.streams.inputs import delayed_rows, half_rows, hashed, op_rows, rows
+from commitlake.streams.inputs import delayed_rows, half_rows, hashed, op_rows, waiting_rows
 from commitlake.tables import Warehouse
 
 _STATE_OF = {"COMMIT": "COMMITTED", "ROLLBACK": "ROLLED_BACK"}
@@ -37,10 +37,12 @@ def open_rows(warehouse: Warehouse, versions: Mapping[str, int], timing: Transac
         _open_halves(half, ended, again, warehouse.read("checks"), timing),
         op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected")), since=F.col("landed")),
         delayed_rows(_without_delivery(delayed, delivered, Source.MESSAGES, "queue_offset")),
-        _waiting(
+        waiting_rows(
             _without_delivery(
                 ended.where("state = 'COMMITTED' AND deliver_at IS NOT NULL"), delivered, Source.HALF, "half_offset"
-            )
+            ),
+            "half_offset",
+            F.unix_millis("deliver_at"),
         ),
     ]
     return parts[0].union(parts[1]).union(parts[2]).union(parts[3])
@@ -163,17 +165,3 @@ def _without_delivery(messages: DataFrame, delivered: DataFrame, source: Source,
     """The messages with a delay that have not reached its end."""
     done = delivered.where(F.col("source") == source.name.lower()).select("queue", F.col("queue_offset").alias(offset))
     return messages.join(done, ["queue", offset], "left_anti")
-
-
-def _waiting(committed: DataFrame) -> DataFrame:
-    """A waiting message has no more to do with its first one, so it may wait in its own segment."""
-    return rows(
-        committed,
-        kind=Kind.WAITING,
-        src=Source.HALF,
-        queue=F.col("queue"),
-        offset=F.col("half_offset"),
-        part_queue=F.col("queue"),
-        part_offset=F.col("half_offset"),
-        deliver_at=F.unix_millis("deliver_at"),
-    )

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.kafka.clients import spark_options, spark_source_limits
 from commitlake.protocol.states import Event, Refusal
-from commitlake.streams.events import Events, moment, named
+from commitlake.streams.events import Events, Span, moment, named, within
 from commitlake.streams.records import normalise
 from commitlake.tables import Warehouse
 
@@ -44,14 +44,19 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
         .collect()
     )
     record = _records(warehouse, config, spans)
-    stored = warehouse.read("op").select(
-        F.col("queue").alias("op_queue"),
-        "op_offset",
-        F.col("admin").cast("int").alias("admin"),
-        F.col("transaction_id").cast("binary").alias("stored_key"),
-        F.to_json(F.struct("transaction_id", "producer_group", "decision", "half_messages", "remark")).alias(
-            "stored_value"
-        ),
+    near = within([Span(span["op_queue"], span["low"], span["high"]) for span in spans], "queue", "op_offset")
+    stored = (
+        warehouse.read("op")
+        .where(near)
+        .select(
+            F.col("queue").alias("op_queue"),
+            "op_offset",
+            F.col("admin").cast("int").alias("admin"),
+            F.col("transaction_id").cast("binary").alias("stored_key"),
+            F.to_json(F.struct("transaction_id", "producer_group", "decision", "half_messages", "remark")).alias(
+                "stored_value"
+            ),
+        )
     )
     details = F.create_map(*[F.lit(item) for code, text in _DETAILS.items() for item in (int(code), text)])
     return (
