@@ -56,7 +56,7 @@ conf = config.from_mapping(
         "kafka.bootstrap_servers": parameter("bootstrap_servers", "embedded"),
         "kafka.topic_prefix": "quickstart.",
         "trigger_interval": "500ms",
-        "transaction": {"timeout": "1s", "check_interval": "3s", "check_max": 2},
+        "transaction": {"timeout": "1s", "check_interval": "10s", "check_max": 2},
     }
 )
 running = ExitStack()
@@ -118,7 +118,7 @@ def ended() -> int:
     return spark.read.format("delta").load(f"{conf.warehouse}/transactions").count()
 
 
-deadline = time.monotonic() + 180
+deadline = time.monotonic() + 300
 while ended() < len(sent) and time.monotonic() < deadline:
     time.sleep(1)
 
