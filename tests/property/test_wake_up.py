@@ -31,10 +31,8 @@ def arrivals(draw: st.DrawFn) -> np.ndarray:
     ]
     for offset in range(draw(st.integers(0, 4))):
         kind = draw(st.sampled_from([Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL]))
-        listed = (
-            draw(places),
-            *draw(st.lists(st.builds(Place, st.just(1), st.integers(0, 9)), max_size=2, unique=True)),
-        )
+        further = st.lists(st.builds(Place, st.just(1), st.integers(0, 9)), max_size=2, unique=True)
+        listed = (draw(places), *(() if kind == Kind.RECALL else draw(further)))  # landing refuses a RECALL of several
         rows.append(op_rows(Op(Place(0, offset), NOW - draw(ages), kind, listed, draw(st.integers(1, 2)))))
     return np.concatenate([empty(), *rows])
 
