@@ -1,0 +1,122 @@
+"""Writes the tables that a long-lived coordinator would have left, by Spark and without Kafka: 20 M rows in minutes.
+
+1 000 transactions a second over four queues, the last of them now, all of one topic; a batch a second decides those of
+the second before, eight of nine as COMMITTED. The newest ones are open. Bodies have 64 bytes, ids 32.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.tables import Warehouse
+
+QUEUES = 4
+TOPIC = "orders"
+BODY_BYTES = 64
+_MS_APART = 4  # of two half messages of one queue
+_BATCH = 250  # half messages of one queue that a batch decides
+_TASK = 500_000  # rows; a task's file holds neighbours of one queue, as after OPTIMIZE
+
+
+def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
+    """Fills an empty warehouse with `decided` transactions that ended and `open_` that did not, as one history.
+
+    Args:
+        warehouse: without rows; its tables are created here.
+        decided: how many have an end; rounded down to whole batches, so to a multiple of 1 000.
+        open_: how many have none, the newest; rounded down to a multiple of `QUEUES`.
+    """
+    warehouse.create()
+    warehouse.ensure_topic(TOPIC)
+    batches = decided // (_BATCH * QUEUES)
+    ended, every = batches * _BATCH, batches * _BATCH + open_ // QUEUES
+    begun = F.lit(time.time_ns() // 1_000_000 - every * _MS_APART)
+    halves = _half(_places(warehouse, every), begun)
+    done = _half(_places(warehouse, ended), begun).withColumns(_end(begun))
+    committed = done.where("state = 'COMMITTED'")
+    warehouse.append(halves, "half")
+    warehouse.append(_op(done), "op")
+    warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
+    warehouse.append_topic(_visible(committed), TOPIC)
+    numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))
+    warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
+    epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version")
+    warehouse.append(epoch.withColumn("started_at", F.timestamp_millis(begun)), "epochs")
+
+
+def _places(warehouse: Warehouse, offsets: int) -> DataFrame:
+    """The first `offsets` places of each queue; neighbours are in one task, so nothing is shuffled."""
+    numbers = warehouse.spark.range(0, QUEUES * offsets, 1, max(QUEUES, QUEUES * offsets // _TASK))
+    return numbers.select(
+        F.expr(f"CAST(id DIV {max(offsets, 1)} AS INT)").alias("queue"),
+        (F.col("id") % max(offsets, 1)).alias("queue_offset"),
+    )
+
+
+def _half(places: DataFrame, begun: Column) -> DataFrame:
+    number = F.col("queue_offset") * QUEUES + F.col("queue")
+    name = F.concat(F.lit("7F0000010ABC18B4AAC2"), F.lpad(F.hex(number), 12, "0"))
+    stored = F.timestamp_millis(begun + F.col("queue_offset") * _MS_APART)
+    return places.select(
+        *("queue", "queue_offset", name.alias("transaction_id"), name.alias("message_id")),
+        F.lit("order-service").alias("producer_group"),
+        F.lit(TOPIC).alias("topic"),
+        F.col("queue").alias("queue_id"),
+        F.lit("new").alias("tags"),
+        F.concat(F.lit("order-"), number).alias("keys"),
+        F.create_map(F.lit("region"), F.lit("Zürich")).alias("properties"),
+        F.lit(None).alias("sharding_key"),
+        F.rpad(F.concat(F.lit('{"order":'), number, F.lit("}")), BODY_BYTES, " ").cast("binary").alias("body"),
+        F.col("queue").alias("first_queue"),
+        F.col("queue_offset").alias("first_offset"),
+        *[F.lit(None).alias(absent) for absent in ("check_immunity_s", "delay_ms", "deliver_at")],
+        stored.alias("born_at"),
+        stored.alias("stored_at"),
+    )
+
+
+def _end(begun: Column) -> dict[str, Column]:
+    """How each half message ended: by the op that stands at the same place in `op`."""
+    batch = F.expr(f"queue_offset DIV {_BATCH}")
+    return {
+        "state": F.when(F.col("queue_offset") % 9 == F.col("queue"), "ROLLED_BACK").otherwise("COMMITTED"),
+        "reason": F.lit("DIRECT"),
+        "op_queue": F.col("queue"),
+        "op_offset": F.col("queue_offset"),
+        "checks": F.lit(0),
+        "round": F.lit(0),
+        "batch_id": batch,
+        "resolved_at": _batch_time(begun, batch),
+    }
+
+
+def _batch_time(begun: Column, batch: Column | None = None) -> Column:
+    """A second after the last of its half messages was stored."""
+    number = F.col("batch_id") if batch is None else batch
+    return F.timestamp_millis(begun + (number + 1) * (_BATCH * _MS_APART) + 1_000)
+
+
+def _op(done: DataFrame) -> DataFrame:
+    return done.select(
+        *("queue", "op_offset", F.lit(False).alias("admin"), "transaction_id", "producer_group"),
+        F.when(F.col("state") == "COMMITTED", "COMMIT").otherwise("ROLLBACK").alias("decision"),
+        F.array(F.struct("queue", F.col("queue_offset").alias("offset"))).alias("half_messages"),
+        *[F.lit(None).alias(absent) for absent in ("message_id", "topic", "remark")],
+        F.lit(False).alias("from_check"),
+        (F.col("stored_at") + F.expr("INTERVAL 10 MILLISECONDS")).alias("stored_at"),
+    )
+
+
+def _visible(committed: DataFrame) -> DataFrame:
+    return committed.withColumns(
+        {
+            "source": F.lit("half"),
+            "source_queue": F.col("queue"),
+            "source_offset": F.col("queue_offset"),
+            "source_index": F.lit(0),
+            "visible_at": F.col("resolved_at"),
+        }
+    )
