@@ -13,6 +13,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
 from commitlake.config import Config
 from commitlake.errors import KafkaError
+from commitlake.kafka import clock
 from commitlake.kafka.admin import CONNECT_TIMEOUT_MS, connect
 from commitlake.kafka.clients import max_record_bytes, python_options
 from commitlake.protocol import wire
@@ -22,6 +23,7 @@ QUEUED = ("half", "op", "messages", "check")
 ALL = (*LANDED, "check", "settings")
 
 _WEEK_MS = 7 * 24 * 3_600_000
+_TIMESTAMPS = "message.timestamp.type"
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 
 
@@ -70,8 +72,12 @@ def beginning_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str
     return _offsets(config, names, OffsetSpec.EARLIEST)
 
 
-def publish_settings(config: Config, topics: Iterable[str]) -> None:
+def publish_settings(config: Config, topics: Iterable[str]) -> clock.Skew:
     """Tell producers, in `settings`, what they must respect; `topics` are the destination topics there are.
+
+    Returns:
+        How the broker's clock, by the append time of this record, stands against that of this machine; no skew where
+        the topic was there before and keeps the producer's time (`CreateTime`).
 
     Raises:
         KafkaError: Kafka did not acknowledge it.
@@ -93,8 +99,12 @@ def publish_settings(config: Config, topics: Iterable[str]) -> None:
     try:
         producer = KafkaProducer(**options, max_request_size=max_record_bytes(config))
         try:
-            sent = producer.send(config.kafka.topic("settings"), record.value, record.key, record.headers, partition=0)
-            sent.get(timeout=CONNECT_TIMEOUT_MS / 1_000)
+            topic = config.kafka.topic("settings")
+            producer.partitions_for(topic)  # connects: what is timed next is one round trip
+            begun = clock.now_ms()
+            sent = producer.send(topic, record.value, record.key, record.headers, partition=0, timestamp_ms=begun)
+            appended = sent.get(timeout=CONNECT_TIMEOUT_MS / 1_000).timestamp
+            return clock.Skew.of(begun, appended, clock.now_ms())
         finally:
             producer.close(timeout=CONNECT_TIMEOUT_MS / 1_000)
     except kafka_errors.KafkaError as error:
@@ -179,11 +189,13 @@ def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -
 
 def _settings(config: Config, name: str) -> dict[str, str]:
     settings = {"max.message.bytes": str(max_record_bytes(config))}
+    if name != "check":
+        # Ages are measured from the broker's append time, never from a producer's clock. That of a record in `settings`
+        # tells a start how far the broker's clock is off (`clock`); nothing else there depends on it.
+        settings |= {_TIMESTAMPS: "LogAppendTime"}
     if name == "settings":
         return settings | {"cleanup.policy": "compact"}
-    settings |= {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
-    # Ages are measured from the broker's append time, never from a producer's clock.
-    return settings | ({"message.timestamp.type": "LogAppendTime"} if name in LANDED else {})
+    return settings | {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
 
 
 def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str]) -> list[str]:
@@ -201,7 +213,8 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
             msg = f"the Kafka topic {topic} is compacted, so records would vanish; {fix}"
             raise KafkaError(msg)
         for key, wanted in _settings(config, name).items():
-            if key in actual and not _fits(key, actual[key], wanted):
+            matters = name != "settings" or key != _TIMESTAMPS
+            if matters and key in actual and not _fits(key, actual[key], wanted):
                 warnings.append(f"the Kafka topic {topic} has {key}={actual[key]}; {_fix(topic, key, wanted)}")
         if name in LANDED and actual.get("retention.bytes", "-1") != "-1":
             warnings.append(

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import commitlake
 from commitlake.config import Config, is_local
 from commitlake.errors import CommitLakeError, StreamError, root_reason
-from commitlake.kafka import topics
+from commitlake.kafka import clock, topics
 from commitlake.streams import coordination, finish, inputs, ownership, rebuild
 from commitlake.streams.batch import BatchWriter
 from commitlake.streams.landing import Landing
@@ -85,7 +85,7 @@ class Coordinator:
             on_topics=self._publish_settings,
             guard=lambda write: self._unless_stopping(self._fenced(write)),
         )
-        self._publish_settings(self.warehouse.topics())
+        clock.warn(topics.publish_settings(self.config, self.warehouse.topics()))
         # Before anything lands: later commits come by the stream, so none is read twice.
         versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
         last = self._finish()

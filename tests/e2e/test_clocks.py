@@ -1,0 +1,84 @@
+"""A start compares the driver's clock with the broker's, and warns when they are more than a second apart."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+from pyspark.sql import SparkSession
+
+from commitlake import config
+from commitlake.config import Config
+from commitlake.kafka import clock, topics
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.streams.coordinator import Coordinator
+
+
+@pytest.fixture
+def configured(broker: EmbeddedBroker) -> Config:
+    prefix = f"clock-{uuid.uuid4().hex[:8]}."
+    return config.from_mapping({"kafka.bootstrap_servers": broker.bootstrap_servers, "kafka.topic_prefix": prefix})
+
+
+def shift(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Sets the driver's clock ahead."""
+    monkeypatch.setattr(clock, "now_ms", lambda: time.time_ns() // 1_000_000 + int(seconds * 1_000))
+
+
+@pytest.mark.parametrize("seconds", [5, -5, 1.5, 0.5, 0])
+def test_the_measured_skew_is_right_to_half_a_round_trip(
+    configured: Config, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    topics.ensure_topics(configured)
+    shift(monkeypatch, seconds)
+    skew = topics.publish_settings(configured, [])
+    assert skew.error_ms < 400
+    assert abs(skew.ahead_ms - seconds * 1_000) <= skew.error_ms + 1
+    assert skew.is_certain == (abs(seconds) > 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(5, "5.0 s ahead of Kafka's, so checks and delayed messages come as much too early"), (-5, "5.0 s behind")],
+)
+def test_a_start_warns_of_a_clock_that_is_off_and_says_what_to_do(
+    spark: SparkSession,
+    configured: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seconds: float,
+    told: str,
+) -> None:
+    assert warned(spark, configured, tmp_path, caplog) == []
+    shift(monkeypatch, seconds)
+    (warning,) = warned(spark, configured, tmp_path, caplog)
+    assert told in warning
+    assert "NTP" in warning
+
+
+def warned(spark: SparkSession, configured: Config, place: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Warnings about clocks of one start."""
+    caplog.clear()
+    own = replace(configured, warehouse=str(place / "warehouse"), checkpoints=str(place / "checkpoints"))
+    with caplog.at_level(logging.WARNING, "commitlake"), Coordinator(spark, own).start(available_now=True):
+        pass
+    return [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
+
+
+def test_a_settings_topic_that_keeps_the_producers_time_tells_no_skew_and_needs_no_change(
+    configured: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = KafkaAdminClient(bootstrap_servers=configured.kafka.bootstrap_servers)
+    settings = {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime", "max.message.bytes": "8388608"}
+    wanted = {configured.kafka.topic("settings"): {"num_partitions": 1, "configs": settings}}
+    client.create_topics(wanted, wait_for_metadata=True)
+    client.close()
+    assert topics.ensure_topics(configured) == []
+    shift(monkeypatch, 5)
+    assert not topics.publish_settings(configured, []).is_certain
