@@ -17,8 +17,9 @@ from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker, provide
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from commitlake.kafka.embedded import EmbeddedBroker
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests deaf to it
 with EmbeddedBroker(sys.argv[1]) as broker:
     print(broker.port, flush=True)
     time.sleep(120)
