@@ -154,6 +154,7 @@ class Ledger:
             elif e["event"] == Event.DECIDED:
                 told.append(("ended", at, end_of(e)))
             elif e["event"] == Event.DELIVERY:
+                assert e["state"] == Delivery.RECALLED or e["deliver_at"] <= now, "delivered early by the batch's time"
                 told.append(("delivery", (src.name.lower(), at), (Delivery(int(e["state"])), int(e["deliver_at"]))))
         self.checks += [
             (now, at, int(e["round"]), int(e["checks"]), frozenset({at} | parts.get(at, set())))

@@ -4,178 +4,143 @@ from __future__ import annotations
 
 from types import SimpleNamespace as Half
 
-from tests.property.records import End, Message, Op, Place
+from tests.property.records import End, Message, Op
 
 from commitlake.protocol.model import Rules
 from commitlake.protocol.states import Delivery, Kind, Reason, Refusal, State
 
+DONE = "done"
+Verdict = Refusal | str | None  # an op is told, needs no more, or waits on
+
 
 class Model:
     def __init__(self, rules: Rules) -> None:
-        self.rules, self.halves, self.delayed = rules, {}, {}
-        self.waiting: dict[Op, int] = {}  # op, and when it was first seen
-        self.timers, self.refused, self.deliveries = {}, {}, {}
-        self.checks: list[tuple] = []
-        self.resumed: list[Op] = []
+        self.rules, self.halves, self.delayed, self.timers = rules, {}, {}, {}
+        self.waiting: dict[Op, int] = {}  # and when it was first seen
+        self.refused, self.deliveries, self.checks, self.resumed, self.crashed = {}, {}, [], {}, False
 
     def land(self, m: Message) -> None:
-        if m.delayed:
-            self.delayed[m.at] = Half(m=m, read=False)
-        else:
-            fresh = {"read": False, "end": None, "ends": [], "checks": 0, "round": 0, "resume": None, "seen": None}
-            self.halves[m.at] = Half(m=m, since=m.stored, due=self.first_due(m), **fresh)
-
-    def first_due(self, m: Message) -> int:
-        return m.stored + max(self.rules.timeout_ms, m.immunity * 1000) + 1  # age > max(timeout, immunity)
+        due = m.stored + max(self.rules.timeout_ms, m.immunity * 1000) + 1  # age > max(timeout, immunity)
+        half = Half(m=m, since=m.stored, due=due, checks=0, round=0, resume=None, seen=None, end=None, ends=[])
+        (self.delayed if m.delayed else self.halves)[m.at] = m if m.delayed else half
 
     def crash(self) -> None:
-        """What waits counts its time from the batch that first sees it again."""
-        self.waiting = dict.fromkeys(self.waiting)
-        for h in self.halves.values():
-            h.seen = None
+        self.crashed = True  # what waits counts its time from the batch that first sees it again
 
     def batch(self, now: int, read: list[Message], ops: list[Op]) -> None:
         self.now = now
         self.reopen()
-        for m in read:
-            self.read(m)
+        self.timers |= {("messages", m.at): m.deliver_at for m in read if m.delayed}
         for h in self.halves.values():
-            h.seen = now if h.read and h.seen is None else h.seen
-            h.was = h.end  # a late op is judged by how its batch found things
-        fresh = [op for op in (*self.waiting, *ops) if self.waiting.get(op) is None]
+            h.seen = now if h.m in read or (self.crashed and h.seen is not None) else h.seen
+            h.was = h.end  # what comes late is judged by how its batch found things
+        fresh, self.crashed = [*(self.waiting if self.crashed else ()), *ops], False
         self.waiting |= dict.fromkeys(fresh, now)
         for op in sorted(self.waiting, key=lambda op: op.order):  # ops before deadlines
-            self.apply(op, fresh=op in fresh)
-        for h in [h for h in self.halves.values() if h.read and not h.end and not h.m.first]:
-            self.deadline(h)
-        for op in sorted(self.waiting, key=lambda op: op.order):
-            if self.over(self.waiting[op]) and op.decision in (Kind.COMMIT, Kind.ROLLBACK):
-                self.tell(op)
-        for part in [h for h in self.halves.values() if h.read and not h.end and h.m.first]:
-            self.follow(part)
+            self.judge(op, fresh=op in fresh)
+        for h in [h for h in self.halves.values() if h.seen is not None and not h.end]:
+            self.follow(h) if h.m.first else self.deadline(h)
         for key in [key for key, due in self.timers.items() if due <= now]:
             self.deliveries[key] = (Delivery.DELIVERED, self.timers.pop(key))
 
     def over(self, since: int) -> bool:
         return self.now - since >= self.rules.op_park_ms
 
-    def read(self, m: Message) -> None:
-        (self.delayed if m.delayed else self.halves)[m.at].read = True
-        if m.delayed:
-            self.timers["messages", m.at] = m.deliver_at
-
-    def all_of(self, h: Half) -> list[Half]:
-        """The transaction's half messages that coordination has read."""
-        return [h] + [p for p in self.halves.values() if p.read and p.m.first == h.m.at and self.same(p, h)]
-
-    def same(self, part: Half, h: Half) -> bool:
-        return (part.m.tid, part.m.group) == (h.m.tid, h.m.group)
-
-    def apply(self, op: Op, *, fresh: bool) -> None:
-        h = self.halves.get(op.listed[0])
-        if op.decision == Kind.RECALL:
-            self.recall(op)
-        elif op.decision == Kind.RESUME and (fresh or self.over(self.waiting[op])):
-            self.resume(op, h)
-        elif op.decision != Kind.RESUME and h and h.read and not h.m.first and not h.was and op.after(h.resume):
-            if reason := self.wrong(op, [h]):
-                self.refuse(op, reason)
-            elif not h.end and {*op.listed} <= {p.m.at for p in self.all_of(h) if not p.end}:
-                self.end(h, op.state, op.reason, op)
-                del self.waiting[op]
-
-    def wrong(self, op: Op, known: list[Half]) -> Refusal | None:
-        if any(op.tid != h.m.tid for h in known):
-            return Refusal.WRONG_TRANSACTION_ID
-        other = not op.admin and any(op.group != h.m.group for h in known)
-        return Refusal.WRONG_PRODUCER_GROUP if other else None
-
-    def refuse(self, op: Op, reason: Refusal) -> None:
-        assert op.key not in self.refused
-        self.refused[op.key] = reason
-        del self.waiting[op]
-
-    def end(self, h: Half, state: State, reason: Reason, op: Op | None = None) -> None:
-        for m in [m for m in self.all_of(h) if not m.end]:
-            self.record(m, h, state, reason, op)
-
-    def record(self, m: Half, h: Half, state: State, reason: Reason, op: Op | None = None) -> None:
-        due = m.m.due(op.stored) if state == State.COMMITTED else -1
-        m.end, m.by = End(state, reason, op and op.key, h.checks, h.round, due), op
-        m.ends.append(m.end)
-        if due >= 0:
-            self.timers["half", m.m.at] = due
-
-    def deadline(self, h: Half) -> None:
-        expires = h.since + self.rules.retention_ms + 1  # older than retention
-        if h.due <= self.now and h.checks >= self.rules.check_max and h.due < expires:
-            self.end(h, State.DISCARDED, Reason.CHECK_MAX)
-        elif expires <= self.now:
-            self.end(h, State.DISCARDED, Reason.EXPIRED)
-        elif h.due <= self.now:
-            h.checks, h.due = h.checks + 1, self.now + self.rules.check_interval_ms
-            landed = frozenset(m.m.at for m in self.all_of(h) if not m.end)
-            self.checks.append((self.now, h.m.at, h.round, h.checks, landed))
-
-    def follow(self, part: Half) -> None:
-        h = self.halves.get(part.m.first)
-        if h and h.read and not h.m.first and self.same(part, h):
-            if h.end:
-                self.record(part, Half(**vars(h) | {"checks": h.end.checks, "round": h.end.round}), *h.end[:2], h.by)
-        elif (h and h.read and not h.m.first) or (self.over(part.seen) and not (h and not h.read)):
-            self.record(part, Half(checks=0, round=0), State.DISCARDED, Reason.ORPHAN)
-
-    def tell(self, op: Op) -> None:
-        """Its park time is over."""
-        found = [self.halves.get(place) for place in op.listed]
-        known, first = [h for h in found if h], found[0]
-        ends = [first.was.state] if first and first.was else []
-        ends += [State.DISCARDED] if first and any(h.was and h.was.reason == Reason.ORPHAN for h in known) else []
-        ends += [State.DISCARDED] if first and not first.was and not op.after(first.resume) else []
-        conflict = next((state for state in ends if state != op.state), None)
-        if reason := self.wrong(op, known):
-            self.refuse(op, reason)
-        elif first and (first.m.first or any(h.m.first != first.m.at for h in known[1:])):
-            self.refuse(op, Refusal.BAD_FIRST_HALF)
-        elif conflict:
-            self.refuse(op, Refusal[f"ALREADY_{conflict.name}"])
-        elif None in found:
-            self.refuse(op, Refusal.NO_HALF_MESSAGE)
-        elif all(h.was for h in found):
-            del self.waiting[op]  # the same decision again is harmless; else it has landed and is not yet read
-
-    def resume(self, op: Op, h: Half | None) -> None:
-        if h is None:
-            if self.over(self.waiting[op]):
-                self.refuse(op, Refusal.NO_HALF_MESSAGE)
-        elif reason := self.wrong(op, [h]):
-            self.refuse(op, reason)
-        elif not h.was or h.was.state != State.DISCARDED or any(r.listed[0] == h.m.at for r in self.resumed):
-            self.refuse(op, Refusal.NOT_DISCARDED)
-        else:
-            self.resumed.append(op)
+    def judge(self, op: Op, *, fresh: bool) -> None:
+        rule = {Kind.RECALL: self.recall, Kind.RESUME: self.resume}.get(op.decision, self.decide)
+        verdict = rule(op) if fresh or op.decision != Kind.RESUME or self.over(self.waiting[op]) else None
+        if isinstance(verdict, Refusal):
+            self.refused[op.key] = verdict
+        if verdict:
             del self.waiting[op]
 
+    def decide(self, op: Op) -> Verdict:
+        h = self.halves.get(op.listed[0])
+        if h and h.seen is not None and not h.m.first and not h.was and op.after(h.resume):
+            if reason := wrong(op, [h]):
+                return reason
+            if not h.end and {*op.listed} <= {m.m.at for m in self.whole(h) if not m.end}:
+                return self.end(self.whole(h), End(op.state, op.reason, op.key, h.checks, h.round, -1), op)
+        return self.late(op, h) if self.over(self.waiting[op]) else None
+
+    def late(self, op: Op, first: Half | None) -> Verdict:
+        found = [self.halves.get(place) for place in op.listed]
+        known = [h for h in found if h]
+        orphan = any(h.was and h.was.reason == Reason.ORPHAN for h in known)
+        if reason := wrong(op, known):
+            return reason
+        if first and (first.m.first or any(h.m.first != first.m.at for h in known[1:])):
+            return Refusal.BAD_FIRST_HALF
+        if first and first.was and first.was.state != op.state:
+            return Refusal[f"ALREADY_{first.was.state.name}"]
+        if first and (orphan or not (first.was or op.after(first.resume))):
+            return Refusal.ALREADY_DISCARDED
+        if None in found:
+            return Refusal.NO_HALF_MESSAGE
+        return DONE if all(h.was for h in known) else None  # harmless; else it has landed and is not yet read
+
+    def resume(self, op: Op) -> Verdict:
+        h = self.halves.get(op.listed[0])
+        if h is None:
+            return Refusal.NO_HALF_MESSAGE if self.over(self.waiting[op]) else None
+        discarded = h.was and h.was.state == State.DISCARDED and h not in self.resumed.values()
+        reason = wrong(op, [h]) or (None if discarded else Refusal.NOT_DISCARDED)
+        self.resumed |= {} if reason else {op: h}
+        return reason or DONE
+
     def reopen(self) -> None:
-        """Reopens whole transactions, in the batch after the RESUME."""
-        for op in self.resumed:
-            h = self.halves[op.listed[0]]
-            for m in self.all_of(h):
+        """Whole transactions, in the batch after the RESUME."""
+        for op, h in self.resumed.items():
+            for m in self.whole(h):
                 m.end = m.end if m.end and m.end.reason == Reason.ORPHAN else None
             h.checks, h.round, h.resume, h.since = 0, h.round + 1, op, op.stored
             h.due = op.stored + self.rules.timeout_ms + 1
-        self.resumed = []
+        self.resumed = {}
 
-    def recall(self, op: Op) -> None:
-        place: Place = op.listed[0]
-        message, late = self.delayed.get(place), self.over(self.waiting[op])
-        if (message is None and late) or (message and (op.tid, op.group) != (message.m.tid, message.m.group)):
-            self.refuse(op, Refusal.NO_DELAYED_MESSAGE)
-        elif message and message.read and ("messages", place) in self.timers:
-            self.deliveries["messages", place] = (Delivery.RECALLED, self.timers.pop(("messages", place)))
-            del self.waiting[op]
-        elif message and message.read:
-            if self.deliveries["messages", place][0] == Delivery.DELIVERED:
-                self.refuse(op, Refusal.RECALL_TOO_LATE)
-            else:
-                del self.waiting[op]
+    def recall(self, op: Op) -> Verdict:
+        key, m = ("messages", op.listed[0]), self.delayed.get(op.listed[0])
+        if m is None or (m.tid, m.group) != (op.tid, op.group):
+            return Refusal.NO_DELAYED_MESSAGE if m or self.over(self.waiting[op]) else None
+        if key in self.timers:
+            self.deliveries[key] = (Delivery.RECALLED, self.timers.pop(key))
+        late = key in self.deliveries and self.deliveries[key][0] == Delivery.DELIVERED
+        return Refusal.RECALL_TOO_LATE if late else DONE if key in self.deliveries else None
+
+    def deadline(self, h: Half) -> None:
+        expires = h.since + self.rules.retention_ms + 1  # older than retention
+        exhausted = h.due <= self.now and h.checks >= self.rules.check_max and h.due < expires
+        if exhausted or expires <= self.now:
+            reason = Reason.CHECK_MAX if exhausted else Reason.EXPIRED
+            self.end(self.whole(h), End(State.DISCARDED, reason, None, h.checks, h.round, -1))
+        elif h.due <= self.now:
+            h.checks, h.due = h.checks + 1, self.now + self.rules.check_interval_ms
+            landed = frozenset(m.m.at for m in self.whole(h) if not m.end)
+            self.checks.append((self.now, h.m.at, h.round, h.checks, landed))
+
+    def follow(self, part: Half) -> None:
+        """A part that comes late goes the way of its first; without one that fits it is an ORPHAN."""
+        h = self.halves.get(part.m.first)
+        first = h if h and h.seen is not None and not h.m.first else None
+        if first and part in self.whole(first):
+            self.end([part] if first.end else [], first.end, first.end and first.by)
+        elif first or (self.over(part.seen) and (h is None or h.seen is not None)):
+            self.end([part], End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1))
+
+    def whole(self, h: Half) -> list[Half]:
+        """The transaction's half messages that coordination has read."""
+        same = [m for m in self.halves.values() if (m.m.tid, m.m.group) == (h.m.tid, h.m.group)]
+        return [h] + [m for m in same if m.m.first == h.m.at and m.seen is not None]
+
+    def end(self, halves: list[Half], end: End, op: Op | None = None) -> Verdict:
+        for h in [h for h in halves if not h.end]:
+            due = h.m.due(op.stored) if end.state == State.COMMITTED else -1
+            h.end, h.by = end._replace(deliver_at=due), op
+            h.ends.append(h.end)
+            self.timers |= {("half", h.m.at): due} if due >= 0 else {}
+        return DONE
+
+
+def wrong(op: Op, known: list[Half]) -> Refusal | None:
+    if {h.m.tid for h in known} - {op.tid}:
+        return Refusal.WRONG_TRANSACTION_ID
+    return Refusal.WRONG_PRODUCER_GROUP if {h.m.group for h in known} - {op.group} and not op.admin else None
