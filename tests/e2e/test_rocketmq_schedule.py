@@ -1,0 +1,340 @@
+"""RocketMQ's tests of scheduled and batch messages, through a real broker and one running coordinator.
+
+| RocketMQ | here |
+|---|---|
+| example `schedule/ScheduledMessageProducer`, `ScheduleMessageServiceTest` | `test_a_hundred_messages_...` |
+| `NormalMsgDelayIT` (levels 1 to 4) | `test_all_messages_of_a_level_arrive_...` |
+| `TimerMessageStoreTest` put, precision, past time, clamped level, roll over days | `test_a_due_time_is_exact_...`, `test_what_is_due_in_the_past_...`, `test_what_is_due_in_hours_or_weeks_waits` |
+| `TimerMessageStoreTest` beyond the maximum | `test_a_longer_delay_than_allowed_...`; of raw records tests/spark/test_landing_records.py |
+| `TimerMessageStoreTest` delete, `SendAndRecallDelayMessageIT`, `RecallMessageProcessorTest` | `test_recalled_messages_...`, `test_a_recall_that_...` |
+| `RecallMessageHandleTest`, `SendMessageProcessorTest` recall handle | tests/e2e/test_producer.py |
+| delay of a transactional message (cleared there) | `test_a_delay_in_a_transaction_...` |
+| `BatchSendIT` view, inner batch, properties; `BatchPutMessageTest` | `test_batches_are_whole_...` |
+| `MessageBatchTest`, `AppendCallbackTest` (refused whole, nothing sent) | tests/e2e/test_producer.py, tests/unit/test_batch.py |
+| example `batch/SplitBatchProducer` | `test_a_list_of_forty_thousand_...` |
+| `ProduceAccumulatorTest`, `BatchConsumeQueueTest`, timer wheel, log and checkpoint tests | no such thing here |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import runpy
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
+from commitlake.producer.recall import decode_handle, encode_handle
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+
+if TYPE_CHECKING:
+    from commitlake.streams.coordinator import Coordinator
+
+EXAMPLE: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_schedule.py")
+)
+TOPIC = "DelayTopic"
+LEVELS_S = (1, 5, 10, 30)
+TIMED: dict[str, tuple[dict[str, Any], timedelta]] = {
+    "level": ({"delay_time_level": 1}, timedelta(seconds=1)),
+    "seconds": ({"delay_seconds": 2}, timedelta(seconds=2)),
+    "milliseconds": ({"delay_milliseconds": 2_345}, timedelta(milliseconds=2_345)),
+    "level beats all": (
+        {"delay_time_level": 2, "delay_seconds": 1, "delay_milliseconds": 7, "deliver_at": 1},
+        timedelta(seconds=5),
+    ),
+    "seconds beat milliseconds": ({"delay_seconds": 3, "delay_milliseconds": 7, "deliver_at": 1}, timedelta(seconds=3)),
+    "milliseconds beat a time": ({"delay_milliseconds": 1_500, "deliver_at": 1}, timedelta(milliseconds=1_500)),
+}
+LONG: dict[str, tuple[dict[str, Any], timedelta]] = {
+    "level 999": ({"delay_time_level": 999}, timedelta(hours=2)),
+    "three hours": ({"delay_seconds": 3 * 3_600}, timedelta(hours=3)),
+    "forty days": ({"delay_seconds": 40 * 86_400}, timedelta(days=40)),
+}
+
+
+@dataclass
+class Played:
+    """What was sent, by name, and when each message was first read (`seen`, by id, time after the read)."""
+
+    warehouse: str
+    sent: dict[str, SendResult] = field(default_factory=dict)
+    levels: dict[int, list[SendResult]] = field(default_factory=lambda: defaultdict(list))
+    example: list[SendResult] = field(default_factory=list)
+    recalled: list[SendResult] = field(default_factory=list)
+    seen: dict[str, datetime] = field(default_factory=dict)
+    absolute: datetime | None = None
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        place = f"{self.warehouse}/{table}"
+        if not DeltaTable.is_deltatable(place):
+            return []
+        found: list[dict[str, Any]] = DeltaTable(place).to_pyarrow_table().to_pylist()
+        return found
+
+    def visible(self) -> dict[str, dict[str, Any]]:
+        rows = self.rows(f"topics/{TOPIC}") + EXAMPLE["visible"](self.warehouse, self.example)
+        assert max(Counter(row["message_id"] for row in rows).values(), default=1) == 1, "visible twice"
+        return {row["message_id"]: row for row in rows}
+
+    def watch(self) -> bool:
+        """Reads once; whether all that is due within a minute and not recalled is visible."""
+        ids, now = self.visible(), datetime.now(UTC)
+        self.seen |= {one: now for one in ids if one not in self.seen}
+        short = [self.sent[name] for name in (*TIMED, "a time", "past", "now")]
+        return {one.msg_id for one in (*short, *sum(self.levels.values(), self.example))} <= set(ids)
+
+    def refusals(self) -> dict[wire.RecallRecord, str]:
+        recalls = [row for row in self.rows("rejected") if row["source"] == "op" and b"RECALL" in row["value"]]
+        return {wire.decode_op(row["value"]): row["reason"] for row in recalls}
+
+    def delayed(self) -> dict[str, dict[str, Any]]:
+        return {row["message_id"]: row for row in self.rows("delayed")}
+
+
+@pytest.fixture(scope="module")
+def producer(coordinator: Coordinator) -> Any:
+    """A started producer of the running coordinator."""
+    kafka = coordinator.config.kafka
+    with TransactionMQProducer(
+        EXAMPLE["GROUP"], bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka.topic_prefix
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def played(coordinator: Coordinator, producer: DefaultMQProducer, eventually: Callable[..., None]) -> Played:
+    """All delayed messages of this file, sent at one time and watched until the last of the short ones is visible."""
+    played = Played(coordinator.config.warehouse)
+    send = producer.send
+    played.sent["past"] = send(Message(TOPIC, "past", deliver_at=1))
+    eventually(lambda: played.sent["past"].msg_id in played.visible())  # first batches take long
+
+    for name, (delay, _) in {**TIMED, **LONG}.items():
+        played.sent[name] = send(Message(TOPIC, name, **delay))
+    played.absolute = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3, milliseconds=321)
+    played.sent["a time"] = send(Message(TOPIC, "a time", deliver_at=played.absolute))
+    played.sent["now"] = send(Message(TOPIC, "now", delay_milliseconds=0))
+    send_recalled(producer, played)
+    played.example = EXAMPLE["send_hundred"](producer)
+    for level in range(len(LEVELS_S), 0, -1):
+        for number in range(100):
+            played.levels[level].append(send(Message(TOPIC, f"level {level}, {number}", delay_time_level=level)))
+    eventually(played.watch)
+    return played
+
+
+def send_recalled(producer: DefaultMQProducer, played: Played) -> None:
+    """One of each kind of delay is recalled, and then once more; other recalls name what is not there."""
+    due = datetime.now(UTC) + timedelta(seconds=20)
+    kinds: list[dict[str, Any]] = [
+        {"delay_time_level": 4}, {"delay_seconds": 20}, {"delay_milliseconds": 20_000}, {"deliver_at": due}
+    ]  # fmt: skip
+    played.recalled = [producer.send(Message(TOPIC, "recalled", **delay)) for delay in kinds]
+    for result in played.recalled:
+        assert producer.recall(str(result.recall_handle)) == result.msg_id
+    producer.recall(str(played.recalled[0].recall_handle))
+    for recall in wrong_recalls(played):
+        producer.recall(encode_handle(recall))
+
+
+def wrong_recalls(played: Played) -> list[wire.RecallRecord]:
+    """Of the message of level 2, by another id and another topic; and of a place where nothing is."""
+    right = decode_handle(str(played.sent["level beats all"].recall_handle))
+    nowhere = Position(0, 1_000_000)
+    return [replace(right, msg_id="other"), replace(right, topic="other"), replace(right, message=nowhere)]
+
+
+def test_a_hundred_messages_of_level_3_are_visible_once_ten_seconds_after_they_were_stored_and_not_before(
+    played: Played,
+) -> None:
+    rows = EXAMPLE["visible"](played.warehouse, played.example)
+    assert Counter(row["body"] for row in rows) == Counter(f"Hello scheduled message {i}".encode() for i in range(100))
+    for row in rows:
+        due = row["stored_at"] + timedelta(seconds=10)
+        assert played.seen[row["message_id"]] > due, "a consumer has read it too early"
+        assert due <= row["visible_at"] < due + timedelta(seconds=30)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_all_messages_of_a_level_arrive_each_at_its_own_time(played: Played, level: int) -> None:
+    rows = played.visible()
+    for result in played.levels[level]:
+        row = rows[result.msg_id]
+        due = row["stored_at"] + timedelta(seconds=LEVELS_S[level - 1])
+        assert row["visible_at"] >= due
+        assert played.seen[result.msg_id] > due
+
+
+def test_what_is_due_later_is_never_visible_in_an_earlier_batch(played: Played) -> None:
+    due = {row["message_id"]: row["deliver_at"] for row in played.rows("deliveries")}
+    timely = [one for level in (2, 3, 4) for one in played.levels[level]]  # landed before they were due
+    rows = played.visible()
+    in_order = sorted((due[one.msg_id], rows[one.msg_id]["batch_id"]) for one in timely)
+    batches = [batch for _, batch in in_order]
+    assert batches == sorted(batches)
+    assert len(set(batches)) >= 3
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_due_time_is_exact_to_the_millisecond_and_a_level_beats_seconds_milliseconds_and_a_time(
+    played: Played, name: str
+) -> None:
+    sent, row = played.sent[name].msg_id, played.delayed()[played.sent[name].msg_id]
+    assert row["deliver_at"] - row["stored_at"] == TIMED[name][1]
+    assert played.visible()[sent]["visible_at"] >= row["deliver_at"]
+
+
+def test_a_time_with_a_zone_is_due_then(played: Played) -> None:
+    sent = played.sent["a time"].msg_id
+    assert played.delayed()[sent]["deliver_at"] == played.absolute
+    assert played.visible()[sent]["visible_at"] >= played.absolute
+
+
+def test_what_is_due_in_the_past_or_now_is_visible_at_once_and_stands_in_deliveries(played: Played) -> None:
+    ends = {row["message_id"]: row["state"] for row in played.rows("deliveries")}
+    rows = played.visible()
+    for name in ("past", "now"):
+        row = rows[played.sent[name].msg_id]
+        assert ends[row["message_id"]] == "DELIVERED"
+        assert row["batch_id"] <= min(rows[one.msg_id]["batch_id"] for one in played.levels[2])
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_is_due_in_hours_or_weeks_waits_and_a_level_above_the_last_is_the_last(played: Played, name: str) -> None:
+    row = played.delayed()[played.sent[name].msg_id]
+    assert row["deliver_at"] - row["stored_at"] == LONG[name][1]
+    assert row["message_id"] not in played.visible()
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        {"delay_seconds": 40 * 86_400 + 1},
+        {"delay_milliseconds": 40 * 86_400_000 + 1},
+        {"deliver_at": int((time.time() + 41 * 86_400) * 1_000)},
+        {"deliver_at": datetime.now(UTC) + timedelta(days=41)},
+    ],
+)
+def test_a_longer_delay_than_allowed_is_refused_before_it_is_sent(
+    producer: DefaultMQProducer, delay: dict[str, Any]
+) -> None:
+    with pytest.raises(MQClientException) as error:
+        producer.send(Message(TOPIC, "too long", **delay))
+    assert error.value.reason == "DELAY_TOO_LONG"
+
+
+def test_recalled_messages_of_every_kind_of_delay_never_appear_and_a_second_recall_is_harmless(played: Played) -> None:
+    ends = {row["message_id"]: row for row in played.rows("deliveries")}
+    for result in played.recalled:
+        assert ends[result.msg_id]["state"] == "RECALLED"
+        assert result.msg_id not in played.visible()
+        assert decode_handle(str(result.recall_handle)) not in played.refusals()
+    last = max(row["visible_at"] for row in played.visible().values())
+    assert all(ends[result.msg_id]["deliver_at"] <= last for result in played.recalled[1:]), "they would be visible now"
+
+
+def test_a_recall_by_another_id_or_topic_or_of_nothing_takes_nothing_back(
+    played: Played, eventually: Callable[..., None]
+) -> None:
+    wrong = wrong_recalls(played)
+    eventually(lambda: set(wrong) <= set(played.refusals()))
+    assert {played.refusals()[recall] for recall in wrong} == {"NO_DELAYED_MESSAGE"}
+    assert played.sent["level beats all"].msg_id in played.visible()
+
+
+def test_a_recall_that_comes_too_late_is_told_and_one_of_a_recalled_message_is_not(
+    played: Played, producer: DefaultMQProducer, eventually: Callable[..., None]
+) -> None:
+    again, late = (str(one.recall_handle) for one in (played.recalled[0], played.sent["past"]))
+    producer.recall(again)
+    producer.recall(late)
+    eventually(lambda: decode_handle(late) in played.refusals())
+    assert played.refusals()[decode_handle(late)] == "RECALL_TOO_LATE"
+    assert decode_handle(again) not in played.refusals()
+
+
+def test_a_delay_in_a_transaction_counts_from_its_commit_and_holds_for_that_message_only(
+    played: Played, producer: TransactionMQProducer, eventually: Callable[..., None]
+) -> None:
+    with producer.begin_transaction() as transaction:
+        at_once = transaction.send(Message(TOPIC, "at once"))
+        later = transaction.send(Message(TOPIC, "later", delay_seconds=2))
+        dropped = transaction.send(Message(TOPIC, "past", deliver_at=1))
+    eventually(lambda: {at_once.msg_id, later.msg_id, dropped.msg_id} <= set(played.visible()))
+    rows = played.visible()
+    ends = {row["message_id"]: row for row in played.rows("transactions")}
+    ops = {(row["queue"], row["op_offset"]): row["stored_at"] for row in played.rows("op") if not row["admin"]}
+    end = ends[later.msg_id]
+    committed = ops[end["op_queue"], end["op_offset"]]
+    assert end["deliver_at"] == committed + timedelta(seconds=2)
+    assert rows[later.msg_id]["visible_at"] >= end["deliver_at"]
+    assert ends[at_once.msg_id]["deliver_at"] is None
+    assert rows[at_once.msg_id]["batch_id"] == rows[dropped.msg_id]["batch_id"] == end["batch_id"]
+
+
+def visible_batches(warehouse: str, topic: str) -> list[dict[tuple[int, int], list[dict[str, Any]]]]:
+    """The batches that a reader sees at each version of a topic's table: members in order, by Kafka record."""
+    place = f"{warehouse}/topics/{topic}"
+    if not DeltaTable.is_deltatable(place):
+        return []
+    versions = []
+    for version in range(DeltaTable(place).version() + 1):
+        batches: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+        rows = DeltaTable(place, version=version).to_pyarrow_table().to_pylist()
+        for row in sorted(rows, key=lambda row: row["source_index"]):
+            batches[row["source_queue"], row["source_offset"]].append(row)
+        versions.append(batches)
+    return versions
+
+
+def test_batches_are_whole_at_every_moment_with_the_ids_order_and_properties_they_were_sent_with(
+    coordinator: Coordinator, producer: DefaultMQProducer, eventually: Callable[..., None]
+) -> None:
+    topic, sent = "BatchTopic", {}
+    for number in range(10):
+        members = [
+            Message(topic, f"{number}-{at}", f"Tag{at}", f"KEY{at}", {"buyerId": f"buyer {at}"}) for at in range(10)
+        ]
+        result = producer.send(members)
+        sent[result.queue_id, result.queue_offset] = (number, result.msg_id.split(","))
+    warehouse = coordinator.config.warehouse
+    eventually(lambda: len((visible_batches(warehouse, topic) or [{}])[-1]) == len(sent))
+    versions = visible_batches(warehouse, topic)
+    assert {len(members) for batches in versions for members in batches.values()} == {10}
+    for place, members in versions[-1].items():
+        number, ids = sent[place]
+        assert [row["message_id"] for row in members] == ids
+        assert [row["source_index"] for row in members] == list(range(10))
+        assert [row["body"] for row in members] == [f"{number}-{at}".encode() for at in range(10)]
+        assert [(row["tags"], row["keys"]) for row in members] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
+        assert [dict(row["properties"]) for row in members] == [{"buyerId": f"buyer {at}"} for at in range(10)]
+        assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in members}) == 1
+
+
+def test_a_list_of_forty_thousand_is_split_into_batches_that_all_land(
+    coordinator: Coordinator, producer: DefaultMQProducer, eventually: Callable[..., None]
+) -> None:
+    topic, total = "SplitTopic", 40_000
+    messages = [Message(topic, f"Hello world {i}", "Tag", "OrderID188") for i in range(total)]
+    with pytest.raises(MQClientException) as error:
+        producer.send(messages)
+    assert error.value.reason == "BODY_TOO_LARGE"
+    parts = producer.split(messages)
+    for part in parts:
+        producer.send(part, timeout=20_000)
+    place = f"{coordinator.config.warehouse}/topics/{topic}"
+    eventually(lambda: DeltaTable.is_deltatable(place) and DeltaTable(place).count() >= total)
+    rows = DeltaTable(place).to_pyarrow_table(columns=["body", "source_queue", "source_offset"])
+    assert sorted(rows["body"].to_pylist()) == sorted(f"Hello world {i}".encode() for i in range(total))
+    assert rows.select(["source_queue", "source_offset"]).group_by(["source_queue", "source_offset"]).aggregate(
+        []
+    ).num_rows == len(parts)
+    assert 1 < len(parts) < 10
