@@ -112,6 +112,7 @@ int       queue_id
 string    tags keys
 strings   properties
 binary    sharding_key body
+bigint    delay_ms
 timestamp born_at stored_at deliver_at
 """
 
