@@ -1,6 +1,6 @@
-"""Runs a coordinator that kills itself, JVM and all, at one of its writes; `never` runs it plainly.
+"""Runs a coordinator that sends its process group, JVM and all, a signal at one of its writes.
 
-python coordination_child.py CONFIG_JSON STEP MOMENT NTH, for example '{...}' coordination:transactions after 1
+python coordination_child.py CONFIG_JSON <<< PLAN_JSON, for example '{...}' <<< '{"step": "coordination:transactions"}'
 """
 
 from __future__ import annotations
@@ -8,62 +8,112 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
+import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
 from commitlake import config, job, session
-from commitlake.streams import batch, finish
+from commitlake.streams import batch, finish, ownership
 from commitlake.streams.coordinator import Coordinator
 from commitlake.tables import Warehouse
 
 
-class Killer:
-    """Counts the writes of one step and kills the process group right before or after the `nth`."""
+@dataclass(frozen=True)
+class Plan:
+    """What a child does.
 
-    def __init__(self, step: str, moment: str, nth: int) -> None:
-        self.step, self.moment, self.nth = step, moment, nth
+    Attributes:
+        step: the write at which the signal is sent; "" for never.
+        moment: right `before` or `after` the write, or `within` it: the rows are being written, nothing is committed.
+        nth: which of the writes of that step it is.
+        number: the signal.
+        stays: whether it runs until SIGTERM, instead of working off what is there.
+        elsewhere: whether it takes the warehouse for one that is not on a local disk, where there is no lock.
+    """
+
+    step: str = ""
+    moment: str = "before"
+    nth: int = 1
+    number: int = signal.SIGKILL
+    stays: bool = False
+    elsewhere: bool = False
+
+
+class Fault:
+    """Counts the writes of one step and sends the signal at the `nth`."""
+
+    def __init__(self, plan: Plan, scratch: str) -> None:
+        self.plan, self.scratch = plan, Path(scratch)
         self.seen, self.lock = 0, threading.Lock()
 
-    def at(self, step: str, write: Callable[[], None]) -> None:
+    def at(self, step: str, rows: Any, write: Callable[[Any], object]) -> None:
         with self.lock:
-            self.seen += step == self.step
-            is_time = step == self.step and self.seen == self.nth
-        if is_time and self.moment == "before":
-            os.killpg(0, signal.SIGKILL)
-        write()
-        if is_time:
-            os.killpg(0, signal.SIGKILL)
+            self.seen += step == self.plan.step
+            is_time = step == self.plan.step and self.seen == self.plan.nth
+        if is_time and self.plan.moment == "before":
+            os.killpg(0, self.plan.number)
+        write(self._signalling(rows) if is_time and self.plan.moment == "within" else rows)
+        if is_time and self.plan.moment == "after":
+            os.killpg(0, self.plan.number)
+
+    def _signalling(self, rows: DataFrame) -> DataFrame:
+        """The same rows; the first that is written sends the signal."""
+        group, number, sent = os.getpgid(0), self.plan.number, self.scratch / f"sent-{uuid.uuid4()}"
+
+        @F.udf("boolean")
+        def passes(_: object) -> bool:
+            if not sent.exists():
+                sent.touch()
+                os.killpg(group, number)  # Spark's Python workers have a group of their own
+            return True
+
+        return rows.where(passes(F.col(rows.columns[0]).cast("string")))
 
     def arm(self) -> None:
         append, append_topic, send = Warehouse.append, Warehouse.append_topic, batch.send_checks
 
-        def killing_append(self_: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None) -> None:
-            self.at(_step(name, marker), lambda: append(self_, df, name, marker))
+        def failing_append(self_: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None) -> None:
+            self.at(_step(name, marker), df, lambda rows: append(self_, rows, name, marker))
 
-        def killing_append_topic(
+        def failing_append_topic(
             self_: Warehouse, df: Any, topic: str, marker: Mapping[str, Any] | None = None
         ) -> None:
-            self.at(_step("topic", marker), lambda: append_topic(self_, df, topic, marker))
+            self.at(_step("topic", marker), df, lambda rows: append_topic(self_, rows, topic, marker))
 
-        def killing_send(*args: Any) -> None:
-            self.at("coordination:kafka", lambda: send(*args))
+        def failing_send(settings: config.Config, records: DataFrame) -> None:
+            self.at("coordination:kafka", records, lambda rows: send(settings, rows))
 
-        Warehouse.append = killing_append  # type: ignore[method-assign]
-        Warehouse.append_topic = killing_append_topic  # type: ignore[method-assign]
-        batch.send_checks = finish.send_checks = killing_send  # type: ignore[attr-defined]
+        Warehouse.append = failing_append  # type: ignore[method-assign]
+        Warehouse.append_topic = failing_append_topic  # type: ignore[method-assign]
+        batch.send_checks = finish.send_checks = failing_send  # type: ignore[attr-defined]
 
 
 def _step(table: str, marker: Mapping[str, Any] | None) -> str:
+    if table == "epochs":
+        return table
     return f"{'landing' if 'landing_id' in (marker or {}) else 'coordination'}:{table}"
 
 
 def run(arguments: Any) -> None:
     settings = config.from_mapping(json.loads(arguments[0]))
-    Killer(arguments[1], arguments[2], int(arguments[3])).arm()
     spark = session.build(settings, master="local[2]", short_lived=True)
-    with Coordinator(spark, settings).start(available_now=True):
-        pass
+    plan = Plan(**json.loads(sys.stdin.read()))
+    Fault(plan, settings.checkpoints).arm()
+    if plan.elsewhere:
+        ownership.is_local = lambda _: False  # type: ignore[attr-defined]
+    with Coordinator(spark, settings).start(available_now=not plan.stays) as coordinator:
+        if plan.stays:
+            stop = job.stop_on_signals()
+            print("READY", flush=True)
+            while not stop.is_set() and not coordinator.await_termination(timeout=0.2):
+                pass
 
 
 if __name__ == "__main__":

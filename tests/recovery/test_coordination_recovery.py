@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +12,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from tests.lake import Lake
-from tests.recovery.traffic import CHILD, HASTY, ROOT, Traffic, delete_checkpoints, killed_at
+from tests.recovery.children import delete_checkpoints, killed_at
+from tests.recovery.traffic import HASTY, Traffic
 
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.streams.coordinator import Coordinator
@@ -32,8 +30,7 @@ KILLS = [
 
 
 @pytest.fixture
-def lake(broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lake]:
-    prefix = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60] + "."
+def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
     opened = Lake(broker.bootstrap_servers, prefix, tmp_path, **HASTY)
     yield opened
     opened.close()
@@ -68,14 +65,7 @@ def test_a_kill_around_a_resume_reopens_once(spark: SparkSession, lake: Lake) ->
 
 def test_a_second_coordinator_ends_naming_the_first_which_goes_on(spark: SparkSession, lake: Lake) -> None:
     with Coordinator(spark, lake.config).start() as first:
-        child = subprocess.run(
-            [sys.executable, str(CHILD), json.dumps(lake.settings), "never", "before", "1"],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        child = killed_at(lake, "", "before")
         assert child.returncode == 1
         told = next(line for line in child.stderr.splitlines() if line.startswith("error: "))
         assert f"host {socket.gethostname()}, pid {os.getpid()}, epoch {first.epoch}" in told

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -17,8 +14,6 @@ from tests.lake import Lake, Record, newest
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 
-CHILD = Path(__file__).with_name("coordination_child.py")
-ROOT = Path(__file__).parents[2]
 STEPS = [
     *(f"landing:{table}" for table in ("op", "half", "delayed", "rejected", "topic")),
     *(f"coordination:{table}" for table in ("transactions", "deliveries", "topic", "discarded", "rejected")),
@@ -45,6 +40,7 @@ class Traffic:
         self.hidden: set[Position] = set()
         self.refused: dict[Record, str] = {}
         self.open: dict[str, Position] = {}
+        self.resumed: Counter[Position] = Counter()
         self._last: tuple[str, Position] | None = None
 
     def send(self) -> None:
@@ -60,8 +56,13 @@ class Traffic:
         at = self.lake.half(tid, queue, topic=more.pop("topic", "a"), **more)
         self.ends[at] = (state, reason)
         if state == "COMMITTED":
-            self.shown["half", at] = tid.encode()
+            self.shown["half", at] = more.get("body", tid.encode())
         return at
+
+    def large(self, size: int) -> Callable[[], Record]:
+        """A half message of `size` bytes that do not compress; what is returned commits it."""
+        at = self._half("large", 0, "COMMITTED", "DIRECT", body=os.urandom(size))
+        return lambda: self.lake.op("COMMIT", "large", at)
 
     def _single(self, name: str) -> None:
         committed = self._half(f"{name} c", 0, "COMMITTED", "DIRECT")
@@ -101,6 +102,15 @@ class Traffic:
         for tid, at in self.open.items():
             self.lake.admin("RESUME", tid, at)
 
+    def resume_discarded(self, wanted: Callable[[], bool]) -> None:
+        """An administrator reopens some that stand as discarded; nobody answers, so they are checked and end again."""
+        ended = newest(self.lake.rows("transactions"))
+        for tid, at in self.open.items():
+            row = ended.get(tuple(at))
+            if row and row["round"] == self.resumed[at] and wanted():
+                self.lake.admin("RESUME", tid, at)
+                self.resumed[at] += 1
+
     def commit_resumed(self) -> None:
         """The reopened ones are committed after all."""
         for tid, at in self.open.items():
@@ -110,10 +120,22 @@ class Traffic:
 
     def settle(self, spark: SparkSession, **changes: object) -> None:
         """Plain starts until nothing is pending."""
-        for _ in range(5):
+        for _ in range(8):
             self.lake.run(spark, **changes)
-            if {Position(*at) for at in newest(self.lake.rows("transactions"))} == set(self.ends):
+            ended = newest(self.lake.rows("transactions"))
+            rounds = {Position(*at): row["round"] for at, row in ended.items()}
+            if rounds == {at: self.resumed[at] for at in self.ends}:
                 return
+
+    def differences(self) -> tuple[int, int, int]:
+        """How many rows of the ledger and of topic tables are there, how many are missing, how many stand twice."""
+        lake = self.lake
+        rows = [row for topic in lake.topics() for row in lake.topic(topic)]
+        shown = Counter((row["source"], row["source_queue"], row["source_offset"]) for row in rows)
+        ended = Counter((row["queue"], row["half_offset"], row["round"]) for row in lake.rows("transactions"))
+        every = {(*at, n) for at in self.ends for n in range(self.resumed[at] + 1)}
+        missing = {(source, *at) for source, at in self.shown} - set(shown) | every - set(ended)
+        return (shown + ended).total(), len(missing), (shown + ended).total() - len(shown + ended)
 
     def assert_outcome(self) -> None:
         """Nothing lost, nothing twice, row by row."""
@@ -142,26 +164,9 @@ class Traffic:
         """The two checks of each open transaction, all of them in Kafka; a repeated one says the same."""
         rows = self.lake.rows("checks")
         asked = {(Position(r["queue"], r["half_offset"]), r["round"], r["check_no"]) for r in rows}
-        assert asked == {(at, 0, number) for at in self.open.values() for number in (1, 2)}
+        expected = ((at, n) for at in self.open.values() for n in range(self.resumed[at] + 1))
+        assert asked == {(at, n, number) for at, n in expected for number in (1, 2)}
         sent: dict[str, wire.CheckRecord] = {}
         for check in self.lake.checks():
             assert sent.setdefault(check.check_id, check) == check
         assert {(c.half, int(c.check_id.split("-")[2]), c.check_times) for c in sent.values()} == asked
-
-
-def killed_at(lake: Lake, step: str, moment: str, nth: int = 1, **changes: object) -> subprocess.CompletedProcess[str]:
-    """Runs a coordinator in a process of its own that kills itself at a step."""
-    settings = {**lake.settings, **{key.replace("_", ".", 1): value for key, value in changes.items()}}
-    return subprocess.run(
-        [sys.executable, str(CHILD), json.dumps(settings), step, moment, str(nth)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        start_new_session=True,
-    )
-
-
-def delete_checkpoints(lake: Lake) -> None:
-    shutil.rmtree(lake.root / "checkpoints", ignore_errors=True)

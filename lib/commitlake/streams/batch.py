@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import reduce
 from operator import add
@@ -32,12 +31,10 @@ class BatchWriter:
         config: the configuration.
         warehouse: the tables.
         first_batch_id: the batch_id of the query's batch 0; ids grow over the whole life of the warehouse.
-        fence: raises FencedError when another coordinator has started since.
     """
 
-    def __init__(self, config: Config, warehouse: Warehouse, first_batch_id: int, fence: Callable[[], None]) -> None:
-        self.config, self.warehouse = config, warehouse
-        self.first_batch_id, self.fence = first_batch_id, fence
+    def __init__(self, config: Config, warehouse: Warehouse, first_batch_id: int) -> None:
+        self.config, self.warehouse, self.first_batch_id = config, warehouse, first_batch_id
 
     def __call__(self, frame: DataFrame, spark_batch_id: int) -> None:
         """Carries out one batch.
@@ -47,12 +44,11 @@ class BatchWriter:
 
         1. read the new rows and 2. run the state machine (both in `frame`);
         3. evaluate its events, once and whole, and let the ledger answer what segments asked;
-        4. stop if another coordinator has started;
-        5. the commit point: `transactions`, then `deliveries`;
-        6. topic tables;
-        7. `discarded`, `rejected`, `checks`, and the rows that come again (`reentries`);
-        8. `batches`;
-        9. check requests to Kafka: at least once, their ids never change.
+        4. the commit point: `transactions`, then `deliveries`;
+        5. topic tables;
+        6. `discarded`, `rejected`, `checks`, and the rows that come again (`reentries`);
+        7. `batches`;
+        8. check requests to Kafka: at least once, their ids never change.
         """
         batch_id = self.first_batch_id + spark_batch_id
         with ExitStack() as cached:
@@ -66,12 +62,11 @@ class BatchWriter:
         if not events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.REFUSED) and reentries is None:
             return
         half = self.warehouse.read("half") if events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK) else None
-        self.fence()  # step 4
-        topics = self._ledger(half, events, batch_id)  # step 5
-        self._publish(half, events, batch_id, topics)  # step 6
-        requests = self._tell(half, events, batch_id, reentries)  # step 7
-        self.warehouse.append(_completed(self.warehouse, batch_id, events.now), "batches", marker)  # step 8
-        if requests is not None:  # step 9
+        topics = self._ledger(half, events, batch_id)  # step 4
+        self._publish(half, events, batch_id, topics)  # step 5
+        requests = self._tell(half, events, batch_id, reentries)  # step 6
+        self.warehouse.append(_completed(self.warehouse, batch_id, events.now), "batches", marker)  # step 7
+        if requests is not None:  # step 8
             send_checks(self.config, requests)
 
     def _answered(self, events: Events, cached: ExitStack) -> tuple[Events, DataFrame | None]:

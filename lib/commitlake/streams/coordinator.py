@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import Self
 
 from pyspark.errors import PySparkException
@@ -17,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import commitlake
-from commitlake.config import Config, is_local
+from commitlake.config import Config
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import clock, topics
-from commitlake.streams import coordination, finish, inputs, ownership, rebuild
+from commitlake.streams import coordination, finish, inputs, ownership, rebuild, scratch
 from commitlake.streams.batch import BatchWriter
 from commitlake.streams.landing import Landing
 from commitlake.streams.ownership import WarehouseLock
@@ -47,6 +44,7 @@ class Coordinator:
         self._lock = lock  # taken before, or taken at the start where there can be one
         self.warehouse = Warehouse(spark, config.warehouse)
         self.epoch = 0
+        self._is_new = False
         self._stack = ExitStack()
         self._queries: list[StreamingQuery] = []
         self._busy: list[threading.Lock] = []
@@ -69,21 +67,22 @@ class Coordinator:
             self._start(available_now)
         except BaseException:
             self.stop()
+            self._raise_if_fenced()
             raise
         return self
 
     def _start(self, available_now: bool) -> None:
-        warnings = topics.ensure_topics(self.config)
-        for warning in warnings:
+        self._own()  # first: a start that is refused must not add queues under the one that runs
+        for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
-        self._own()
         ends = topics.end_offsets(self.config, _AWAITED)
         landing = Landing(
             self.spark,
             self.config,
             self.warehouse,
             on_topics=self._publish_settings,
-            guard=lambda write: self._unless_stopping(self._fenced(write)),
+            guard=self._unless_stopping,
+            epoch=self.epoch,
         )
         clock.warn(topics.publish_settings(self.config, self.warehouse.topics()))
         # Before anything lands: later commits come by the stream, so none is read twice.
@@ -95,7 +94,7 @@ class Coordinator:
             self._await(self._queries[0])
         else:
             self._wait(lambda: landing.passed(ends))
-        writer = BatchWriter(self.config, self.warehouse, last + 1, self._fence)
+        writer = BatchWriter(self.config, self.warehouse, last + 1)
         self._coordinate(rows, self._unless_stopping(writer), available_now)
 
     def _own(self) -> None:
@@ -103,47 +102,33 @@ class Coordinator:
             self._lock = self._stack.enter_context(ownership.lock(self.config))
         self.warehouse.create()
         self.epoch = ownership.begin_epoch(self.warehouse, commitlake.__version__)
-        if self._lock:
+        self._is_new = self.epoch == ownership.FIRST_EPOCH and self._lock is not None  # else two may be the first
+        if self._lock is not None:
             self._lock.tell(self.epoch)
-        if self.epoch != ownership.FIRST_EPOCH:  # nobody is older than the first
-            ownership.mark(self.warehouse, self.epoch)
+            if not self._is_new:
+                ownership.mark(self.warehouse, self.epoch, [name for name in coordination.STREAMED if name != "epochs"])
+        else:
+            self.warehouse.guard = ownership.EpochGuard(self.warehouse, self.epoch)
+            ownership.check(self.warehouse, self.epoch)  # a mark of the older of two would stop the newer
+            ownership.mark(self.warehouse, self.epoch, ownership.FENCED)
 
     def _finish(self) -> int:
         """Finishes what a kill cut short; returns the newest batch_id. A new warehouse has nothing to look through."""
-        if self.epoch == ownership.FIRST_EPOCH:
+        if self._is_new:
             return -1
         last = finish.finish_last_batch(self.warehouse)
         finish.resend_checks(self.warehouse, self.config)
         return last
 
-    def _fence(self) -> None:
-        """Under the OS lock nobody else can have started, and a read of `epochs` would cost 0.1 s a batch."""
-        if self._lock is None:
-            ownership.check(self.warehouse, self.epoch)
-
-    def _fenced(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        def fenced(frame: DataFrame, batch_id: int) -> None:
-            self._fence()
-            write(frame, batch_id)
-
-        return fenced
-
     def _input_rows(self, versions: Mapping[str, int]) -> DataFrame:
         """Writes what is open to a table of this run, and reads on from there."""
-        self._scratch = f"{self.config.scratch}/coordination/{self.epoch}-{uuid.uuid4().hex[:8]}"
-        self._clean_older_scratch()
-        if self.epoch == ownership.FIRST_EPOCH:
+        self._scratch = scratch.fresh(self.config, "coordination", self.epoch)
+        if self._is_new:
             opened = self.spark.createDataFrame([], inputs.INPUT_SCHEMA)
         else:
             opened = rebuild.open_rows(self.warehouse, versions, self.config.transaction)
         opened.write.format("delta").save(f"{self._scratch}/open")
         return coordination.read(self.warehouse, f"{self._scratch}/open", versions)
-
-    def _clean_older_scratch(self) -> None:
-        parent = Path(self._scratch.removeprefix("file:")).parent
-        if is_local(self.config.checkpoints) and parent.exists():
-            for older in parent.iterdir():
-                shutil.rmtree(older, ignore_errors=True)
 
     def _coordinate(self, rows: DataFrame, write: Callable[[DataFrame, int], None], available_now: bool) -> None:
         while True:
@@ -211,9 +196,16 @@ class Coordinator:
             if cause is not None and not self._stopping.is_set():
                 name = query.name
                 self.stop()
+                self._raise_if_fenced()
                 if isinstance(self._failure, CommitLakeError):
                     raise self._failure
                 raise StreamError(name, root_reason(self._failure or cause)) from self._failure or cause
+
+    def _raise_if_fenced(self) -> None:
+        """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
+        if self._lock is None and self.epoch:
+            with suppress(PySparkException):  # what made the query fail may make this fail too
+                ownership.check(self.warehouse, self.epoch)
 
     def stop(self) -> None:
         """Stops cleanly: batches under way are finished, none begins.

@@ -58,6 +58,7 @@ def _finish_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame,
         frames.append(visible.topic_rows(warehouse.read(table), shown, source, batch_id, at))
     for topic in topics:
         warehouse.ensure_topic(topic)
+    warehouse.guard.claim(topics)
     there = [
         warehouse.read_topic(topic).where(F.col("batch_id") == batch_id).select(F.lit(topic).alias("topic"), *_SHOWN)
         for topic in topics

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.errors import IdentityError, WarehouseError
+from commitlake.errors import IdentityError
 from commitlake.kafka.clients import spark_options, spark_source_limits
 from commitlake.kafka.topics import beginning_offsets
-from commitlake.streams import identity, landed, landing_recovery, records
+from commitlake.streams import identity, landed, landing_recovery, records, scratch
 from commitlake.streams.landing_recovery import Intent, Offsets, Spans
 from commitlake.tables import Warehouse
 
@@ -43,6 +43,7 @@ class Landing:
         warehouse: The tables, created before.
         on_topics: Called after a batch that brought new topics, with all topics.
         guard: Wraps what carries out a batch, for example to let none begin while all stops.
+        epoch: Number of the coordinator's start.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Landing:
         warehouse: Warehouse,
         on_topics: Callable[[set[str]], None] | None = None,
         guard: Callable[[Write], Write] = lambda write: write,
+        epoch: int = 0,
     ) -> None:
         self._spark = spark
         self._config = config
@@ -60,6 +62,7 @@ class Landing:
         self._judgement = records.judgement(self._rules)
         self._on_topics = on_topics or (lambda _: None)
         self._guard = guard
+        self._epoch = epoch
         self._query: StreamingQuery | None = None
         self._recovered: Offsets | None = None
         self._topics: set[str] = set()
@@ -98,7 +101,7 @@ class Landing:
     def start(self, available_now: bool = False) -> StreamingQuery:
         """Recover, unless that is done, and start the query.
 
-        Its checkpoint is thrown away at every start: where to go on stands in the tables.
+        Its checkpoint is a new one at every start: where to go on stands in the tables.
 
         Args:
             available_now: Land what is there and end, instead of a batch every `trigger_interval`.
@@ -112,7 +115,7 @@ class Landing:
             .load()
         )
         writer = raw.writeStream.queryName("landing").foreachBatch(self._guard(lambda batch, _: self._land(batch)))
-        writer = writer.option("checkpointLocation", self._fresh_checkpoint())
+        writer = writer.option("checkpointLocation", scratch.fresh(self._config, "landing", self._epoch))
         interval = f"{self._config.trigger_interval_ms} milliseconds"
         writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)
         self._query = writer.start()
@@ -217,6 +220,7 @@ class Landing:
         if landing_recovery.is_complete(self._warehouse, intent):
             return
         log.warning("landing %d was cut short; looking for records that it left out", intent.landing_id)
+        self._warehouse.guard.claim(filter(None, map(landing_recovery.topic_of, {*intent.tables, *intent.earlier})))
         spans = landing_recovery.spans(intent, oldest, self._config)
         if spans:
             missing = landing_recovery.without_landed(
@@ -249,16 +253,6 @@ class Landing:
     def _kafka(self, reader: Any) -> Any:
         options = {**spark_options(self._config.kafka), **spark_source_limits(self._config)}
         return reader.format("kafka").options(**options, includeHeaders="true", failOnDataLoss="true")
-
-    def _fresh_checkpoint(self) -> str:
-        place = f"{self._config.scratch}/landing"
-        jvm: Any = self._spark.sparkContext._jvm
-        path = jvm.org.apache.hadoop.fs.Path(place)
-        files = path.getFileSystem(self._spark.sparkContext._jsc.hadoopConfiguration())
-        if files.exists(path) and not files.delete(path, True):
-            msg = f"cannot delete landing's old checkpoint {place}; give this user the right to, or delete it by hand"
-            raise WarehouseError(msg)
-        return place
 
 
 def _count(judged: DataFrame) -> list[Row]:

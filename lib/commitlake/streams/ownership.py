@@ -6,25 +6,27 @@ import fcntl
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from pyspark.sql import Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, is_local
 from commitlake.errors import FencedError, WarehouseError
-from commitlake.tables import Warehouse
+from commitlake.tables import TABLES, Warehouse
+from commitlake.tables.guard import Guard
 
 log = logging.getLogger(__name__)
 
-FENCED = ("half", "op", "delayed", "reentries", "transactions", "deliveries", "checks", "batches")
-"""Tables that a new epoch marks: an append in flight by an older coordinator then fails."""
-
+FENCED = tuple(name for name in TABLES if name != "epochs")
+"""Tables that a new epoch marks where there is no lock: an append in flight by an older coordinator then fails."""
+_MARK = "commitlake.epoch"
+_ORDER = ("epoch", "started_at", "host", "pid")  # of two that took the same number, one is the newer all the same
 
 FIRST_EPOCH = 1
 
@@ -91,8 +93,8 @@ def describe(host: str, pid: int, epoch: int | None) -> str:
 
 def begin_epoch(warehouse: Warehouse, version: str) -> int:
     """Appends this start to `epochs`; returns its number."""
-    newest = _newest(warehouse)
-    epoch = newest["epoch"] + 1 if newest else FIRST_EPOCH
+    newest = _newest(warehouse).collect()[0]["epoch"]
+    epoch = FIRST_EPOCH if newest is None else int(newest) + 1
     row = warehouse.spark.createDataFrame(
         [(epoch, socket.gethostname(), os.getpid(), version)], "epoch bigint, host string, pid int, version string"
     )
@@ -100,10 +102,34 @@ def begin_epoch(warehouse: Warehouse, version: str) -> int:
     return epoch
 
 
-def mark(warehouse: Warehouse, epoch: int) -> None:
-    """Marks the tables with the epoch; the mark is a commit, from which coordination reads on."""
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: warehouse.set_property(name, "commitlake.epoch", str(epoch)), FENCED))
+def mark(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
+    """Marks fixed tables with the epoch; the mark is a commit, from which coordination reads on."""
+    _each(lambda name: warehouse.set_property(name, _MARK, _own(epoch)), names)
+
+
+class EpochGuard(Guard):
+    """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` tells why it has no gap.
+
+    An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
+    from, and fails when there is a newer epoch. A newer coordinator appends its epoch, and then marks the tables. So
+    an older one's append has either read the newer epoch, or started from a version before the mark, or is committed
+    before the newer one has read anything: the mark makes the second fail as a conflict.
+    """
+
+    def __init__(self, warehouse: Warehouse, epoch: int) -> None:
+        self._warehouse, self._epoch = warehouse, epoch
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """The rows, for as long as there is no newer epoch when they are written."""
+        newest = _newest(self._warehouse, self._epoch)
+        own = F.struct(F.lit(self._epoch).cast("bigint"), F.lit(socket.gethostname()), F.lit(os.getpid()))
+        error = F.raise_error(F.lit("a newer epoch has begun"))
+        passes = F.when(F.struct("epoch", "host", "pid") == own, True).otherwise(error)
+        return rows.where(newest.select(passes).scalar())
+
+    def claim(self, topics: Iterable[str]) -> None:
+        """Marks topic tables; only those of a batch that was cut short may have an append under way."""
+        _each(lambda topic: self._warehouse.set_topic_property(topic, _MARK, _own(self._epoch)), topics)
 
 
 def check(warehouse: Warehouse, epoch: int) -> None:
@@ -112,8 +138,8 @@ def check(warehouse: Warehouse, epoch: int) -> None:
     Raises:
         FencedError: a newer one has started.
     """
-    newest = _newest(warehouse)
-    if newest and (newest["epoch"], newest["host"], newest["pid"]) != (epoch, socket.gethostname(), os.getpid()):
+    newest = _newest(warehouse, epoch).collect()[0]
+    if (newest["epoch"], newest["host"], newest["pid"]) != (epoch, socket.gethostname(), os.getpid()):
         other = describe(newest["host"], newest["pid"], newest["epoch"])
         msg = (
             f"another coordinator has taken over this warehouse: {other}; this one (epoch {epoch}) stops; run only one"
@@ -121,9 +147,19 @@ def check(warehouse: Warehouse, epoch: int) -> None:
         raise FencedError(msg)
 
 
-def _newest(warehouse: Warehouse) -> Row | None:
-    rows = warehouse.read("epochs").orderBy(F.desc("epoch"), F.desc("started_at")).limit(1).collect()
-    return rows[0] if rows else None
+def _newest(warehouse: Warehouse, since: int = FIRST_EPOCH) -> DataFrame:
+    """The newest start, one row; of nulls when there is none. `since` saves the files of older ones."""
+    found = warehouse.read("epochs").where(F.col("epoch") >= since)
+    return found.agg(F.max(F.struct(*_ORDER)).alias("newest")).select("newest.*")
+
+
+def _own(epoch: int) -> str:
+    return describe(socket.gethostname(), os.getpid(), epoch)
+
+
+def _each(act: Callable[[str], None], names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(act, names))
 
 
 @contextmanager

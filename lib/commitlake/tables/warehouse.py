@@ -13,8 +13,9 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from commitlake.errors import WarehouseError
+from commitlake.errors import WarehouseError, root_reason
 from commitlake.protocol.topics import from_path_name, path_name
+from commitlake.tables.guard import Guard
 from commitlake.tables.schemas import TABLES, TOPIC, Table
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Warehouse:
         self._in_catalog = root.startswith(_CATALOG)
         self._lock = threading.Lock()
         self._known_topics: set[str] = set()
+        self.guard = Guard()
 
     def create(self) -> None:
         """Create the fixed tables that are missing.
@@ -94,8 +96,11 @@ class Warehouse:
 
     def set_property(self, name: str, key: str, value: str) -> None:
         """Set a table property of a fixed table; the change is a commit of its own."""
-        place = self.locate(name) if self._in_catalog else f"delta.`{self.locate(name)}`"
-        self.spark.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{key}' = '{value}')")
+        self._set_property(self.locate(name), key, value)
+
+    def set_topic_property(self, topic: str, key: str, value: str) -> None:
+        """Set a table property of a topic's table; the change is a commit of its own."""
+        self._set_property(self.locate_topic(topic), key, value)
 
     def property(self, name: str, key: str) -> str | None:
         """A table property of a fixed table, None when it is not set."""
@@ -161,6 +166,10 @@ class Warehouse:
             )
             raise WarehouseError(message)
 
+    def _set_property(self, place: str, key: str, value: str) -> None:
+        table = place if self._in_catalog else f"delta.`{place}`"
+        self.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{key}' = '{value}')")
+
     def _read(self, place: str, version: int | None) -> DataFrame:
         reader = self.spark.read.format("delta")
         if version is not None:
@@ -169,13 +178,17 @@ class Warehouse:
 
     def _append(self, df: DataFrame, place: str, table: Table, marker: Mapping[str, Any] | None) -> None:
         rows = df.select(*[F.col(field.name).cast(field.dataType) for field in table.schema])
-        writer = rows.write.format("delta").mode("append")
+        writer = self.guard.rows(rows).write.format("delta").mode("append")
         if marker is not None:
             writer = writer.option("userMetadata", json.dumps(marker, separators=(",", ":")))
-        if self._in_catalog:
-            writer.saveAsTable(place)
-        else:
-            writer.save(place)
+        try:
+            writer.saveAsTable(place) if self._in_catalog else writer.save(place)
+        except Exception as error:
+            message = (
+                f"cannot write to the table at {place}: {root_reason(error)}; mend the cause and start again: nothing is "
+                "lost, the next start goes on from the tables"
+            )
+            raise WarehouseError(message) from error
 
     def _history(self, place: str, limit: int) -> Any:
         if self._in_catalog:

@@ -1,0 +1,27 @@
+"""Spark's checkpoints, which are scratch here: each run of a query has a directory of its own.
+
+Off local disks an older coordinator may still be using its one when the next starts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+from commitlake.config import Config, is_local
+
+
+def fresh(config: Config, query: str, epoch: int) -> str:
+    """A directory for one run of a query; on a local file system what older epochs have left is deleted."""
+    parent = f"{config.scratch}/{query}"
+    if is_local(parent):
+        _delete_older(Path(parent.removeprefix("file:").replace("//", "/")), epoch)
+    return f"{parent}/{epoch}-{uuid.uuid4().hex[:8]}"
+
+
+def _delete_older(parent: Path, epoch: int) -> None:
+    for older in parent.iterdir() if parent.exists() else ():
+        number = older.name.partition("-")[0]
+        if not number.isdigit() or int(number) < epoch:
+            shutil.rmtree(older, ignore_errors=True)

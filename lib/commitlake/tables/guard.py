@@ -1,0 +1,18 @@
+"""What keeps the appends of several coordinators apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql import DataFrame
+
+
+class Guard:
+    """Stands before every append of a `Warehouse`; this one lets all pass, which is enough under a lock."""
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """What is appended instead of `rows`."""
+        return rows
+
+    def claim(self, topics: Iterable[str]) -> None:
+        """Ends appends that others have under way to these topic tables, before what they hold is read."""

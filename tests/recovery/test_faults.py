@@ -1,0 +1,118 @@
+"""What else may fail: Kafka for a while, a producer for ever, the disk."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.e2e.running import wait_for
+from tests.lake import Lake
+from tests.recovery import producer_child
+from tests.recovery.children import ENVIRONMENT, Child
+from tests.recovery.traffic import HASTY, Traffic
+
+from commitlake import TransactionMQProducer
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.streams.coordinator import Coordinator
+
+AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
+
+
+def is_visible(lake: Lake, body: str) -> bool:
+    return "orders" in lake.topics() and body.encode() in {row["body"] for row in lake.topic("orders")}
+
+
+@pytest.mark.timeout(300)
+def test_a_coordinator_goes_on_by_itself_when_kafka_was_away_and_asks_what_fell_due_meanwhile(
+    spark: SparkSession, lake: Lake, broker: EmbeddedBroker
+) -> None:
+    settings = lake.configured(transaction_timeout="4s", transaction_check_interval="1h")
+    with Coordinator(spark, settings).start() as coordinator:
+        lake.op("COMMIT", "a", lake.half("a"))
+        wait_for(lambda: is_visible(lake, "a"), 60)
+        at = lake.half("open")
+        wait_for(lambda: len(lake.rows("half")) == 2, 60)
+        broker.stop()
+        wait_for(lambda: lake.rows("checks"), 60)
+        broker.start()
+        lake.op("COMMIT", "b", lake.half("b"))
+        wait_for(lambda: is_visible(lake, "b") and lake.checks(), 120, lambda: coordinator.await_termination(0))
+        lake.op("COMMIT", "open", at)
+        wait_for(lambda: is_visible(lake, "open"), 60)
+    assert {check.half for check in lake.checks()} == {at}
+    assert sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"open"]
+
+
+@pytest.mark.timeout(300)
+def test_what_a_killed_producer_left_open_another_of_its_group_answers_from_the_database(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    database = str(tmp_path / "orders.db")
+    with sqlite3.connect(database) as db:
+        db.execute("CREATE TABLE orders (id PRIMARY KEY)")
+    settings = lake.configured(transaction_timeout="2s", transaction_check_interval="2s", transaction_check_max=15)
+    kafka = lake.config.kafka
+    where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    with (
+        Coordinator(spark, settings).start(),
+        TransactionMQProducer("shop", producer_child.Orders(database), **where, options=producer_child.QUICK),
+    ):
+        killed = [
+            start_producer(*where.values(), database, name=moment, moment=moment) for moment in ("before", "after")
+        ]
+        assert [process.wait(60) for process in killed] == [-signal.SIGKILL] * 2
+        sent = producer_child.COUNT * 2
+        wait_for(lambda: len(lake.rows("transactions")) == sent, 120, lambda: lake.rows("transactions"))
+    with sqlite3.connect(database) as db:
+        orders = sorted(row[0] for row in db.execute("SELECT id FROM orders"))
+    assert len(orders) == sent - 1
+    assert sorted(row["keys"] for row in lake.topic("orders")) == orders
+    checked = {row["keys"]: row["state"] for row in lake.rows("transactions") if row["reason"] == "CHECK"}
+    last = producer_child.COUNT - 1
+    assert (checked[f"before-{last}"], checked[f"after-{last}"]) == ("ROLLED_BACK", "COMMITTED")
+
+
+def start_producer(servers: str, prefix: str, database: str, *, name: str, moment: str) -> subprocess.Popen[bytes]:
+    arguments = [servers, prefix, database, name, moment]
+    return subprocess.Popen([sys.executable, producer_child.__file__, *arguments], env=ENVIRONMENT)
+
+
+@pytest.mark.timeout(400)
+def test_a_full_disk_ends_the_coordinator_with_the_tables_name_and_a_restart_goes_on(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    traffic = Traffic(lake)
+    with Child(lake, tmp_path / "landing") as child:
+        wait_for(child.is_ready, 120)
+        no_file_above(200_000, child.process.pid)
+        traffic.send()
+        commit = traffic.large(1_000_000)  # a body of which `half` gets a file of this size
+        assert child.end() == 1
+        assert f"cannot write to the table at {lake.root}/warehouse/half: " in child.error()
+        assert "File too large" in child.error()
+    with Child(lake, tmp_path / "coordination") as child:
+        wait_for(child.is_ready, 120)
+        no_file_above(200_000, child.process.pid)
+        commit()
+        traffic.send()
+        assert child.end() == 1
+        assert f"cannot write to the table at {lake.root}/warehouse/topics/a: " in child.error()
+    traffic.settle(spark, **AT_ONCE)
+    traffic.assert_outcome()
+
+
+def no_file_above(size: int, python: int) -> None:
+    """Takes a full disk's part without its privileges: what the JVM writes to a file beyond `size` bytes fails."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        name, _, fields = stat.read_text().rpartition(")")
+        if name.endswith("(java") and int(fields.split()[1]) == python:
+            resource.prlimit(int(stat.parent.name), resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            return
+    msg = f"process {python} has no JVM"
+    raise AssertionError(msg)

@@ -1,0 +1,115 @@
+"""What a changed configuration does to what was open before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from pyspark.sql import SparkSession
+from tests.e2e.running import wait_for
+from tests.lake import Lake, newest
+
+from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
+from commitlake.protocol.encoding import Position
+from commitlake.streams.coordinator import Coordinator
+
+
+def checks_of(lake: Lake, at: Position) -> list[int]:
+    found = (row["check_no"] for row in lake.rows("checks") if (row["queue"], row["half_offset"]) == tuple(at))
+    return sorted(found)
+
+
+def end_of(lake: Lake, at: Position) -> tuple[str, str] | None:
+    row = newest(lake.rows("transactions")).get(tuple(at))
+    return (row["state"], row["reason"]) if row else None
+
+
+def test_next_deadlines_follow_changed_timings_and_what_was_done_counts(spark: SparkSession, lake: Lake) -> None:
+    at = lake.half("t")
+    lake.run(spark)
+    assert checks_of(lake, at) == []
+    lake.run(spark, transaction_timeout="0s")
+    assert checks_of(lake, at) == [1]
+    lake.run(spark, transaction_timeout="0s")  # the interval, an hour, counts from the check
+    assert checks_of(lake, at) == [1]
+    lake.run(spark, transaction_check_interval="1ms", transaction_check_max=3)
+    assert checks_of(lake, at) == [1, 2]
+    lake.run(spark, transaction_check_interval="1h", transaction_check_max=3)
+    assert (checks_of(lake, at), end_of(lake, at)) == ([1, 2], None)
+    lake.run(spark, transaction_check_interval="1ms", transaction_check_max=2)
+    assert (checks_of(lake, at), end_of(lake, at)) == ([1, 2], ("DISCARDED", "CHECK_MAX"))
+
+
+class Orders(TransactionListener):
+    """Local transactions whose outcome is known at once, or only when it is asked for."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+        return arg
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+
+class Sending:
+    """A producer that keeps sending transactions from a thread of its own; every fifth stays open until its check."""
+
+    def __init__(self, lake: Lake) -> None:
+        kafka = lake.config.kafka
+        self.producer = TransactionMQProducer(
+            "g",
+            Orders(),
+            bootstrap_servers=kafka.bootstrap_servers,
+            topic_prefix=kafka.topic_prefix,
+            options={"metadata.max.age.ms": "1000"},
+        )
+        self.sent: list[str] = []
+        self.queues: set[int] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def _send(self) -> None:
+        known = (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW)
+        while not self._over.is_set():
+            body = f"order {len(self.sent)}"
+            result = self.producer.send_message_in_transaction(Message("orders", body), known[len(self.sent) % 5 == 0])
+            self.queues.add(result.queue_id)
+            self.sent.append(body)
+            time.sleep(0.05)
+
+    def __enter__(self) -> Sending:
+        self.producer.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+        self.producer.shutdown()
+
+    def finish(self) -> None:
+        """Sends no more, and goes on answering checks."""
+        self._over.set()
+        self._thread.join()
+
+
+def test_queues_added_at_a_restart_take_new_transactions_and_the_old_ones_still_end(
+    spark: SparkSession, lake: Lake
+) -> None:
+    with Coordinator(spark, lake.config).start(), Sending(lake) as sending:
+        wait_for(lambda: len(sending.sent) > 20 and "orders" in lake.topics(), 60)
+    ended_before = len(lake.rows("transactions"))
+    grown = lake.configured(kafka_queues=4, transaction_timeout="2s", transaction_check_interval="2s")
+    with Sending(lake) as later, Coordinator(spark, grown).start():
+        wait_for(lambda: later.queues == {0, 1, 2, 3}, 60)
+        later.finish()
+        sent = len(sending.sent) + len(later.sent)
+        wait_for(lambda: len(lake.rows("transactions")) == sent, 120, lambda: lake.rows("transactions"))
+    assert ended_before < len(sending.sent), "none was open at the restart"
+    assert sending.queues == {0, 1}
+    assert {(row["state"], row["reason"]) for row in lake.rows("transactions")} <= {
+        ("COMMITTED", "DIRECT"),
+        ("COMMITTED", "CHECK"),
+    }
+    assert {row["queue"] for row in lake.rows("half")} == {0, 1, 2, 3}
+    assert sorted(row["body"].decode() for row in lake.topic("orders")) == sorted(sending.sent + later.sent)
+    assert lake.rejected() == {}

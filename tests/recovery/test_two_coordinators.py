@@ -1,0 +1,162 @@
+"""Where no lock of the operating system keeps two coordinators apart, epochs do: one goes on, the other names it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from tests.e2e.running import wait_for
+from tests.lake import Lake
+from tests.recovery.children import Child
+from tests.recovery.traffic import HASTY, Traffic
+
+from commitlake.errors import FencedError
+from commitlake.streams import ownership
+from commitlake.streams.coordinator import Coordinator
+from commitlake.tables import Warehouse
+
+PAUSES = [("coordination:transactions", "before"), ("coordination:topic", "within"), ("landing:half", "within")]
+"""Where the first coordinator is held up: before its commit point, and with a commit on its way after one."""
+AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process too takes the warehouse for one that is not on a local disk."""
+    monkeypatch.setattr(ownership, "is_local", lambda _: False)
+
+
+def send_until(traffic: Traffic, done: Callable[[], object], seconds: float = 240) -> None:
+    """Keeps transactions coming."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "this takes too long"
+        traffic.send()
+        time.sleep(1)
+
+
+def shows(lake: Lake, traffic: Traffic) -> Callable[[], bool]:
+    """Whether what is sent from now on has become visible."""
+    name = f"round {traffic.rounds + 1} c".encode()
+    return lambda: "a" in lake.topics() and any(row["body"] == name for row in lake.topic("a"))
+
+
+def ends_naming(child: Child, pid: int, epoch: int) -> None:
+    child.go_on()
+    assert child.end() == 1
+    other = f"host {socket.gethostname()}, pid {pid}, epoch {epoch}"
+    assert f"has taken over this warehouse: {other}" in child.error()
+
+
+@pytest.mark.timeout(900)
+def test_a_coordinator_that_was_held_up_while_another_took_over_ends_naming_it_and_writes_nothing_more(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    traffic = Traffic(lake)
+    held_up: list[Child] = []
+    with ExitStack() as children:
+        for epoch, (step, moment) in enumerate(PAUSES, 1):
+            plan = {"step": step, "moment": moment, "nth": 2, "number": signal.SIGSTOP, "elsewhere": True}
+            held_up.append(children.enter_context(Child(lake, tmp_path / f"{epoch}.log", **plan)))
+            send_until(traffic, held_up[-1].is_paused)  # so it has taken over, and got on with the load
+            if epoch > 1:
+                ends_naming(held_up[-2], held_up[-1].process.pid, epoch)
+        with Coordinator(spark, lake.config).start() as last:
+            ends_naming(held_up[-1], os.getpid(), last.epoch)
+            send_until(traffic, shows(lake, traffic))
+    traffic.settle(spark, **AT_ONCE)
+    traffic.assert_outcome()
+
+
+@pytest.mark.timeout(600)
+def test_of_two_that_start_at_the_same_moment_and_take_the_same_epoch_one_goes_on(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    traffic = Traffic(lake)
+    plan = {"step": "epochs", "moment": "before", "number": signal.SIGSTOP, "elsewhere": True}
+    with Child(lake, tmp_path / "said", **plan) as first:
+        send_until(traffic, first.is_paused)
+        with Coordinator(spark, lake.config).start() as second:
+            send_until(traffic, shows(lake, traffic))
+            time.sleep(5)  # Delta's commit is not atomic between processes here: the second must have nothing to write
+            first.go_on()
+            wait_for(first.is_ready, 60)
+            with pytest.raises(FencedError, match=f"pid {first.process.pid}, epoch {second.epoch};"):
+                send_until(traffic, lambda: second.await_termination(timeout=0.2))
+        send_until(traffic, shows(lake, traffic))
+        os.kill(first.process.pid, signal.SIGTERM)
+        assert first.end() == 0
+    assert [row["epoch"] for row in lake.rows("epochs")] == [1, 1]
+    traffic.settle(spark, **AT_ONCE)
+    traffic.assert_outcome()
+
+
+@pytest.fixture(params=["directory", "catalog"])
+def guarded(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Warehouse]:
+    """The tables as the coordinator with epoch 1 sees them."""
+    spark.sql("CREATE DATABASE two_coordinators")
+    catalog = "schema:spark_catalog.two_coordinators"
+    warehouse = Warehouse(spark, str(tmp_path) if request.param == "directory" else catalog)
+    warehouse.create()
+    warehouse.guard = ownership.EpochGuard(warehouse, ownership.begin_epoch(warehouse, "1"))
+    yield warehouse
+    spark.sql("DROP DATABASE two_coordinators CASCADE")
+
+
+def batch(spark: SparkSession) -> DataFrame:
+    return spark.sql("SELECT 7 AS batch_id, current_timestamp() AS completed_at")
+
+
+def test_an_append_planned_before_a_newer_epoch_began_fails(spark: SparkSession, guarded: Warehouse) -> None:
+    planned = guarded.guard.rows(batch(spark))
+    guarded.append(batch(spark), "batches")
+    other = Warehouse(spark, guarded.root)
+    epoch = ownership.begin_epoch(other, "1")
+    other.guard = ownership.EpochGuard(other, epoch)
+    none = batch(spark).persist().where("batch_id = 8")  # as landing's ops of a batch that has none
+    for rows in (planned, batch(spark), none):
+        with pytest.raises(Exception, match="a newer epoch has begun"):
+            guarded.append(rows, "batches")
+    other.append(batch(spark), "batches")
+    assert guarded.read("batches").count() == 2
+
+
+def test_an_append_under_way_when_a_newer_epoch_marks_the_table_fails(
+    spark: SparkSession, guarded: Warehouse, tmp_path: Path
+) -> None:
+    goes_on, is_writing = tmp_path / "goes on", tmp_path / "is writing"
+
+    @F.udf("boolean")
+    def waits(_: int) -> bool:
+        is_writing.touch()
+        while not goes_on.exists():
+            time.sleep(0.05)
+        return True
+
+    failures: list[Exception] = []
+
+    def append() -> None:
+        try:
+            guarded.append(batch(spark).where(waits("batch_id")), "batches")
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    wait_for(is_writing.exists, 60)
+    ownership.mark(
+        Warehouse(spark, guarded.root), ownership.begin_epoch(Warehouse(spark, guarded.root), "1"), ["batches"]
+    )
+    goes_on.touch()
+    thread.join()
+    assert "MetadataChanged" in repr(failures) or "metadata of the Delta table" in str(failures), failures
+    assert guarded.read("batches").count() == 0
