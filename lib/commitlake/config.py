@@ -112,6 +112,16 @@ class DelayConfig:
 
 
 @dataclass(frozen=True)
+class MaintenanceConfig:
+    """When tables are compacted, and how long what is done with is kept; all times in ms."""
+
+    interval_ms: int
+    retention_ms: int
+    file_retention_ms: int
+    topic_file_retention_ms: int
+
+
+@dataclass(frozen=True)
 class AcceptConfig:
     """What an operator accepts once that otherwise stops the start."""
 
@@ -132,6 +142,7 @@ class Config:
     topics: TopicsConfig
     delay: DelayConfig
     max_message_size: int
+    maintenance: MaintenanceConfig
     accept: AcceptConfig = AcceptConfig()
 
     @property
@@ -210,11 +221,15 @@ KEYS: tuple[Key, ...] = (
     _time("transaction.op_park_time", "10m", "how long an op waits for its half message"),
     Key("transaction.reject", flag, False, "refuse new half messages"),
     Key("topics.allowed", texts, ["*"], "shell patterns of the destination topics"),
-    Key("topics.max", integer(1, 1_000_000), 1_000, "destination topics there may be"),
+    Key("topics.max", integer(1, 100_000), 1_000, "destination topics there may be"),
     Key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),
     Key("delay.levels", levels, LEVELS, "delays of the levels 1, 2, ..."),
     _time("delay.max", "40d", "the longest delay", 1),
     Key("max_message_size", size, "4MiB", "the largest value of a record"),
+    _time("maintenance.interval", "10m", "time between runs of maintenance in the coordinator; 0s: none"),
+    _time("maintenance.retention", "30d", "age after their end at which rows of all but topic tables may go"),
+    _time("maintenance.file_retention", "1h", "how long files that a table no longer uses are kept", 60_000),
+    _time("maintenance.topic_file_retention", "7d", "the same of topic tables: a reader's longest absence", 60_000),
     Key("accept.lost_range", flag, False, "start though Kafka no longer holds records that never landed"),
     Key("accept.other_cluster", flag, False, "start though this is another Kafka cluster than before"),
     Key("accept.recreated_topic", flag, False, "start though a Kafka topic was deleted and created again"),
@@ -312,6 +327,7 @@ def _build(values: Mapping[str, object]) -> Config:
         "transaction": {},
         "topics": {},
         "delay": {},
+        "maintenance": {},
         "accept": {},
     }
     for key in KEYS:
@@ -323,6 +339,7 @@ def _build(values: Mapping[str, object]) -> Config:
         transaction=TransactionConfig(**sections["transaction"]),
         topics=TopicsConfig(**sections["topics"]),
         delay=DelayConfig(**sections["delay"]),
+        maintenance=MaintenanceConfig(**sections["maintenance"]),
         accept=AcceptConfig(**sections["accept"]),
         **sections[""],
     )

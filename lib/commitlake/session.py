@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,18 @@ RUNTIME_SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # A nullable or too wide number must fail, never be rounded or wrapped.
     "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
+}
+# Only for maintenance. With Delta's 1 GiB for both sizes every run would rewrite up to a gigabyte of each queue.
+MAINTENANCE_SETTINGS = {
+    "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
+    "spark.databricks.delta.optimize.maxThreads": "2",
+    # Delta lists a directory in 10 000 tasks by default: a VACUUM of a small table took minutes.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
+    # The configuration says how long files are kept; the coordinator's own files are never read late.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    # It joins millions of keys or none, and is in no hurry.
+    "spark.sql.adaptive.enabled": "true",
 }
 # On a local file system Hadoop starts a process for every file to set its permissions; this manager does not.
 LOCAL_CHECKPOINTS = {
@@ -101,9 +113,10 @@ def build(
     return spark
 
 
-def apply_settings(spark: SparkSession, config: Config | None = None) -> None:
-    """Set on a running session what may be set there; the rest is up to the cluster."""
+def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapping[str, str] | None = None) -> None:
+    """Set on a running session what may be set there, and `more`; the rest is up to the cluster."""
     settings = RUNTIME_SETTINGS | (LOCAL_CHECKPOINTS if config is None or is_local(config.checkpoints) else {})
+    settings |= more or {}
     for name, value in settings.items():
         spark.conf.set(name, value)
 

@@ -1,6 +1,6 @@
 """From op in Kafka to visible row, at a steady rate, beside a plain streaming copy of one topic to one Delta table.
 
-    .venv/bin/python tests/bench/latency.py --rate 1000 --seconds 60
+    .venv/bin/python -m tests.bench.latency --rate 1000 --seconds 60
 
 Both run in one session, one after the other, with the same trigger. The first half of each phase is for warming up.
 A row is visible when the commit that holds it is: its time is that of the commit's file.
@@ -11,16 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from tests.bench.producers import Load
 
 from commitlake import config, session
 from commitlake.config import Config
@@ -28,54 +27,6 @@ from commitlake.kafka import topics
 from commitlake.kafka.clients import spark_options
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.streams.coordinator import Coordinator
-
-_TICK_S = 0.05
-_BODY = b"." * 256
-
-
-class Load:
-    """Commits `rate` transactions a second until it is stopped."""
-
-    def __init__(self, conf: Config, rate: int) -> None:
-        self.conf, self.rate = conf, rate
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.sent = 0
-
-    def __enter__(self) -> Load:
-        """Starts it."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stops it."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        producer = KafkaProducer(bootstrap_servers=self.conf.kafka.bootstrap_servers, acks="all", linger_ms=2)
-        next_tick = time.monotonic()
-        while not self._stop.is_set():
-            self._transactions(producer, int(self.rate * _TICK_S))
-            next_tick += _TICK_S
-            time.sleep(max(0.0, next_tick - time.monotonic()))
-        producer.close()
-
-    def _transactions(self, producer: KafkaProducer, count: int) -> None:
-        half, op = self.conf.kafka.topic("half"), self.conf.kafka.topic("op")
-        sent = []
-        for number in range(self.sent, self.sent + count):
-            name = f"T{number:012d}"
-            headers = [("REAL_TOPIC", b"orders"), ("UNIQ_KEY", name.encode()), ("PGROUP", b"bench")]
-            queue = number % self.conf.kafka.queues
-            sent.append((name, producer.send(half, _BODY, partition=queue, headers=headers)))
-        producer.flush()
-        for name, future in sent:
-            place = future.get(timeout=30)
-            listed = [{"queue": place.partition, "offset": place.offset}]
-            told = {"transaction_id": name, "producer_group": "bench", "decision": "COMMIT", "half_messages": listed}
-            producer.send(op, json.dumps(told).encode(), name.encode(), partition=place.partition)
-        self.sent += count
 
 
 def main() -> None:
@@ -136,7 +87,7 @@ def measure_coordinator(spark: SparkSession, conf: Config, rate: int, seconds: i
 def run_load(conf: Config, rate: int, seconds: int, seen: Callable[[], int]) -> float:
     """Loads for `seconds`, waits until all is seen; returns when the told part began (s since epoch)."""
     begun = time.time() + seconds / 2
-    with Load(conf, rate) as running:
+    with Load(conf.kafka.bootstrap_servers, conf.kafka.topic_prefix, rate, lambda _: "COMMIT") as running:
         time.sleep(seconds)
     until = time.monotonic() + 120
     while seen() < running.sent and time.monotonic() < until:

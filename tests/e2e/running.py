@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 class Coordinator:
     """The process, and what it has said so far."""
 
-    def __init__(self, place: Path, *arguments: str, **settings: object) -> None:
+    def __init__(self, place: Path, *arguments: str, heap: str = "1g", spark_args: str = "", **settings: object) -> None:
         self.warehouse = place / "warehouse"
         given = {"warehouse": self.warehouse, "checkpoints": place / "checkpoints", **settings}
         pairs = [part for key, value in given.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
@@ -27,7 +27,7 @@ class Coordinator:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "COMMITLAKE_SPARK_ARGS": "--conf spark.driver.memory=1g"},
+            env={**os.environ, "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
         )
         self.said = ""
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 from tests.identities import assert_identities
-from tests.lake import Lake, Record
+from tests.lake import Record
 from tests.spark.story import Story
 
-from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.encoding import Position
 
 CHECKED = {"unknown", "wrong id", "wrong group", "whole", "foreign", "missing", "late to a deadline"}
-
-
-@pytest.fixture(scope="module")
-def story(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    lake = Lake(broker.bootstrap_servers, "rules.", tmp_path_factory.mktemp("rules"))
-    told = Story(lake, spark)
-    told.tell()
-    yield told
-    lake.close()
 
 
 @pytest.fixture(scope="module")

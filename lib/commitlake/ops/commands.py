@@ -13,6 +13,9 @@ from commitlake.errors import ConfigError
 from commitlake.ops import admin as administration
 from commitlake.ops import ledger as questions
 from commitlake.protocol.encoding import Position
+from commitlake.streams import ownership
+from commitlake.streams.maintenance import Maintenance
+from commitlake.tables import Warehouse
 
 MOST_ROWS = 1_000
 
@@ -59,6 +62,19 @@ def admin(arguments: Sequence[str]) -> int:
     at = administration.send(conf.kafka, decision, given.transaction_id, first, given.remark)
     print(f"{decision} of the transaction at {first} stands in {conf.kafka.topic('admin')} at {at}")
     print("the command `ledger` with its transaction id shows what came of it, within some seconds")
+    return 0
+
+
+def maintain(arguments: Sequence[str]) -> int:
+    """Maintain the tables once; on a local warehouse only while no coordinator runs, which does it by itself."""
+    given = _parser("maintain", "Delete old rows, compact tables, remove unused files.").parse_args(arguments)
+    conf = config.load(given.conf, given.set)
+    spark = session.build(conf, app_name="commitlake-maintain")
+    tables = Warehouse(spark, conf.warehouse)
+    tables.must_exist()
+    with ownership.lock(conf):
+        tables.create()  # those that an older version did not have
+        print(Maintenance(spark, conf).run())
     return 0
 
 

@@ -34,6 +34,13 @@ _TYPES: dict[str, DataType] = {
 }
 
 
+# A commit a second makes 86 400 log files a day, all of which each commit must list, and compaction leaves a tombstone
+# for each file in the state of the table. Delta's 30 days and 7 days are too long for that. Topic tables keep their log
+# that long all the same: a consumer that was away reads on from where it was.
+_OWN_LOG = {"delta.logRetentionDuration": "interval 1 day", "delta.deletedFileRetentionDuration": "interval 1 hour"}
+_TOPIC_LOG = {"delta.logRetentionDuration": "interval 30 days", "delta.deletedFileRetentionDuration": "interval 1 day"}
+
+
 @dataclass(frozen=True)
 class Table:
     """One Delta table.
@@ -61,6 +68,7 @@ class Table:
         Tables get a commit a second: with the default of a checkpoint every 10 commits, every tenth took 3 to 5 s.
         """
         return {
+            **(_TOPIC_LOG if self.append_only else _OWN_LOG),
             "delta.enableDeletionVectors": "false",
             "delta.checkpointInterval": "50",
             "delta.dataSkippingStatsColumns": ",".join(self.stats),
@@ -187,6 +195,10 @@ binaries  headers
 timestamp rejected_at
 """
 
+MAINTENANCE = """
+timestamp ended_before maintained_at
+"""
+
 REENTRIES = """
 int       kind src queue
 bigint    offset
@@ -220,6 +232,8 @@ TABLES: dict[str, Table] = {
     "batches": Table(columns(BATCHES), (), ("batch_id", "completed_at")),
     "epochs": Table(columns(EPOCHS), (), ("epoch", "started_at")),
     "rejected": Table(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
+    # Each run of retention: what ended before `ended_before` may be gone.
+    "maintenance": Table(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
     # Rows that coordination sends back to its own input; no reader outside needs them.
     "reentries": Table(columns(REENTRIES), (), ("batch_id",)),
 }

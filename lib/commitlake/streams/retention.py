@@ -1,0 +1,203 @@
+"""Which rows may go by age, and in which order: never what is open, undelivered or resumable (contract 2).
+
+Of a transaction all half messages go together, once each has ended for good and long ago. The other tables follow by
+what is no longer there, never by a list kept on the side, so a kill between two deletes leaves nothing behind that the
+next run does not find. The order is such that a start between any two deletes takes nothing for open again:
+
+1. `op`, or a decision whose ledger row has gone would look like one that waits;
+2. `half` and `delayed`, the messages;
+3. `transactions`, while a delivery still says that a delay has ended; then `deliveries`;
+4. `checks`, `discarded`, `reentries`, `rejected`: what was told about them.
+
+A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed. Of each Kafka
+partition the highest row of a table stays too, with what it is about: by it a start finds where to go on should all
+markers be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.protocol.states import Kind
+from commitlake.tables import Warehouse
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is old: rows of batches up to `last_batch`, ended before `ended_ms`, stored or told before `stored_ms`.
+
+    Both are ms since epoch, UTC. `stored_ms` is later by the time for which an op may wait, so what came after the end
+    of a transaction, a repeated op or a late part, goes along with it.
+    """
+
+    last_batch: int
+    ended_ms: int
+    stored_ms: int
+
+    def ended(self, column: str) -> Column:
+        """Rows of complete batches that are old by `column`."""
+        return (F.col("batch_id") <= self.last_batch) & (F.col(column) < F.timestamp_millis(F.lit(self.ended_ms)))
+
+    def stored(self, column: str) -> Column:
+        """Rows that are old by `column`, also those that came soon after an old end."""
+        return F.col(column) < F.timestamp_millis(F.lit(self.stored_ms))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Deletes from `table` the rows whose columns `on` stand in `rows()`."""
+
+    table: str
+    on: Sequence[str]
+    rows: Callable[[], DataFrame]
+
+
+def steps(warehouse: Warehouse, cut: Cut) -> list[Step]:
+    """The deletes, in their order; each looks at the tables when its turn comes."""
+    old = _Old(warehouse, cut)
+    return [
+        Step("op", ["queue", "op_offset", "admin"], old.ops),
+        Step("half", ["queue", "queue_offset"], old.halves),
+        Step("delayed", ["queue", "queue_offset"], old.delayed),
+        Step("transactions", ["queue", "half_offset"], old.transactions),
+        Step("deliveries", ["source", "queue", "queue_offset"], old.deliveries),
+        Step("checks", ["queue", "half_offset"], old.checks),
+        Step("discarded", ["queue", "queue_offset"], old.discarded),
+        Step("reentries", ["queue", "offset", "part_queue", "part_offset", "kind", "batch_id"], old.reentries),
+        Step("rejected", ["source", "kafka_partition", "kafka_offset"], old.rejected),
+    ]
+
+
+_PLACE = ["queue", "queue_offset"]
+_HALF_PLACE = ["queue", "half_offset"]
+_FIRST = ["first_queue", "first_offset"]
+
+
+class _Old:
+    """The rows of each table that may go."""
+
+    def __init__(self, warehouse: Warehouse, cut: Cut) -> None:
+        self._read, self._cut = warehouse.read, cut
+
+    def ops(self) -> DataFrame:
+        op = self._stored("op").withColumn("first", F.col("half_messages")[0])
+        about = [F.col("first.queue").alias("first_queue"), F.col("first.offset").alias("first_offset")]
+        keys = ["queue", "op_offset", "admin"]
+        named = op.select(*keys, "decision", *about)
+        unknown = named.where("decision = 'UNKNOWN'").select(*keys)
+        decisions = named.where("decision != 'RECALL'").join(self._done(), _FIRST, "left_semi").select(*keys)
+        messages = self._delivered("messages").toDF(*_FIRST)
+        recalls = named.where("decision = 'RECALL'").join(messages, _FIRST, "left_semi").select(*keys)
+        refused = self._refused().select(
+            F.col("kafka_partition").alias("queue"),
+            F.col("kafka_offset").alias("op_offset"),
+            (F.col("source") == "admin").alias("admin"),
+        )
+        told = named.join(refused, keys, "left_semi").select(*keys)
+        found = unknown.union(decisions).union(recalls).union(told).distinct()
+        return _but_highest(found, op, ["queue", "admin"], "op_offset")
+
+    def halves(self) -> DataFrame:
+        half = self._stored("half")
+        done = half.join(self._done(), _FIRST, "left_semi").select(*_PLACE)
+        return _but_highest(done, half, ["queue"], "queue_offset")
+
+    def delayed(self) -> DataFrame:
+        delayed = self._stored("delayed")
+        done = delayed.join(self._delivered("messages"), _PLACE, "left_semi").select(*_PLACE)
+        done = done.join(self._named_by_kept_ops().toDF(*_PLACE), _PLACE, "left_anti")
+        return _but_highest(done, delayed, ["queue"], "queue_offset")
+
+    def transactions(self) -> DataFrame:
+        ended = self._read("transactions").where(self._cut.ended("resolved_at")).select(*_HALF_PLACE).distinct()
+        return ended.join(self._halves_left(), _HALF_PLACE, "left_anti")
+
+    def deliveries(self) -> DataFrame:
+        keys = ["source", *_PLACE]
+        ended = self._read("deliveries").where(self._cut.ended("resolved_at")).select(*keys)
+        waited = self._stored("transactions").where("deliver_at IS NOT NULL").select(F.lit("half"), *_HALF_PLACE)
+        left = waited.union(self._stored("delayed").select(F.lit("messages"), *_PLACE)).toDF(*keys)
+        return ended.join(left, keys, "left_anti")
+
+    def checks(self) -> DataFrame:
+        asked = self._read("checks").where(self._cut.ended("requested_at")).select(*_HALF_PLACE).distinct()
+        return asked.join(self._halves_left(), _HALF_PLACE, "left_anti")
+
+    def discarded(self) -> DataFrame:
+        kept = self._read("discarded").where(self._cut.ended("discarded_at")).select(*_PLACE).distinct()
+        return kept.join(self._halves_left().toDF(*_PLACE), _PLACE, "left_anti")
+
+    def reentries(self) -> DataFrame:
+        """Only the RESUME of what is still there says something after the batch that it came back to."""
+        rows = self._read("reentries").where(F.col("batch_id") <= self._old_batch())
+        resumes = F.col("kind") == int(Kind.HALF)
+        gone = rows.where(resumes).join(self._halves_left().toDF("queue", "offset"), ["queue", "offset"], "left_anti")
+        keys = ["queue", "offset", "part_queue", "part_offset", "kind", "batch_id"]
+        return rows.where(~resumes).select(*keys).union(gone.select(*keys)).distinct()
+
+    def rejected(self) -> DataFrame:
+        keys = ["source", "kafka_partition", "kafka_offset"]
+        old = self._read("rejected").where(self._cut.stored("rejected_at"))
+        source = F.when(F.col("admin"), "admin").otherwise("op")
+        op = self._stored("op").select(source, "queue", "op_offset").toDF(*keys)
+        gone = old.where(F.col("rejected_at") < F.timestamp_millis(F.lit(self._cut.ended_ms))).select(*keys)
+        return _but_highest(gone.join(op, keys, "left_anti"), old, keys[:2], keys[2])
+
+    def _stored(self, name: str) -> DataFrame:
+        return self._read(name).where(self._cut.stored("stored_at"))
+
+    def _halves_left(self) -> DataFrame:
+        return self._stored("half").select(*_PLACE).toDF(*_HALF_PLACE)
+
+    def _delivered(self, source: str) -> DataFrame:
+        done = self._read("deliveries").where(self._cut.ended("resolved_at") & (F.col("source") == source))
+        return done.select(*_PLACE)
+
+    def _refused(self) -> DataFrame:
+        rejected = self._read("rejected").where("source IN ('op', 'admin')")
+        return rejected.where(F.col("rejected_at") < F.timestamp_millis(F.lit(self._cut.ended_ms)))
+
+    def _done(self) -> DataFrame:
+        """The first half messages of transactions that ended for good, with all that landed of them."""
+        keys = ["first_queue", "first_offset"]
+        half = self._stored("half").select(*keys, *_PLACE)
+        found = half.join(self._ended_for_good().toDF(*_PLACE, "good"), _PLACE, "left")
+        every = found.groupBy(*keys).agg(F.bool_and(F.coalesce("good", F.lit(False))).alias("every"))
+        return every.where("every").select(*keys).join(self._named_by_kept_ops(), keys, "left_anti")
+
+    def _named_by_kept_ops(self) -> DataFrame:
+        """What an op that stays is about stays too, or the op would look like one that waits."""
+        op = self._stored("op")
+        partition = ["queue", "admin"]
+        kept = op.join(F.broadcast(_highest(op, partition, "op_offset")), [*partition, "op_offset"], "left_semi")
+        first = F.col("half_messages")[0]
+        return kept.select(first["queue"], first["offset"]).toDF("first_queue", "first_offset")
+
+    def _ended_for_good(self) -> DataFrame:
+        """Each half message with an old end, and whether the newest of those is final and, with a delay, delivered.
+
+        No younger end can follow a final one, so the young part of the ledger is not read.
+        """
+        ended = self._read("transactions").where(self._cut.ended("resolved_at"))
+        final = F.col("state").isin("COMMITTED", "ROLLED_BACK") | (F.col("reason") == "ORPHAN")
+        newest = F.max_by(F.struct(final.alias("good"), "deliver_at"), "round").alias("end")
+        ends = ended.groupBy(*_HALF_PLACE).agg(newest)
+        done = self._delivered("half").toDF(*_HALF_PLACE).withColumn("delivered", F.lit(True))
+        good = F.col("end.good") & (F.col("end.deliver_at").isNull() | F.coalesce("delivered", F.lit(False)))
+        return ends.join(done, _HALF_PLACE, "left").select(*_HALF_PLACE, good)
+
+    def _old_batch(self) -> int:
+        old = self._read("batches").where(self._cut.ended("completed_at")).agg(F.max("batch_id")).collect()[0][0]
+        return -1 if old is None else int(old)
+
+
+def _but_highest(found: DataFrame, rows: DataFrame, partition: list[str], offset: str) -> DataFrame:
+    return found.join(F.broadcast(_highest(rows, partition, offset)), [*partition, offset], "left_anti")
+
+
+def _highest(rows: DataFrame, partition: list[str], offset: str) -> DataFrame:
+    return rows.groupBy(*partition).agg(F.max(offset).alias(offset))

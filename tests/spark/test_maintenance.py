@@ -1,0 +1,185 @@
+"""Maintenance: what may go by age, what never goes, and that nobody who reads notices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import SparkSession
+from tests.lake import Lake, newest
+from tests.spark.conftest import copy_of
+from tests.spark.story import Story
+
+from commitlake.errors import FencedError, WarehouseError
+from commitlake.ops import cli
+from commitlake.protocol.encoding import Position
+from commitlake.streams import ownership
+from commitlake.streams.coordinator import Coordinator
+from commitlake.streams.maintenance import Maintenance
+from commitlake.tables import TABLES, Warehouse
+
+TOLD = ("transactions", "deliveries", "discarded", "checks", "rejected")
+HOUR_MS = 3_600_000
+
+
+def maintenance(
+    spark: SparkSession, lake: Lake, retention_ms: int = 0, go_on: Callable[[], bool] = lambda: True
+) -> Maintenance:
+    """With a park time of 0 everything that has ended is old."""
+    conf = lake.configured(transaction_op_park_time="0s")
+    keep = replace(conf.maintenance, retention_ms=retention_ms)
+    return Maintenance(spark, replace(conf, maintenance=keep), go_on=go_on)
+
+
+def places(rows: list[dict[str, Any]], offset: str = "queue_offset") -> set[Position]:
+    return {Position(row["queue"], row[offset]) for row in rows}
+
+
+def highest(found: set[Position]) -> set[Position]:
+    return {max(at for at in found if at.queue == queue) for queue in {at.queue for at in found}}
+
+
+def topic_rows(lake: Lake) -> dict[str, list[tuple[object, ...]]]:
+    return {topic: sorted(map(_key, lake.topic(topic))) for topic in lake.topics()}
+
+
+def _key(row: dict[str, Any]) -> tuple[object, ...]:
+    return (row["source"], row["source_queue"], row["source_offset"], row["body"], row["batch_id"])
+
+
+@pytest.fixture(scope="module")
+def maintained(spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    with copy_of(story, tmp_path_factory.mktemp("maintained")) as lake:
+        maintenance(spark, lake).run()
+        yield lake
+
+
+def test_only_what_is_open_undelivered_or_resumable_stays(story: Story, maintained: Lake) -> None:
+    before = story.lake.rows("half")
+    ended = newest(story.lake.rows("transactions"))
+    delivered = {(row["source"], row["queue"], row["queue_offset"]) for row in story.lake.rows("deliveries")}
+
+    def is_done(row: dict[str, Any]) -> bool:
+        at = (row["queue"], row["queue_offset"])
+        end = ended.get(at)
+        if end is None or (end["state"] == "DISCARDED" and end["reason"] != "ORPHAN"):
+            return False
+        return end["deliver_at"] is None or ("half", *at) in delivered
+
+    last_ops = {(op["queue"], op["admin"]): op for op in sorted(story.lake.rows("op"), key=lambda op: op["op_offset"])}
+    named = {(op["half_messages"][0]["queue"], op["half_messages"][0]["offset"]) for op in last_ops.values()}
+    firsts: dict[tuple[int, int], list[bool]] = {first: [False] for first in named}
+    for row in before:
+        firsts.setdefault((row["first_queue"], row["first_offset"]), []).append(is_done(row))
+    stays = {
+        Position(row["queue"], row["queue_offset"])
+        for row in before
+        if not all(firsts[row["first_queue"], row["first_offset"]])
+    }
+    kept = stays | highest(places(before))
+    assert stays
+    assert places(maintained.rows("half")) == kept
+    assert places(maintained.rows("transactions"), "half_offset") == kept & places(
+        story.lake.rows("transactions"), "half_offset"
+    )
+    assert places(maintained.rows("checks"), "half_offset") <= kept
+    delayed = places(story.lake.rows("delayed"))
+    waiting = {at for at in delayed if ("messages", *at) not in delivered}
+    assert places(maintained.rows("delayed")) == waiting | highest(delayed)
+
+
+def test_topic_tables_keep_every_row(story: Story, maintained: Lake) -> None:
+    assert topic_rows(maintained) == topic_rows(story.lake)
+
+
+def test_before_their_age_no_row_goes(spark: SparkSession, copied: Lake) -> None:
+    before = {name: len(copied.rows(name)) for name in TABLES}
+    report = maintenance(spark, copied, retention_ms=HOUR_MS).run()
+    assert report.deleted == {}
+    assert {name: len(copied.rows(name)) for name in TABLES} == before
+
+
+@pytest.mark.timeout(600)
+def test_a_start_after_a_kill_between_two_deletes_opens_tells_and_delivers_nothing_again(
+    spark: SparkSession, copied: Lake
+) -> None:
+    visible = topic_rows(copied)
+    for deletes in (1, 2, 4, 9):  # after `op`, `half`, `transactions`, and all
+        asked = iter(range(deletes))
+        maintenance(spark, copied, go_on=lambda asked=asked: next(asked, None) is not None).run()
+        told = {name: len(copied.rows(name)) for name in TOLD}
+        copied.run(spark, transaction_op_park_time="0s")
+        assert {name: len(copied.rows(name)) for name in TOLD} == told
+        assert topic_rows(copied) == visible
+
+
+def test_a_discarded_transaction_is_resumed_and_committed_after_maintenance(
+    spark: SparkSession, story: Story, maintained: Lake
+) -> None:
+    at = story.half["wrong id"]  # discarded after its checks
+    assert newest(maintained.rows("transactions"))[at]["state"] == "DISCARDED"
+    maintained.admin("RESUME", "wrong id", at)
+    maintained.run(spark)
+    maintained.op("COMMIT", "wrong id", at)
+    maintained.run(spark)
+    assert newest(maintained.rows("transactions"))[at]["state"] == "COMMITTED"
+    assert [r["body"] for r in maintained.topic("orders")].count(b"wrong id") == 1
+
+
+def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
+    spark: SparkSession, copied: Lake, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tables, place = Warehouse(spark, copied.config.warehouse), str(tmp_path_factory.mktemp("consumer"))
+    rows = [row for row in tables.read_topic("orders").limit(1).collect()]
+    for _ in range(20):
+        tables.append_topic(spark.createDataFrame(rows, tables.read_topic("orders").schema), "orders")
+    before = tables.read_topic("orders")
+
+    def consume() -> None:
+        stream = spark.readStream.format("delta").load(tables.locate_topic("orders"))
+        writer = stream.writeStream.format("delta").option("checkpointLocation", f"{place}/checkpoint")
+        writer.trigger(availableNow=True).start(f"{place}/table").awaitTermination()
+
+    consume()
+    report = maintenance(spark, copied).run()
+    assert report.compacted["topics/orders"] > 20
+    consume()
+    read = spark.read.format("delta").load(f"{place}/table")
+    assert_df_equality(read.drop("properties"), before.drop("properties"), ignore_row_order=True)
+    assert tables.topic_table("orders").detail().collect()[0]["numFiles"] <= 4
+
+
+def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSession, copied: Lake) -> None:
+    changes = {"maintenance_interval": "200ms", "transaction_op_park_time": "0s"}
+    conf = copied.configured(**changes)
+    conf = replace(conf, maintenance=replace(conf.maintenance, retention_ms=0))
+    at = copied.half("while maintained")
+    with Coordinator(spark, conf).start() as running:
+        copied.op("COMMIT", "while maintained", at)
+        waited = threading.Event()
+        for _ in range(300):
+            shown = [row["body"] for row in copied.topic("orders")].count(b"while maintained")
+            if shown and copied.rows("maintenance") and at not in places(copied.rows("transactions"), "half_offset"):
+                break
+            running.await_termination(0.2)
+            waited.wait(0)
+    assert [row["body"] for row in copied.topic("orders")].count(b"while maintained") == 1
+    assert copied.rows("maintenance")
+
+
+@pytest.mark.usefixtures("spark")
+def test_on_a_local_warehouse_the_command_leaves_a_running_coordinator_alone(copied: Lake) -> None:
+    given = ["maintain", f"--set=warehouse={copied.config.warehouse}"]
+    with ownership.lock(copied.config), pytest.raises(FencedError, match="another coordinator runs"):
+        cli.dispatch(given)
+    assert cli.dispatch(given) == 0
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_command_says_so_when_there_are_no_tables(copied: Lake) -> None:
+    with pytest.raises(WarehouseError, match="there are no tables at"):
+        cli.dispatch(["maintain", f"--set=warehouse={copied.root / 'elsewhere'}"])
