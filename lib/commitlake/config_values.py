@@ -19,8 +19,8 @@ _DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_00
 _LONGEST_MS = 36_500 * _DURATION_MS["d"]  # a century: `stored_at` plus any duration stays far inside 64 bits
 _SIZE = re.compile(r"(\d{1,18})(B|KiB|MiB|GiB)?")
 _SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-# Kafka's own limit for one request is 100 MiB; a 64 MiB body and its headers stay below it.
-_LARGEST_MESSAGE = 64 << 20
+LARGEST_MESSAGE = 15 << 20
+"""Bytes. Spark reads the JSON of a batch as a VARIANT, which holds 16 MiB: a larger batch would count as malformed."""
 _SERVER = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -110,8 +110,8 @@ def size(value: object) -> int:
     """Parse a size such as `4MiB` to bytes."""
     match = _SIZE.fullmatch(str(value).strip())
     parsed = int(match[1]) * _SIZE_BYTES[match[2]] if match else 0
-    if not 1 <= parsed <= _LARGEST_MESSAGE:
-        msg = "bytes, or a number with B, KiB or MiB, from 1B to 64MiB"
+    if not 1 <= parsed <= LARGEST_MESSAGE:
+        msg = "bytes, or a number with B, KiB or MiB, from 1B to 15MiB"
         raise ValueError(msg)
     return parsed
 

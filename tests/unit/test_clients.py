@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from commitlake import config
 from commitlake.errors import ConfigError
 from commitlake.kafka import clients
+from commitlake.kafka.refusals import Client
 
 JAAS = r'org.apache.kafka.common.security.scram.ScramLoginModule required username="app" password="a\"b;c";'
 
@@ -23,28 +26,33 @@ def test_spark_gets_every_option_as_it_is() -> None:
     }
 
 
-def test_scram_and_pem_stores_reach_the_python_clients() -> None:
+def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
+    ca, me = tmp_path / "ca.pem", tmp_path / "me.pem"
+    ca.touch()
+    me.touch()
     given = kafka(
         security_protocol="SASL_SSL",
         sasl_mechanism="SCRAM-SHA-512",
         sasl_jaas_config=JAAS,
         ssl_truststore_type="PEM",
-        ssl_truststore_location="/ca.pem",
+        ssl_truststore_location=str(ca),
         ssl_keystore_type="PEM",
-        ssl_keystore_location="/me.pem",
+        ssl_keystore_location=str(me),
         ssl_key_password="p",
         ssl_endpoint_identification_algorithm="",
         request_timeout_ms="5000",
     )
     assert clients.python_options(given) == {
         "bootstrap_servers": ["a:1", "b:2"],
+        "kafka_client": Client,
+        "reconnect_backoff_max_ms": 1_000,
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "SCRAM-SHA-512",
         "sasl_plain_username": "app",
         "sasl_plain_password": 'a"b;c',
-        "ssl_cafile": "/ca.pem",
-        "ssl_certfile": "/me.pem",
-        "ssl_keyfile": "/me.pem",
+        "ssl_cafile": str(ca),
+        "ssl_certfile": str(me),
+        "ssl_keyfile": str(me),
         "ssl_password": "p",
         "ssl_check_hostname": False,
         "request_timeout_ms": 5000,
@@ -55,6 +63,7 @@ def test_scram_and_pem_stores_reach_the_python_clients() -> None:
     ("options", "told"),
     [
         ({"ssl_truststore_location": "/x.jks"}, "allowed is PEM"),
+        ({"ssl_truststore_type": "PEM", "ssl_truststore_location": "/no.pem"}, "cannot read /no.pem: No such file"),
         ({"ssl_truststore_certificates": "-----BEGIN"}, "from files only"),
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "sasl.jaas.config"),
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "allowed mechanisms"),
@@ -68,10 +77,21 @@ def test_an_option_that_python_cannot_honour_is_an_error(options: dict[str, str]
 
 
 def test_an_option_of_java_only_is_left_out() -> None:
-    assert clients.python_options(kafka(linger_ms="5")) == {"bootstrap_servers": ["a:1", "b:2"]}
+    assert clients.python_options(kafka(linger_ms="5")) == clients.python_options(kafka())
+
+
+def test_a_broken_jaas_config_is_told_without_its_password() -> None:
+    broken = kafka(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="PLAIN",
+        sasl_jaas_config='x required username=u passwort="hunter2"',
+    )
+    with pytest.raises(ConfigError, match="username and password") as caught:
+        clients.python_options(broken)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_the_largest_record_fits_kafkas_request_limit() -> None:
-    largest = config.from_mapping({"max_message_size": "64MiB"})
+    largest = config.from_mapping({"max_message_size": "15MiB"})
     assert clients.max_record_bytes(largest) < 100 * 1024 * 1024
-    assert int(clients.spark_sink_limits(largest)["kafka.max.request.size"]) == clients.max_record_bytes(largest)
+    assert int(clients.spark_sink_limits()["kafka.max.request.size"]) == clients.max_record_bytes(largest)

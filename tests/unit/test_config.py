@@ -72,7 +72,7 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
         ("kafka.topic_prefix=a/b", "kafka.topic_prefix: 'a/b' is not allowed"),
         ("topics.allowed=[1]", "a list of strings"),
         ("delay.levels=1s 2x", "a list of durations"),
-        ("max_message_size=1GiB", "from 1B to 64MiB"),
+        ("max_message_size=1GiB", "from 1B to 15MiB"),
         ("warehouse=", "warehouse: '' is not allowed"),
         ("trigger_interval", "'=' is missing"),
     ],

@@ -8,19 +8,14 @@ from contextlib import contextmanager
 from kafka import KafkaAdminClient
 from kafka import errors as kafka_errors
 
-from commitlake.config import Config
+from commitlake.config import Config, KafkaConfig
 from commitlake.errors import KafkaError
 from commitlake.kafka.clients import python_options
+from commitlake.kafka.refusals import LOGIN, TLS, is_refusal
 
 # kafka-python retries a wrong address until this is over.
 CONNECT_TIMEOUT_MS = 8_000
 REQUEST_TIMEOUT_MS = 15_000
-
-_REFUSED = (
-    kafka_errors.SaslAuthenticationFailedError,
-    kafka_errors.UnsupportedSaslMechanismError,
-    kafka_errors.IllegalSaslStateError,
-)
 
 
 @contextmanager
@@ -30,16 +25,18 @@ def connect(config: Config) -> Iterator[KafkaAdminClient]:
     Raises:
         KafkaError: Kafka is out of reach (told within 10 s), refuses access, or answers with an error.
     """
-    servers = config.kafka.bootstrap_servers
+    options = python_options(config.kafka)
     limits = {"bootstrap_timeout_ms": CONNECT_TIMEOUT_MS, "request_timeout_ms": REQUEST_TIMEOUT_MS}
     try:
-        client = KafkaAdminClient(**python_options(config.kafka) | limits)
+        client = KafkaAdminClient(**options | limits)
     except (kafka_errors.KafkaError, OSError, ValueError) as error:
-        raise KafkaError(_unreachable(servers, error)) from error
+        raise KafkaError(explain(config.kafka, error)) from error
     try:
         yield client
     except kafka_errors.KafkaError as error:
-        msg = f"Kafka at {servers} answered with {error}; {_advice(error)}"
+        if is_refusal(error):
+            raise KafkaError(explain(config.kafka, error)) from error
+        msg = f"Kafka at {config.kafka.bootstrap_servers} answered with {error}; check the broker's state and try again"
         raise KafkaError(msg) from error
     finally:
         client.close()
@@ -55,18 +52,25 @@ def probe(config: Config) -> None:
         client.describe_cluster()
 
 
-def _unreachable(servers: str, error: Exception) -> str:
-    if isinstance(error, _REFUSED):
-        return f"Kafka at {servers} refuses this client: {error}; {_advice(error)}"
+def explain(kafka: KafkaConfig, error: Exception) -> str:
+    """Say what went wrong between a client and Kafka, and what to do about it."""
+    servers, user = kafka.bootstrap_servers, python_options(kafka).get("sasl_plain_username")
+    if isinstance(error, kafka_errors.AuthorizationError):
+        return (
+            f"Kafka at {servers} does not give {f'the user {user}' if user else 'this client'} access: {error}; "
+            "give it the rights that docs/operations.md lists under Kafka ACLs"
+        )
+    if isinstance(error, LOGIN):
+        return (
+            f"Kafka at {servers} refuses this client: {error}; "
+            "check security.protocol, sasl.mechanism and sasl.jaas.config in kafka.options"
+        )
+    if TLS in str(error):
+        return (
+            f"no TLS with Kafka at {servers}: {error}; see that ssl.truststore.location in kafka.options holds the CA "
+            "of the broker's certificate, that this certificate names the host, and that the port is one for TLS"
+        )
     return (
         f"cannot reach Kafka at {servers}: {error}; check kafka.bootstrap_servers, "
         "that the broker runs, and security.protocol in kafka.options"
     )
-
-
-def _advice(error: Exception) -> str:
-    if isinstance(error, kafka_errors.AuthorizationError):
-        return "give this client's user the rights that docs/contract.md lists"
-    if isinstance(error, _REFUSED):
-        return "check security.protocol, sasl.mechanism and sasl.jaas.config in kafka.options"
-    return "check the broker's state and try again"

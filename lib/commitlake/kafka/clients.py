@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from commitlake.config import Config, KafkaConfig
+from commitlake.config_values import LARGEST_MESSAGE
 from commitlake.errors import ConfigError
+from commitlake.kafka import refusals
+from commitlake.protocol.topics import LONGEST
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,11 @@ def max_record_bytes(config: Config) -> int:
     return record_bytes(config.max_message_size)
 
 
+def max_settings_bytes(config: Config) -> int:
+    """Return the bytes of the record of `settings` at most: it names every destination topic, in quotes."""
+    return max_record_bytes(config) + config.topics.max * (LONGEST + 3)
+
+
 def spark_options(kafka: KafkaConfig) -> dict[str, str]:
     """Return the options of Spark's Kafka source and sink: address and client options, secrets resolved."""
     given = {f"kafka.{name}": value for name, value in kafka.resolved_options().items()}
@@ -64,9 +73,12 @@ def spark_source_limits(config: Config) -> dict[str, str]:
     }
 
 
-def spark_sink_limits(config: Config) -> dict[str, str]:
-    """Return the sizes that let Spark's Kafka sink write the largest record, and the promise of a durable write."""
-    largest = max_record_bytes(config)
+def spark_sink_limits() -> dict[str, str]:
+    """Return the sizes that let Spark's Kafka sink write the largest record, and the promise of a durable write.
+
+    The largest under any configuration: a message that landed before `max_message_size` was lowered is still checked.
+    """
+    largest = record_bytes(LARGEST_MESSAGE)
     return {
         "kafka.acks": "all",
         "kafka.max.request.size": str(largest),
@@ -83,7 +95,11 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
         ConfigError: an option has no counterpart in kafka-python and leaving it out would change who is trusted.
     """
     options = kafka.resolved_options()
-    translated: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
+    translated: dict[str, Any] = {
+        "bootstrap_servers": kafka.bootstrap_servers.split(","),
+        "kafka_client": refusals.Client,
+        "reconnect_backoff_max_ms": 1_000,  # Java's default; kafka-python's 30 s would outlast a broker's restart
+    }
     for name, parse in _COMMON.items():
         if name in options:
             translated[name.replace(".", "_")] = _parsed(name, parse, options[name])
@@ -139,8 +155,20 @@ def _stores(options: Mapping[str, str]) -> dict[str, str]:
             msg = f"kafka.options.{store}.type: {kind} is not allowed; allowed is PEM, which Java and Python both read"
             raise ConfigError(msg)
         if place:
+            _check_readable(f"{store}.location", place)
             files |= dict.fromkeys(arguments, place)
     return files
+
+
+def _check_readable(name: str, place: str) -> None:
+    """OpenSSL's error names no file, and kafka-python would try until its timeout."""
+    try:
+        Path(place).open("rb").close()
+    except OSError as error:
+        msg = (
+            f"kafka.options.{name}: cannot read {place}: {error.strerror}; make the file readable, or change the option"
+        )
+        raise ConfigError(msg) from error
 
 
 def _tell_left_out(options: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -79,13 +79,26 @@ class EmbeddedBroker:
             same cluster id. None for a temporary directory that goes with the broker.
         port: the loopback port; 0 for a free one.
         heap: Java's name for the heap size.
+        properties: server properties that win over the broker's own, for example those of a secured one.
+        users: passwords by user, as SCRAM-SHA-512 credentials of a new data directory. They are arguments of a process
+            of seconds, so they are no secrets on a machine that others use.
     """
 
-    def __init__(self, data_dir: str | os.PathLike[str] | None = None, port: int = 0, heap: str = "512m") -> None:
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        port: int = 0,
+        heap: str = "512m",
+        *,
+        properties: Mapping[str, str] | None = None,
+        users: Mapping[str, str] | None = None,
+    ) -> None:
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="commitlake-kafka-") if data_dir is None else data_dir).absolute()
         self._configured_port = port
         self._heap = heap
+        self._properties = dict(properties or {})
+        self._users = dict(users or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
@@ -110,7 +123,7 @@ class EmbeddedBroker:
         classpath = _classpath()
         lock = self._lock()
         try:
-            self._prepare(controller_port=_free_port(0))
+            self._prepare(classpath, controller_port=_free_port(0))
             self._launch(classpath, lock)
         finally:
             os.close(lock)
@@ -184,20 +197,39 @@ class EmbeddedBroker:
                 pass_fds=[lock],
             )
 
-    def _prepare(self, controller_port: int) -> None:
+    def _prepare(self, classpath: str, controller_port: int) -> None:
         logs = self.data_dir / "logs"
         try:
             logs.mkdir(parents=True, exist_ok=True)
             properties = _PROPERTIES.format(node=_NODE, port=self.port, controller_port=controller_port, logs=logs)
+            properties += "".join(
+                f"{name}={value}\n" for name, value in self._properties.items()
+            )  # the last one counts
             (self.data_dir / "server.properties").write_text(properties)
             (self.data_dir / "log4j2.properties").write_text(_LOGGING)
-            if not (logs / "meta.properties").exists():
+            if not (logs / "meta.properties").exists() and self._users:
+                self._format(classpath)
+            elif not (logs / "meta.properties").exists():
                 # What `kafka-storage format` writes, without the two seconds of a JVM for it.
                 (logs / "meta.properties").write_text(f"version=1\ncluster.id={_new_id()}\nnode.id={_NODE}\n")
         except OSError as error:
             raise EmbeddedBrokerError(self._unwritable(error)) from error
 
+    def _format(self, classpath: str) -> None:
+        """Make the data directory, with credentials: the only way to have some before anybody can log in."""
+        command = [*self._java(classpath), "kafka.tools.StorageTool", "format", "--cluster-id", _new_id()]
+        command += ["--config", str(self.data_dir / "server.properties")]
+        for user, password in self._users.items():
+            command += ["--add-scram", f'SCRAM-SHA-512=[name="{user}",password="{password}"]']
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.log_file.write_text(done.stdout + done.stderr)
+        if done.returncode:
+            raise EmbeddedBrokerError(self._failure(f"cannot make its data; exit code {done.returncode}"))
+
     def _command(self, classpath: str) -> list[str]:
+        return [*self._java(classpath), "kafka.Kafka", str(self.data_dir / "server.properties")]
+
+    def _java(self, classpath: str) -> list[str]:
         return [
             runtime.java(),
             f"-Xmx{self._heap}",
@@ -207,8 +239,6 @@ class EmbeddedBroker:
             f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}",
             "-cp",
             classpath,
-            "kafka.Kafka",
-            str(self.data_dir / "server.properties"),
         ]
 
     def _wait_until_started(self) -> None:

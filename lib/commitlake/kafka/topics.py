@@ -14,8 +14,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from commitlake.config import Config
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock
-from commitlake.kafka.admin import CONNECT_TIMEOUT_MS, connect
-from commitlake.kafka.clients import max_record_bytes, python_options
+from commitlake.kafka.admin import CONNECT_TIMEOUT_MS, connect, explain
+from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, python_options
 from commitlake.protocol import wire
 
 LANDED = ("half", "op", "messages", "admin")
@@ -97,7 +97,7 @@ def publish_settings(config: Config, topics: Iterable[str]) -> clock.Skew:
     )
     options = python_options(config.kafka) | {"bootstrap_timeout_ms": CONNECT_TIMEOUT_MS, "acks": "all"}
     try:
-        producer = KafkaProducer(**options, max_request_size=max_record_bytes(config))
+        producer = KafkaProducer(**options, max_request_size=max_settings_bytes(config))
         try:
             topic = config.kafka.topic("settings")
             producer.partitions_for(topic)  # connects: what is timed next is one round trip
@@ -108,8 +108,7 @@ def publish_settings(config: Config, topics: Iterable[str]) -> clock.Skew:
         finally:
             producer.close(timeout=CONNECT_TIMEOUT_MS / 1_000)
     except kafka_errors.KafkaError as error:
-        name = config.kafka.topic("settings")
-        msg = f"cannot write to the Kafka topic {name}: {error}; check that the broker runs and lets this client write"
+        msg = f"cannot write to the Kafka topic {config.kafka.topic('settings')}: {explain(config.kafka, error)}"
         raise KafkaError(msg) from error
 
 
@@ -188,7 +187,8 @@ def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -
 
 
 def _settings(config: Config, name: str) -> dict[str, str]:
-    settings = {"max.message.bytes": str(max_record_bytes(config))}
+    largest = max_settings_bytes(config) if name == "settings" else max_record_bytes(config)
+    settings = {"max.message.bytes": str(largest)}
     if name != "check":
         # Ages are measured from the broker's append time, never from a producer's clock. That of a record in `settings`
         # tells a start how far the broker's clock is off (`clock`); nothing else there depends on it.

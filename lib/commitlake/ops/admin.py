@@ -8,8 +8,9 @@ from pyspark.sql import SparkSession
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import KafkaError, TransactionNotFoundError
-from commitlake.kafka.admin import CONNECT_TIMEOUT_MS
+from commitlake.kafka.admin import CONNECT_TIMEOUT_MS, explain
 from commitlake.kafka.clients import python_options
+from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.tables import Warehouse
@@ -65,6 +66,8 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
         finally:
             client.close(timeout=1)
     except kafka_errors.KafkaError as error:
+        if is_refusal(error):
+            raise KafkaError(explain(kafka, error)) from error
         msg = (
             f"{topic} at {kafka.bootstrap_servers} did not acknowledge {decision}: {error}; send it again, that is safe"
         )

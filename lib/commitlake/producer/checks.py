@@ -14,6 +14,7 @@ from kafka.errors import KafkaError as ClientError
 
 from commitlake.errors import CommitLakeError, RecordError
 from commitlake.kafka.clients import python_group_options
+from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.link import KafkaLink
 from commitlake.producer.progress import Progress
 from commitlake.protocol import wire
@@ -26,6 +27,8 @@ WAITING = 2_000
 POLL_RECORDS = 100
 POLL_MS = 200
 RETRY_S = 1.0
+REFUSED_S = 30.0
+"""Wait after a refusal: a right that is given later must not need a restart."""
 
 Done = Callable[[Exception | None], None]
 Answer = Callable[[wire.CheckRecord, Done], None]
@@ -82,8 +85,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             try:
                 self._consume()
             except (ClientError, CommitLakeError, OSError, RuntimeError) as error:
-                log.warning("Reading checks from %s failed, trying again: %s", self._topic, error)
-                self._stopping.wait(RETRY_S)
+                refused = is_refusal(error)
+                told = self._link.explain(error) if refused else error
+                log.warning("Reading checks from %s failed, trying again: %s", self._topic, told)
+                self._stopping.wait(REFUSED_S if refused else RETRY_S)
 
     def _consume(self) -> None:
         self._progress.clear()

@@ -13,7 +13,9 @@ from kafka.partitioner.default import murmur2
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import MQClientException
+from commitlake.kafka.admin import explain
 from commitlake.kafka.clients import python_options, record_bytes
+from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.settings import SettingsReader
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -45,7 +47,7 @@ class KafkaLink:
 
     def start(self) -> None:
         """Connect and read the settings."""
-        self._reader = SettingsReader(self.client_options(), self.kafka.topic("settings"))
+        self._reader = SettingsReader(self.client_options(), self.kafka.topic("settings"), self.explain)
         self._reader.start(self._start_timeout_ms)
         try:
             self._producer = KafkaProducer(
@@ -57,8 +59,7 @@ class KafkaLink:
             )
         except (ClientError, ValueError) as error:
             self.stop()
-            msg = f"can't reach Kafka at {self.kafka.bootstrap_servers}: {error}; check bootstrap_servers and options"
-            raise MQClientException(msg) from error
+            raise MQClientException(self.explain(error)) from error
 
     def stop(self) -> None:
         """Send what is still buffered, then disconnect."""
@@ -92,6 +93,10 @@ class KafkaLink:
             "allow_auto_create_topics": False,
         }
 
+    def explain(self, error: Exception) -> str:
+        """What went wrong with Kafka, and what to do about it."""
+        return explain(self.kafka, error)
+
     def choose_queue(self, topic: str, key: bytes | None) -> int:
         """Partition of `topic` for a record: by the hash that Java's clients use, or the next in turn."""
         name = self.kafka.topic(topic)
@@ -118,6 +123,9 @@ class KafkaLink:
         try:
             found = sent.get(timeout=timeout_ms / 1_000)
         except ClientError as error:
+            if is_refusal(error):
+                msg = f"nothing was sent to Kafka topic {self.kafka.topic(topic)}: {self.explain(error)}"
+                raise MQClientException(msg) from error
             msg = (
                 f"Kafka did not acknowledge a record for {self.kafka.topic(topic)} within {timeout_ms} ms, "
                 f"so it may or may not be there: {type(error).__name__}: {error}"

@@ -57,6 +57,9 @@ class RecordMaker:
         """The record of a half message; a further one is given the transaction's first and its place."""
         # An id that an earlier send of the same object chose is no choice of the application's.
         chosen = message.transaction_id if message.transaction_id != message.msg_id else None
+        if chosen is not None and len(chosen) > MAX_ID_LENGTH:
+            msg = f"the transaction id has {len(chosen)} characters; it may have {MAX_ID_LENGTH}"
+            raise RecordError(msg, "MISSING_UNIQ_KEY")
         fields = self._fields(message)
         if self.settings.reject_transactions:
             msg = "the coordinator takes no transactions now (transaction.reject is on)"

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError as ClientError
+from kafka.errors import KafkaTimeoutError
 
 from commitlake.errors import CommitLakeError, MQClientException, RecordError
+from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol import wire
 
 log = logging.getLogger(__name__)
 
 POLL_MS = 500
-BACKOFF_S = 0.2
+BACKOFF_MS = 200
 
 
 class SettingsReader:
-    """Follows the Kafka topic `settings`; `current` is the last record's content."""
+    """Follows the Kafka topic `settings`; `current` is the last record's content.
 
-    def __init__(self, client_options: Mapping[str, Any], topic: str) -> None:
+    Args:
+        client_options: keyword arguments of a consumer.
+        topic: full name of the topic.
+        explain: says of a client's error what to do about it.
+    """
+
+    def __init__(self, client_options: Mapping[str, Any], topic: str, explain: Callable[[Exception], str]) -> None:
         self._client_options = client_options
         self._topic = topic
+        self._explain = explain
         self._known: wire.Settings | None = None
         self._failure: Exception | None = None
         self._ready = threading.Event()
@@ -38,11 +48,11 @@ class SettingsReader:
             MQClientException: Kafka can't be reached, or the coordinator has published nothing within `timeout_ms`.
         """
         self._thread.start()
-        if self._ready.wait(timeout_ms / 1_000):
+        if self._ready.wait(timeout_ms / 1_000) and self._failure is None:
             return
         self.stop()
         if self._failure:
-            msg = f"can't read Kafka topic {self._topic}: {self._failure}; check bootstrap_servers and options"
+            msg = f"can't read Kafka topic {self._topic}: {self._explain(self._failure)}"
             raise MQClientException(msg) from self._failure
         msg = (
             f"Kafka topic {self._topic} has no settings after {timeout_ms} ms; start the coordinator, it has never run"
@@ -70,15 +80,20 @@ class SettingsReader:
                 self._consume()
             except (ClientError, CommitLakeError, OSError) as error:
                 self._failure = error
+                if is_refusal(error) and not self._ready.is_set():
+                    self._ready.set()  # `start` need not wait for more of the same
+                    return
                 log.debug("Reading %s failed, trying again: %s", self._topic, error)
-                self._stopping.wait(BACKOFF_S)
+                self._stopping.wait(BACKOFF_MS / 1_000)
 
     def _consume(self) -> None:
         consumer = KafkaConsumer(**self._client_options, enable_auto_commit=False)
         try:
             partition = TopicPartition(self._topic, 0)
             while not consumer.partitions_for_topic(self._topic):
-                if self._stopping.wait(BACKOFF_S):
+                with suppress(KafkaTimeoutError):  # a topic that is not there, or raises that it is forbidden
+                    consumer.end_offsets([partition], timeout_ms=BACKOFF_MS)
+                if self._stopping.is_set():
                     return
             consumer.assign([partition])
             consumer.seek_to_beginning(partition)

@@ -71,6 +71,7 @@ RESERVED_HEADERS = PROTOCOL_HEADERS | {STORED_TIMESTAMP}
 SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
 SYSTEM_TOPICS = frozenset(
     {"SCHEDULE_TOPIC_XXXX", "TRANS_CHECK_MAX_TIME_TOPIC", "TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"}
+    | {"_delta_log"}  # no table can have the name of its own log
 )
 SETTINGS_KEY = b"limits"
 MAX_HALF_MESSAGES = 1_000
@@ -248,6 +249,8 @@ def decode_half(key: bytes | None, value: bytes | None, headers: Headers) -> Hal
     if fields["batch"] is not None:
         msg = f"{BATCH} stands on a half message; a batch can't be transactional"
         raise RecordError(msg, "BAD_BATCH")
+    if found.get(TRANSACTION_ID):
+        required(found, TRANSACTION_ID, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
     first = found.get(FIRST_HALF)
     return HalfRecord(
         **fields,

@@ -158,5 +158,5 @@ def _completed(warehouse: Warehouse, batch_id: int, now: int) -> DataFrame:
 
 def send_checks(config: Config, records: DataFrame) -> None:
     """Sends check requests to Kafka."""
-    options = spark_options(config.kafka) | spark_sink_limits(config)
+    options = spark_options(config.kafka) | spark_sink_limits()
     records.write.format("kafka").options(**options).save()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+
+from commitlake.protocol.wire import MAX_HALF_MESSAGES
 
 _TIMES = {"BORN_TIMESTAMP": "born_at", "STORED_TIMESTAMP": "stored_at"}
 _TEXTS = {
@@ -12,14 +16,17 @@ _TEXTS = {
     "__transactionId__": "transaction_id",
     "REAL_TOPIC": "topic",
     "REAL_QID": "queue_id",
-    "TAGS": "tags",
-    "KEYS": "keys",
     "HALF_QUEUE": "queue",
     "HALF_OFFSET": "queue_offset",
     "HALF_MESSAGES": "half_messages",
     "TRANSACTION_CHECK_TIMES": "check_no",
     "CHECK_ID": "check_id",
 }
+_OPTIONAL = {"TAGS": "tags", "KEYS": "keys"}
+MOST_PROPERTIES = 128 * 1024
+"""Bytes of user properties, tags and keys that a check carries; with more it carries none. It is half of what a record may
+have besides its message (`kafka.clients.record_bytes`), so no producer can make a check too large for Kafka."""
+_EACH = 10  # bytes that Kafka needs for the two lengths of a header
 
 
 def records(half: DataFrame, checks: DataFrame, parts: DataFrame | None, topic: str) -> DataFrame:
@@ -54,10 +61,11 @@ _LIST = "array<struct<queue:int,offset:bigint>>"
 def _with_parts(found: DataFrame, parts: DataFrame) -> DataFrame:
     """A list in the order of (queue, offset): a repeated check names the same parts in the same order."""
     item = F.struct(F.col("queue"), F.col("queue_offset").alias("offset"))
+    others = MAX_HALF_MESSAGES - 1  # besides the first: what an op may list; it decides on those beyond too
     lists = (
         parts.withColumn("item", item)
         .groupBy(F.col("first_queue").alias("queue"), F.col("first_offset").alias("queue_offset"))
-        .agg(F.sort_array(F.collect_set("item")).alias("parts"))
+        .agg(F.slice(F.sort_array(F.collect_set("item")), 1, others).alias("parts"))
     )
     joined = found.join(lists, ["queue", "queue_offset"], "left")
     return joined.withColumn("parts", F.coalesce("parts", F.array().cast(_LIST)))
@@ -67,12 +75,31 @@ def _headers() -> Column:
     """User properties, then the contract's own headers; what the message does not have is left out."""
     times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
     texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
-    own = [
-        F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
-        for name, value in (texts | times).items()
-    ]
-    users = F.transform(
-        F.map_entries(F.coalesce("properties", F.create_map().cast("map<string,string>"))),
-        lambda entry: F.struct(entry["key"].alias("key"), entry["value"].cast("binary").alias("value")),
+    optional = F.concat(
+        F.transform(
+            F.map_entries(F.coalesce("properties", F.create_map().cast("map<string,string>"))),
+            lambda entry: F.struct(entry["key"].alias("key"), entry["value"].cast("binary").alias("value")),
+        ),
+        _present({name: F.col(column) for name, column in _OPTIONAL.items()}),
     )
-    return F.concat(users, F.filter(F.array(*own), lambda header: header["value"].isNotNull()))
+    sent = F.when(_bytes(optional) <= MOST_PROPERTIES, optional).otherwise(F.array().cast(_HEADERS))
+    return F.concat(sent, _present(texts | times))
+
+
+_HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def _present(headers: Mapping[str, Column]) -> Column:
+    each = [F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value")) for name, value in headers.items()]
+    return F.filter(F.array(*each), lambda header: header["value"].isNotNull())
+
+
+def _bytes(headers: Column) -> Column:
+    """What headers take in a Kafka record, at most."""
+    return F.aggregate(
+        headers,
+        F.lit(0).cast("bigint"),
+        lambda total, header: (
+            total + F.octet_length(header["key"]) + F.coalesce(F.octet_length(header["value"]), F.lit(0)) + _EACH
+        ),
+    )

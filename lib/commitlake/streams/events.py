@@ -9,12 +9,13 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
+from commitlake.protocol.encoding import OFFSET_BITS
 from commitlake.protocol.states import Event, Source, State
 
 
 def coordinate(queue: str, offset: str) -> Column:
     """(queue, offset) as one number: a join on a single bigint is Spark's fastest, and cheap to broadcast."""
-    return F.shiftleft(F.col(queue).cast("bigint"), 48).bitwiseOR(F.col(offset))
+    return F.shiftleft(F.col(queue).cast("bigint"), OFFSET_BITS).bitwiseOR(F.col(offset))
 
 
 def named(kinds: type[IntEnum], column: str) -> Column:

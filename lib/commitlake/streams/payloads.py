@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType
 
 from commitlake.protocol import wire
 from commitlake.protocol.batch import FORBIDDEN
-from commitlake.protocol.encoding import MAX_ID_LENGTH
+from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999: what other readers of a timestamp can still show
 _MANY = 10**15  # more than any duration in ms, and still 64 bits wide when multiplied by 1 000
@@ -137,10 +137,12 @@ _STRICT_JSON = {"columnNameOfCorruptRecord": "corrupt", "allowSingleQuotes": "fa
 
 
 def are_places(listed: Column, most: int, queues: int) -> Column:
-    """Whether a list has 1 to `most` entries, each with a queue from 0 to `queues` - 1 and an offset."""
+    """Whether a list has 1 to `most` entries, each with a queue from 0 to `queues` - 1 and a possible offset."""
     good = F.forall(
         listed,
-        lambda place: F.coalesce(place["queue"].between(0, queues - 1) & (place["offset"] >= 0), F.lit(False)),
+        lambda place: F.coalesce(
+            place["queue"].between(0, queues - 1) & place["offset"].between(0, MAX_OFFSET), F.lit(False)
+        ),
     )
     return F.coalesce(F.size(listed).between(1, most) & good, F.lit(False))
 

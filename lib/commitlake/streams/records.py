@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.protocol import topics, wire
 from commitlake.protocol.batch import FORBIDDEN
-from commitlake.protocol.encoding import MAX_ID_LENGTH
+from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET
 from commitlake.streams import payloads
 
 SOURCES = ("half", "op", "messages", "admin")
@@ -150,10 +150,11 @@ def half_cases(rules: LandingRules) -> list[Case]:
     bad_first = (
         first.isNull()
         | (first["queue"] >= rules.queues)
+        | (first["offset"] > MAX_OFFSET)
         | ((first["queue"] == F.col("partition")) & (first["offset"] == F.col("offset")))
     )
     return [
-        *_identity_cases(rules, group_required=True),
+        *_identity_cases(rules, is_half=True),
         ("BAD_BATCH", _header(wire.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
         *_delay_cases(rules),
         (
@@ -172,7 +173,7 @@ def message_cases(rules: LandingRules) -> list[Case]:
         forbidden |= F.col("headers")[name].isNotNull()
     bad_batch = forbidden | F.col("members").isNull() | _header(wire.REAL_TOPIC).startswith(topics.RETRY_PREFIX)
     return [
-        *_identity_cases(rules, group_required=False),
+        *_identity_cases(rules, is_half=False),
         (
             "BAD_BATCH",
             _header(wire.BATCH).isNotNull() & bad_batch,
@@ -213,11 +214,13 @@ def op_cases(rules: LandingRules) -> list[Case]:
     return [("BAD_OP", ~F.coalesce(good, F.lit(False)), F.lit(allowed))]
 
 
-def _identity_cases(rules: LandingRules, group_required: bool) -> list[Case]:
+def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
     topic, group, body = _header(wire.REAL_TOPIC), _header(wire.PGROUP), F.col("value")
     system = topic.startswith(wire.SYSTEM_TOPIC_PREFIX) | topic.isin(*sorted(wire.SYSTEM_TOPICS))
     bad_queue = _header(wire.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
-    bad_group = ~payloads.not_empty(group) & (F.lit(group_required) | group.isNotNull())
+    bad_group = ~payloads.not_empty(group) & (F.lit(is_half) | group.isNotNull())
+    # No op and no check could carry a longer one.
+    long_id = F.lit(is_half) & F.coalesce(F.length(_header(wire.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
     too_large = F.octet_length(body) > rules.max_message_size
     return [
         (
@@ -225,7 +228,11 @@ def _identity_cases(rules: LandingRules, group_required: bool) -> list[Case]:
             ~F.coalesce(F.length(topic).between(1, topics.LONGEST), F.lit(False)),
             F.lit(f"{wire.REAL_TOPIC} must have 1 to {topics.LONGEST} characters"),
         ),
-        ("MISSING_UNIQ_KEY", ~payloads.not_empty(_header(wire.UNIQ_KEY)), _limits(wire.UNIQ_KEY)),
+        (
+            "MISSING_UNIQ_KEY",
+            ~payloads.not_empty(_header(wire.UNIQ_KEY)) | long_id,
+            _limits(f"{wire.UNIQ_KEY}, and {wire.TRANSACTION_ID} where it is given,"),
+        ),
         ("MISSING_PRODUCER_GROUP", bad_group, _limits(wire.PGROUP)),
         (
             "ILLEGAL_TOPIC",
