@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
 from pyspark.errors import PySparkException
@@ -20,6 +20,7 @@ from commitlake.kafka import clock, topics
 from commitlake.streams import coordination, finish, inputs, ownership, rebuild, scratch
 from commitlake.streams.batch import BatchWriter
 from commitlake.streams.landing import Landing
+from commitlake.streams.maintenance import Maintenance, at_intervals
 from commitlake.streams.ownership import WarehouseLock
 from commitlake.tables import Warehouse
 
@@ -87,6 +88,7 @@ class Coordinator:
         clock.warn(topics.publish_settings(self.config, self.warehouse.topics()))
         # Before anything lands: later commits come by the stream, so none is read twice.
         versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
+        landing.recover()  # before anything else is worked out: another Kafka stops the start
         last = self._finish()
         self._queries.append(landing.start(available_now=available_now))
         rows = self._input_rows(versions)
@@ -96,6 +98,8 @@ class Coordinator:
             self._wait(lambda: landing.passed(ends))
         writer = BatchWriter(self.config, self.warehouse, last + 1)
         self._coordinate(rows, self._unless_stopping(writer), available_now)
+        if not available_now and self.config.maintenance.interval_ms:
+            self._maintain()
 
     def _own(self) -> None:
         if self._lock is None:
@@ -159,6 +163,17 @@ class Coordinator:
                     raise
 
         return guarded
+
+    def _maintain(self) -> None:
+        tidy = Maintenance(self.spark, self.config, self._between_batches, lambda: not self._stopping.is_set())
+        at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping)
+
+    @contextmanager
+    def _between_batches(self) -> Iterator[None]:
+        with ExitStack() as held:
+            for busy in dict.fromkeys(self._busy):  # when they take turns it is one lock
+                held.enter_context(busy)
+            yield
 
     def _publish_settings(self, names: set[str]) -> None:
         topics.publish_settings(self.config, names)

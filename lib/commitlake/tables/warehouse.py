@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -51,6 +52,17 @@ class Warehouse:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self._create_fixed, TABLES))
 
+    def must_exist(self) -> None:
+        """Check that a coordinator has ever run here.
+
+        Raises:
+            WarehouseError: There are no tables.
+        """
+        there = self.spark.catalog.tableExists if self._in_catalog else partial(DeltaTable.isDeltaTable, self.spark)
+        if not there(self.locate("half")):
+            message = f"warehouse: there are no tables at {self.root}; give the place that the coordinator writes to"
+            raise WarehouseError(message)
+
     def topics(self) -> set[str]:
         """Names of all topics that have a table."""
         names = self._catalog_topics() if self._in_catalog else self._directory_topics()
@@ -94,6 +106,14 @@ class Warehouse:
         """Append rows to a topic's table in one commit; the table must exist (`ensure_topic`)."""
         self._append(df, self.locate_topic(topic), TOPIC, marker)
 
+    def table(self, name: str) -> DeltaTable:
+        """A fixed table, for what is not reading or appending."""
+        return self._table(self.locate(name))
+
+    def topic_table(self, topic: str) -> DeltaTable:
+        """A topic's table, for what is not reading or appending."""
+        return self._table(self.locate_topic(topic))
+
     def set_property(self, name: str, key: str, value: str) -> None:
         """Set a table property of a fixed table; the change is a commit of its own."""
         self._set_property(self.locate(name), key, value)
@@ -104,8 +124,7 @@ class Warehouse:
 
     def property(self, name: str, key: str) -> str | None:
         """A table property of a fixed table, None when it is not set."""
-        found = DeltaTable.forName if self._in_catalog else DeltaTable.forPath
-        detail = found(self.spark, self.locate(name)).detail().select("properties").collect()[0]
+        detail = self.table(name).detail().select("properties").collect()[0]
         value: str | None = detail["properties"].get(key)
         return value
 
@@ -190,12 +209,12 @@ class Warehouse:
             )
             raise WarehouseError(message) from error
 
+    def _table(self, place: str) -> DeltaTable:
+        found = DeltaTable.forName if self._in_catalog else DeltaTable.forPath
+        return found(self.spark, place)
+
     def _history(self, place: str, limit: int) -> Any:
-        if self._in_catalog:
-            history = self.spark.sql(f"DESCRIBE HISTORY {place} LIMIT {limit}")
-        else:
-            history = DeltaTable.forPath(self.spark, place).history(limit)
-        return history.select("version", "userMetadata").collect()
+        return self._table(place).history(limit).select("version", "userMetadata").collect()
 
     def _markers(self, place: str, limit: int) -> list[dict[str, Any]]:
         parsed = (_parse_marker(row["userMetadata"]) for row in self._history(place, limit))
