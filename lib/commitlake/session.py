@@ -34,6 +34,8 @@ RUNTIME_SETTINGS = {
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     # Delta's state of a table here is small: 50 tasks to rebuild it, the default, are 48 too many.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # A landing without ops commits nothing but its marker to `op`; left out, its records would land again.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     # A nullable or too wide number must fail, never be rounded or wrapped.
     "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
 }

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def prepare(spark: SparkSession, settings: dict[str, Any]) -> tuple[Config, Ware
     return loaded, warehouse
 
 
-def send(loaded: Config) -> None:
+def send(loaded: Config, sources: Container[str] = ("half", "op", "messages", "admin")) -> None:
     """Write records of every kind to both queues: half messages, ops, normal, batch and delayed messages, bad input."""
     producer = KafkaProducer(bootstrap_servers=loaded.kafka.bootstrap_servers, acks="all")
     good = {"REAL_TOPIC": "a", "UNIQ_KEY": "m", "PGROUP": "g"}
@@ -71,8 +72,11 @@ def send(loaded: Config) -> None:
             ("messages", {**good, "REAL_TOPIC": "c"}, b"7"),
         ]:
             pairs = [(name, text.encode()) for name, text in headers.items()]
-            producer.send(loaded.kafka.topic(source), value, headers=pairs, partition=queue)
-    producer.send(loaded.kafka.topic("admin"), json.dumps({**decision, "decision": "ROLLBACK"}).encode(), partition=0)
+            if source in sources:
+                producer.send(loaded.kafka.topic(source), value, headers=pairs, partition=queue)
+    if "admin" in sources:
+        rollback = json.dumps({**decision, "decision": "ROLLBACK"}).encode()
+        producer.send(loaded.kafka.topic("admin"), rollback, partition=0)
     producer.close()
 
 
@@ -140,6 +144,15 @@ def test_a_landing_goes_on_where_the_one_before_ended(spark: SparkSession, setti
     reasons = {row["reason"] for row in warehouse.read("rejected").collect()}
     assert reasons == {"TOPIC_NOT_ALLOWED", "BAD_OP"}
     assert [marker["landing_id"] for marker in warehouse.markers("op")] == [2, 1]
+
+
+def test_landings_without_ops_are_remembered_too(spark: SparkSession, settings: dict[str, Any]) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    for sources in (("op",), ("messages",), ("half",), ()):
+        send(loaded, sources)
+        land(spark, loaded, warehouse)
+    assert standing(warehouse) == expected(loaded)
+    assert [marker["landing_id"] for marker in warehouse.markers("op")] == [3, 2, 1]
 
 
 @pytest.mark.parametrize(("commit", "moment"), [(1, "after"), (4, "before"), (COMMITS, "after")])
