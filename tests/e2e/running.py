@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 class Coordinator:
     """The process, and what it has said so far."""
 
-    def __init__(self, place: Path, *arguments: str, heap: str = "1g", spark_args: str = "", **settings: object) -> None:
+    def __init__(
+        self, place: Path, *arguments: str, heap: str = "1g", spark_args: str = "", **settings: object
+    ) -> None:
         self.warehouse = place / "warehouse"
         given = {"warehouse": self.warehouse, "checkpoints": place / "checkpoints", **settings}
         pairs = [part for key, value in given.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]

@@ -24,8 +24,8 @@ _TEXTS = {
 }
 _OPTIONAL = {"TAGS": "tags", "KEYS": "keys"}
 MOST_PROPERTIES = 128 * 1024
-"""Bytes of user properties, tags and keys that a check carries; with more it carries none. It is half of what a record may
-have besides its message (`kafka.clients.record_bytes`), so no producer can make a check too large for Kafka."""
+"""Bytes of user properties, tags and keys that a check carries; with more it carries none. It is half of what a record
+may have besides its message (`kafka.clients.record_bytes`), so no producer can make a check too large for Kafka."""
 _EACH = 10  # bytes that Kafka needs for the two lengths of a header
 
 

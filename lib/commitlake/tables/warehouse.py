@@ -204,8 +204,8 @@ class Warehouse:
             writer.saveAsTable(place) if self._in_catalog else writer.save(place)
         except Exception as error:
             message = (
-                f"cannot write to the table at {place}: {root_reason(error)}; mend the cause and start again: nothing is "
-                "lost, the next start goes on from the tables"
+                f"cannot write to the table at {place}: {root_reason(error)}; mend the cause and start again: nothing "
+                "is lost, the next start goes on from the tables"
             )
             raise WarehouseError(message) from error
 
