@@ -11,7 +11,7 @@ from kafka import errors as kafka_errors
 from commitlake.config import Config, KafkaConfig
 from commitlake.errors import KafkaError
 from commitlake.kafka.clients import python_options
-from commitlake.kafka.refusals import LOGIN, TLS, is_refusal
+from commitlake.kafka.refusals import DENIED, LOGIN, TLS, is_refusal
 
 # kafka-python retries a wrong address until this is over.
 CONNECT_TIMEOUT_MS = 8_000
@@ -55,7 +55,7 @@ def probe(config: Config) -> None:
 def explain(kafka: KafkaConfig, error: Exception) -> str:
     """Say what went wrong between a client and Kafka, and what to do about it."""
     servers, user = kafka.bootstrap_servers, python_options(kafka).get("sasl_plain_username")
-    if isinstance(error, kafka_errors.AuthorizationError):
+    if DENIED in str(error):
         return (
             f"Kafka at {servers} does not give {f'the user {user}' if user else 'this client'} access: {error}; "
             "give it the rights that docs/operations.md lists under Kafka ACLs"

@@ -19,6 +19,8 @@ LOGIN = (
     kafka_errors.UnsupportedSaslMechanismError,
     kafka_errors.IllegalSaslStateError,
 )
+DENIED = "AuthorizationFailedError"
+"""How the names of its errors end; of a producer's start it keeps the text only."""
 TLS = "[SSL: "
 """How OpenSSL's errors begin; kafka-python keeps their text only."""
 _HUNG_UP = "socket disconnected"
@@ -60,4 +62,4 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
 
 def is_refusal(error: BaseException) -> bool:
     """Whether Kafka has answered, and trying again would bring the same answer."""
-    return isinstance(error, (*LOGIN, kafka_errors.AuthorizationError)) or TLS in str(error)
+    return isinstance(error, LOGIN) or DENIED in str(error) or TLS in str(error)

@@ -1,0 +1,385 @@
+"""CommitLake on a broker that encrypts, asks for passwords and forbids what docs/operations.md does not list."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import pytest
+from deltalake import DeltaTable
+from tests.e2e.running import coordinator as coordinator_process
+from tests.e2e.running import wait_for
+from tests.secured import OUTSIDER, Secured, jaas, secured_broker
+
+from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
+from commitlake import config as configuration
+from commitlake.config import KafkaConfig
+from commitlake.errors import CommitLakeError, KafkaError, MQClientException
+from commitlake.ops import admin
+from commitlake.protocol.encoding import Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from commitlake.streams.coordinator import Coordinator
+
+PREFIX, GROUP = "secured.", "shop"
+COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW
+TIMINGS = {"timeout": "1s", "check_interval": "10s", "check_max": 2, "op_park_time": "3s"}
+NOWHERE = Position(0, 0)
+CLUSTER = Path(__file__).parents[2] / "conf" / "cluster.yaml"
+REFUSED_WITHIN_S = 60  # on a busy machine; kafka-python by itself tries for ever
+
+
+class Shop(TransactionListener):
+    """Answers at once with the argument of the send; to checks it knows only what has keys."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+        return arg
+
+    def check_local_transaction(self, message: Message) -> LocalTransactionState:
+        return COMMIT if message.keys else UNKNOW
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
+        for prefix in (PREFIX, "process."):
+            running.permit(prefix, GROUP)
+        running.grant("reader", "topics", f"{PREFIX}settings", "Read")
+        running.grant("reader", "topics", f"{PREFIX}*", "Describe")
+        yield running
+
+
+def settings(secured: Secured, place: Path, user: str = "coordinator", **login: str) -> dict[str, object]:
+    return {
+        "warehouse": str(place / "warehouse"),
+        "checkpoints": str(place / "checkpoints"),
+        "kafka": {
+            "bootstrap_servers": secured.bootstrap_servers,
+            "topic_prefix": PREFIX,
+            "queues": 2,
+            "options": secured.options(user, **login),
+        },
+        "trigger_interval": "500ms",
+        "transaction": TIMINGS,
+    }
+
+
+@pytest.fixture(scope="module")
+def coordinator(
+    spark: SparkSession, secured: Secured, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Coordinator]:
+    import commitlake
+
+    with commitlake.start(spark, settings(secured, tmp_path_factory.mktemp("lake"))) as running:
+        yield running
+
+
+def kafka(secured: Secured, user: str, **login: str) -> KafkaConfig:
+    return configuration.from_mapping(settings(secured, Path("/nowhere"), user, **login)).kafka
+
+
+def producing(secured: Secured, user: str = "producer", prefix: str = PREFIX, **login: str) -> dict[str, Any]:
+    return {
+        "bootstrap_servers": secured.bootstrap_servers,
+        "topic_prefix": prefix,
+        "options": secured.options(user, **login),
+    }
+
+
+def bodies(place: str | Path, topic: str) -> list[str]:
+    path = Path(place, "topics", topic)
+    if not any(path.glob("_delta_log/*.json")):
+        return []
+    return sorted(body.decode() for body in DeltaTable(str(path)).to_pyarrow_table()["body"].to_pylist())
+
+
+def await_equal(found: Callable[[], list[str]], expected: list[str], seconds: float = 120) -> None:
+    """Waits until both are equal, and shows how they differ when time is up."""
+    end = time.monotonic() + seconds
+    while found() != expected and time.monotonic() < end:
+        time.sleep(0.5)
+    assert found() == expected
+
+
+def ends(coordinator: Coordinator) -> dict[str, str]:
+    """The newest state of each transaction."""
+    rows = DeltaTable(f"{coordinator.config.warehouse}/transactions").to_pyarrow_table().to_pylist()
+    return {row["transaction_id"]: row["state"] for row in sorted(rows, key=lambda row: row["batch_id"])}
+
+
+def test_the_documented_rights_are_enough_for_the_whole_way(
+    coordinator: Coordinator, secured: Secured, spark: SparkSession, eventually: Callable[..., None]
+) -> None:
+    warehouse = coordinator.config.warehouse
+    operator = kafka(secured, "administrator")
+
+    def by_force(decision: str, transaction_id: str) -> None:
+        first = admin.first_half_message(spark, warehouse, transaction_id)
+        admin.send(operator, decision, transaction_id, first, "by the operator")
+
+    with TransactionMQProducer(GROUP, Shop(), **producing(secured)) as producer:
+
+        def send(body: str, arg: LocalTransactionState, **more: Any) -> str:
+            return str(producer.send_message_in_transaction(Message("orders", body, **more), arg).transaction_id)
+
+        send("committed", COMMIT)
+        send("checked", UNKNOW, keys="known")
+        lost = send("resumed", UNKNOW)
+        forced = send("forced", UNKNOW, check_immunity_seconds=3_600)
+        with producer.begin_transaction() as transaction:
+            transaction.send(Message("orders", "first"))
+            transaction.send(Message("points", "part"))
+        producer.send(Message("orders", "normal"))
+        producer.send([Message("orders", "member 1"), Message("orders", "member 2")])
+        producer.send(Message("orders", "delayed", delay_milliseconds=1))
+        handle = producer.send(Message("orders", "recalled", delay_seconds=3_600)).recall_handle
+        assert handle is not None
+        producer.recall(handle)
+
+        eventually(lambda: ends(coordinator).get(lost) == "DISCARDED")
+        by_force("RESUME", lost)
+        by_force("COMMIT", lost)
+        by_force("COMMIT", forced)
+        visible = ["checked", "committed", "delayed", "first", "forced", "member 1", "member 2", "normal", "resumed"]
+        await_equal(lambda: bodies(warehouse, "orders"), visible)
+        assert bodies(warehouse, "points") == ["part"]
+        await_equal(lambda: _states(warehouse, "deliveries"), ["DELIVERED", "RECALLED"])
+    assert DeltaTable(f"{warehouse}/rejected").to_pyarrow_table().num_rows == 0
+
+
+def _states(warehouse: str, table: str) -> list[str]:
+    return sorted(DeltaTable(f"{warehouse}/{table}").to_pyarrow_table()["state"].to_pylist())
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_a_producer_can_not_write_to_admin(secured: Secured) -> None:
+    with pytest.raises(KafkaError, match=rf"not give the user producer access.*{PREFIX}admin.*Kafka ACLs"):
+        admin.send(kafka(secured, "producer"), "RESUME", "t", NOWHERE, None)
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_who_may_not_write_is_told_that_nothing_was_sent(secured: Secured) -> None:
+    with (
+        DefaultMQProducer(GROUP, **producing(secured, "reader")) as producer,
+        pytest.raises(MQClientException, match=r"nothing was sent.*the user reader.*Kafka ACLs"),
+    ):
+        producer.send(Message("orders", "never"))
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_who_may_not_read_the_checks_of_a_group_is_told_once(
+    secured: Secured, caplog: pytest.LogCaptureFixture, eventually: Callable[..., None]
+) -> None:
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "Reading checks" in record.getMessage()]
+
+    with (
+        caplog.at_level(logging.WARNING, "commitlake"),
+        TransactionMQProducer("other-group", Shop(), **producing(secured)),
+    ):
+        eventually(told)
+        time.sleep(2)  # twice as long as the wait after other errors
+    assert len(told()) == 1
+    assert re.search(r"the user producer access.*check\.other-group.*Kafka ACLs", told()[0])
+
+
+def start_coordinator(secured: Secured, spark: SparkSession, user: str, **login: str) -> None:
+    import commitlake
+
+    commitlake.start(spark, settings(secured, secured.place / "refused", user, **login))
+
+
+def start_producer(secured: Secured, spark: SparkSession, user: str, **login: str) -> None:
+    TransactionMQProducer(GROUP, Shop(), **producing(secured, user, **login)).start()
+
+
+def send_decision(secured: Secured, spark: SparkSession, user: str, **login: str) -> None:
+    admin.send(kafka(secured, user, **login), "COMMIT", "t", NOWHERE, None)
+
+
+EVERYBODY = pytest.mark.parametrize(
+    "connect", [start_coordinator, start_producer, send_decision], ids=["coordinator", "producer", "administrator"]
+)
+
+
+def refusal(connect: Callable[..., None], *arguments: Any, **login: str) -> str:
+    """The text of the error; fails when it comes late."""
+    begun = time.monotonic()
+    with pytest.raises(CommitLakeError) as caught:
+        connect(*arguments, **login)
+    assert time.monotonic() - begun < REFUSED_WITHIN_S
+    return str(caught.value)
+
+
+@EVERYBODY
+def test_an_outsider_is_told_which_rights_are_missing(
+    connect: Callable[..., None], secured: Secured, spark: SparkSession
+) -> None:
+    told = refusal(connect, secured, spark, OUTSIDER)
+    assert f"does not give the user {OUTSIDER} access" in told
+    assert "docs/operations.md" in told
+
+
+@EVERYBODY
+def test_a_wrong_password_is_told_and_not_tried_for_ever(
+    connect: Callable[..., None], secured: Secured, spark: SparkSession
+) -> None:
+    told = refusal(connect, secured, spark, "coordinator", password="wr0ng-secret")
+    assert "refuses this client" in told
+    assert "sasl.jaas.config" in told
+    assert "wr0ng-secret" not in told
+
+
+@EVERYBODY
+def test_a_certificate_of_a_ca_that_is_not_trusted_is_told(
+    connect: Callable[..., None], secured: Secured, spark: SparkSession
+) -> None:
+    told = refusal(connect, secured, spark, "coordinator", ca="other")
+    assert "certificate verify failed" in told
+    assert "ssl.truststore.location" in told
+
+
+def test_the_plans_of_running_queries_hold_no_secret(
+    coordinator: Coordinator, spark: SparkSession, secured: Secured, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert coordinator.epoch > 0
+    for query in spark.streams.active:
+        query.explain(extended=True)
+    batch = spark.read.format("kafka").options(**_kafka_options(secured), subscribe=f"{PREFIX}half").load()
+    batch.explain(extended=True)
+    said = capfd.readouterr().out
+    assert "Physical Plan" in said
+    assert secured.secret("coordinator") not in said
+
+
+def _kafka_options(secured: Secured) -> dict[str, str]:
+    given = secured.options("coordinator") | {"bootstrap.servers": secured.bootstrap_servers}
+    return {f"kafka.{name}": value for name, value in given.items()}
+
+
+def test_a_wrong_password_ends_the_command_with_a_short_error(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMITLAKE_JAAS", jaas("scram.Scram", "coordinator", "wr0ng-secret") + ";")
+    options = {**secured.options("coordinator"), "sasl.jaas.config": "env:COMMITLAKE_JAAS"}
+    with coordinator_process(tmp_path, **_as_settings(secured, options)) as running:
+        assert running.end(120) == 1
+        assert "refuses this client" in running.said
+        assert len(running.said.splitlines()) == 1
+        assert "wr0ng-secret" not in running.said
+
+
+def test_secrets_by_file_or_environment_appear_nowhere(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on the terminal at DEBUG, nor in any file, command line or page of Spark's, also while Kafka is away."""
+    secrets = [secured.secret("coordinator"), "k3y-in-a-file"]
+    given = secured.options("coordinator")
+    monkeypatch.setenv("COMMITLAKE_LOG", "DEBUG")
+    monkeypatch.setenv("COMMITLAKE_JAAS", given["sasl.jaas.config"])  # the name in conf/cluster.yaml
+    (tmp_path / "key").write_text(secrets[1] + "\n")
+    truststore = "ssl.truststore.location"
+    options = {truststore: given[truststore], "ssl.key.password": f"file:{tmp_path / 'key'}"}
+    lake, port = tmp_path / "lake", _free_port()
+    (lake / "events").mkdir(parents=True)
+    arguments = _spark_arguments(lake, port)
+    more = _as_settings(secured, options)
+    with coordinator_process(lake, "--conf", str(CLUSTER), spark_args=arguments, **more) as running:
+        running.ready()
+        _send_and_check(secured, running.warehouse)
+        pages = _pages(port)
+        assert "== Physical Plan ==" in pages["plans"]
+        found = {
+            "Spark's pages": _leaks(pages, secrets),
+            "command lines": _leaks(_command_lines(), secrets),
+            "files while running": _leaks(_files(lake), secrets),
+        }
+        secured.broker.restart()
+        wait_for(lambda: "could not be established" in running.said, 60, lambda: running.said)
+        running.process.terminate()
+        running.end()
+        found |= {"output": _leaks({"all": running.said}, secrets), "files": _leaks(_files(lake), secrets)}
+    assert found == {where: [] for where in found}
+    assert _leaks(_files(lake / "events"), ["SparkListenerApplicationStart"])
+
+
+def _as_settings(secured: Secured, options: dict[str, str]) -> dict[str, str]:
+    given = {f"kafka.options.{name}": value for name, value in options.items()}
+    timings = {"trigger_interval": "500ms"} | {f"transaction.{name}": str(value) for name, value in TIMINGS.items()}
+    where = {"kafka.bootstrap_servers": secured.bootstrap_servers, "kafka.topic_prefix": "process."}
+    return {**given, **timings, **where, "kafka.queues": "2"}
+
+
+def _spark_arguments(place: Path, port: int) -> str:
+    conf = {
+        "spark.ui.enabled": "true",
+        "spark.ui.port": str(port),
+        "spark.sql.ui.explainMode": "extended",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",  # so that its text can be searched
+        "spark.eventLog.dir": (place / "events").as_uri(),
+        "spark.local.dir": str(place / "local"),
+    }
+    return " ".join(f"--conf {name}={value}" for name, value in conf.items())
+
+
+def _send_and_check(secured: Secured, warehouse: Path) -> None:
+    """One transaction that needs a check, so that all of Kafka's clients, Spark's and Python's, have worked."""
+    with TransactionMQProducer(GROUP, Shop(), **producing(secured, prefix="process.")) as producer:
+        producer.send_message_in_transaction(Message("orders", "checked", keys="known"), UNKNOW)
+        await_equal(lambda: bodies(warehouse, "orders"), ["checked"])
+
+
+def _pages(port: int) -> dict[str, str]:
+    """What Spark's REST interface and its pages show."""
+
+    def get(path: str) -> str:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            return str(answer.read().decode())
+
+    application = json.loads(get("/api/v1/applications"))[0]["id"]
+    rest = f"/api/v1/applications/{application}"
+    paths = [f"{rest}/{name}" for name in ("environment", "jobs", "stages", "sql?details=true&planDescription=true")]
+    plans = get(f"{rest}/sql?details=true&planDescription=true&length=10000")
+    paths += [f"/SQL/execution/?id={plan['id']}" for plan in json.loads(plans)[-40:]]
+    return {"plans": plans} | {path: get(path) for path in [*paths, "/environment/", "/StreamingQuery/"]}
+
+
+def _command_lines() -> dict[str, str]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found[str(path)] = path.read_text(errors="replace")
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def _files(place: Path) -> dict[str, str]:
+    found = {}
+    for path in place.rglob("*"):
+        try:
+            found[str(path)] = path.read_bytes().decode("latin-1") if path.is_file() else ""
+        except OSError:
+            continue  # Spark deletes what it no longer needs
+    return found
+
+
+def _leaks(texts: dict[str, str], secrets: list[str]) -> list[str]:
+    assert texts
+    return [name for name, text in texts.items() if any(secret in text for secret in secrets)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
