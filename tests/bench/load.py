@@ -55,6 +55,17 @@ def send_ops(found: DataFrame, config: Config) -> None:
     _send(ended, config, "op", F.col("transaction_id"), value, {})
 
 
+def send_delayed(found: DataFrame, config: Config, due_ms: Column, topic: str = "orders") -> None:
+    """Sends a delayed message for each of `found`, due at `due_ms` (ms since epoch, UTC)."""
+    headers = {
+        "REAL_TOPIC": F.lit(topic),
+        "UNIQ_KEY": F.col("transaction_id"),
+        "TIMER_DELIVER_MS": due_ms.cast("string"),
+    }
+    body = F.rpad(F.concat(F.lit("body of "), "transaction_id"), BODY_BYTES, ".")
+    _send(found, config, "messages", F.lit(None), body, headers)
+
+
 def _send(found: DataFrame, config: Config, name: str, key: Column, value: Column, headers: dict[str, Column]) -> None:
     array = F.array(*[F.struct(F.lit(k).alias("key"), v.cast("binary").alias("value")) for k, v in headers.items()])
     rows = (
