@@ -319,6 +319,7 @@ def test_batches_are_whole_at_every_moment_with_the_ids_order_and_properties_the
         assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in members}) == 1
 
 
+@pytest.mark.soak
 def test_a_list_of_forty_thousand_is_split_into_batches_that_all_land(
     coordinator: Coordinator, producer: DefaultMQProducer, eventually: Callable[..., None]
 ) -> None:

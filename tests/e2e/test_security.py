@@ -278,6 +278,7 @@ def test_a_wrong_password_ends_the_command_with_a_short_error(
         assert "wr0ng-secret" not in running.said
 
 
+@pytest.mark.soak
 def test_secrets_by_file_or_environment_appear_nowhere(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

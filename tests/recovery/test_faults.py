@@ -22,6 +22,8 @@ from commitlake import TransactionMQProducer
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.streams.coordinator import Coordinator
 
+pytestmark = pytest.mark.soak
+
 AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.e2e.running import wait_for
 from tests.lake import Lake, newest
@@ -13,6 +14,8 @@ from tests.lake import Lake, newest
 from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
 from commitlake.protocol.encoding import Position
 from commitlake.streams.coordinator import Coordinator
+
+pytestmark = pytest.mark.soak
 
 
 def checks_of(lake: Lake, at: Position) -> list[int]:

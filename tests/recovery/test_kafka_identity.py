@@ -22,6 +22,8 @@ from commitlake.protocol import wire
 from commitlake.streams.landing import Landing
 from commitlake.tables import Warehouse
 
+pytestmark = pytest.mark.soak
+
 
 def commit(lake: Lake, *names: str) -> None:
     """Sends committed transactions, all to queue 0."""

@@ -155,7 +155,14 @@ def test_landings_without_ops_are_remembered_too(spark: SparkSession, settings: 
     assert [marker["landing_id"] for marker in warehouse.markers("op")] == [3, 2, 1]
 
 
-@pytest.mark.parametrize(("commit", "moment"), [(1, "after"), (4, "before"), (COMMITS, "after")])
+@pytest.mark.parametrize(
+    ("commit", "moment"),
+    [
+        pytest.param(1, "after", marks=pytest.mark.soak),
+        (4, "before"),
+        pytest.param(COMMITS, "after", marks=pytest.mark.soak),
+    ],
+)
 def test_a_killed_landing_is_finished_exactly_once(
     spark: SparkSession, settings: dict[str, Any], commit: int, moment: str
 ) -> None:
@@ -178,6 +185,7 @@ def test_a_killed_landing_is_finished_exactly_once(
     assert standing(warehouse) == expected(loaded)
 
 
+@pytest.mark.soak
 def test_a_landing_that_is_cut_short_again_while_it_is_finished_still_lands_each_record_once(
     spark: SparkSession, settings: dict[str, Any]
 ) -> None:

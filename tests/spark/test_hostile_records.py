@@ -219,6 +219,7 @@ def test_a_check_lists_as_many_half_messages_as_an_op_may(checked: Lake) -> None
     assert flood.half_messages[0] == flood.half
 
 
+@pytest.mark.soak
 def test_an_answer_that_lists_a_thousand_decides_all_that_have_landed(checked: Lake, spark: SparkSession) -> None:
     flood = next(check for check in checked.checks() if check.msg_id == "flood")
     checked.op("COMMIT", "flood", *flood.half_messages)
@@ -227,6 +228,7 @@ def test_an_answer_that_lists_a_thousand_decides_all_that_have_landed(checked: L
     assert checked.rejected() == {}
 
 
+@pytest.mark.soak
 def test_the_largest_batch_there_may_be_lands(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake = Lake(broker.bootstrap_servers, "largest.", tmp_path, max_message_size="15MiB")
     acting = Hostile(lake)

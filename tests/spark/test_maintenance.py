@@ -104,6 +104,7 @@ def test_before_their_age_no_row_goes(spark: SparkSession, copied: Lake) -> None
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_a_start_after_a_kill_between_two_deletes_opens_tells_and_delivers_nothing_again(
     spark: SparkSession, copied: Lake
 ) -> None:

@@ -20,6 +20,7 @@ def lake(broker: EmbeddedBroker, tmp_path: Path) -> Lake:
     return Lake(broker.bootstrap_servers, "park.", tmp_path, **{"transaction.op_park_time": f"{_PARK_S}s"})
 
 
+@pytest.mark.soak
 def test_an_early_op_and_a_conflict_are_told_when_their_park_time_is_over_though_each_start_begins_anew(
     lake: Lake, spark: SparkSession
 ) -> None:
