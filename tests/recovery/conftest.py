@@ -13,7 +13,7 @@ from commitlake.kafka.embedded import EmbeddedBroker
 
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60] + "."
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[-60:].strip("-") + "."
 
 
 @pytest.fixture

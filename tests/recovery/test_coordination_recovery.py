@@ -20,13 +20,15 @@ from commitlake.streams.coordinator import Coordinator
 
 KILLS = [
     ("coordination:transactions", "after", 1),
-    ("coordination:topic", "after", 1),
     ("coordination:deliveries", "after", 1),
-    ("coordination:discarded", "before", 1),
     ("coordination:batches", "before", 1),
-    ("coordination:kafka", "before", 1),
 ]
 """One start each, over one warehouse; what a kill leaves the next start finishes, or dies finishing."""
+MORE_KILLS = [
+    ("coordination:topic", "after", 1),
+    ("coordination:discarded", "before", 1),
+    ("coordination:kafka", "before", 1),
+]
 
 
 @pytest.fixture
@@ -37,9 +39,12 @@ def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
 
 
 @pytest.mark.timeout(1_200)
-def test_a_coordinator_killed_at_step_after_step_ends_every_transaction_once(spark: SparkSession, lake: Lake) -> None:
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["first", "more"])
+def test_a_coordinator_killed_at_step_after_step_ends_every_transaction_once(
+    spark: SparkSession, lake: Lake, kills: list[tuple[str, str, int]]
+) -> None:
     traffic = Traffic(lake)
-    for number, (step, moment, nth) in enumerate(KILLS):
+    for number, (step, moment, nth) in enumerate(kills):
         traffic.send()
         child = killed_at(lake, step, moment, nth)
         assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
@@ -49,6 +54,7 @@ def test_a_coordinator_killed_at_step_after_step_ends_every_transaction_once(spa
     traffic.assert_outcome()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_kill_around_a_resume_reopens_once(spark: SparkSession, lake: Lake) -> None:
     traffic = Traffic(lake)
