@@ -189,7 +189,7 @@ def test_the_admin_command_asks_for_an_address_when_the_broker_is_embedded() -> 
 
 def test_a_command_that_does_not_exist_is_answered_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.dispatch(["explode"]) == 2
-    assert "{ledger,admin,config}" in capsys.readouterr().err
+    assert "{ledger,audit,admin,maintain,config}" in capsys.readouterr().err
 
 
 def test_the_configuration_is_shown_without_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:

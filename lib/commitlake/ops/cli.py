@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from commitlake import job
 from commitlake.errors import SetupError
 
-COMMANDS = {"ledger": "ledger", "admin": "admin", "maintain": "maintain", "config": "show_config"}
+COMMANDS = {"ledger": "ledger", "audit": "audit", "admin": "admin", "maintain": "maintain", "config": "show_config"}
 
 
 def main() -> None:

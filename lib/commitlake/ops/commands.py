@@ -1,9 +1,10 @@
-"""The commands `ledger`, `admin` and `config`: command lines to answers on the terminal."""
+"""The commands `ledger`, `audit`, `admin` and `config`: command lines to answers on the terminal."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -12,6 +13,8 @@ from commitlake import config, session
 from commitlake.errors import ConfigError
 from commitlake.ops import admin as administration
 from commitlake.ops import ledger as questions
+from commitlake.ops.audit import TopicCounts
+from commitlake.ops.audit import audit as compare
 from commitlake.protocol.encoding import Position
 from commitlake.streams import ownership
 from commitlake.streams.maintenance import Maintenance
@@ -37,6 +40,20 @@ def ledger(arguments: Sequence[str]) -> int:
         show(questions.pending(spark, conf.warehouse))
         return 0
     return int(not show(questions.transaction(spark, conf.warehouse, given.transaction_id)))
+
+
+def audit(arguments: Sequence[str]) -> int:
+    """Compare the tables message by message; exit code 1 when anything is not as it should be."""
+    given = _parser("audit", "Whether the tables agree, message by message.").parse_args(arguments)
+    conf = config.load(given.conf, given.set)
+    spark = session.build(conf, app_name="commitlake-audit")
+    report = compare(spark, conf.warehouse)
+    _print_table([field.name for field in fields(TopicCounts)], map(astuple, report.topics))
+    for finding in report.findings:
+        print(finding)
+    count = sum(finding.count for finding in report.findings)
+    print(f"{'all is well' if report.is_well else f'{count} findings'} up to batch {report.last_batch}")
+    return int(not report.is_well)
 
 
 def admin(arguments: Sequence[str]) -> int:
@@ -88,12 +105,16 @@ def show_config(arguments: Sequence[str]) -> int:
 def show(found: DataFrame) -> list[dict[str, object]]:
     """Print rows as a table with columns as wide as they need, and return them; times are UTC."""
     rows = [row.asDict() for row in _with_texts_for_times(found).limit(MOST_ROWS).collect()]
-    lines = [found.columns, *[["" if row[name] is None else str(row[name]) for name in found.columns] for row in rows]]
+    _print_table(found.columns, (row.values() for row in rows))
+    print(f"({len(rows)} rows{', the first ones' if len(rows) == MOST_ROWS else ''})")
+    return rows
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    lines = [columns, *[["" if value is None else str(value) for value in row] for row in rows]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-    print(f"({len(rows)} rows{', the first ones' if len(rows) == MOST_ROWS else ''})")
-    return rows
 
 
 def _with_texts_for_times(found: DataFrame) -> DataFrame:

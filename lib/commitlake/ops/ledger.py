@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from commitlake.ops import audit
+from commitlake.ops.audit import TopicCounts
+from commitlake.ops.audit_rows import until
 from commitlake.protocol import wire
 from commitlake.streams.lookup import newest, reopened
 from commitlake.tables import Warehouse
@@ -39,14 +42,6 @@ SELECT 6, rejected_at, CONCAT('rejected: ', reason), kafka_partition, kafka_offs
 ) ORDER BY at, step, queue, offset
 """
 
-_SUMMARY = """
-SELECT topic, half, committed, rolled_back, discarded, pending, delayed, delivered, recalled, waiting, visible,
-       half = committed + rolled_back + discarded + pending
-       AND delayed + committed_later = delivered + recalled + waiting
-       AND visible = committed - committed_later + delivered AND visible = places AS holds
-FROM {counts} ORDER BY topic
-"""
-
 
 def transaction(spark: SparkSession, warehouse: str, transaction_id: str) -> DataFrame:
     """All that is known of a transaction in time order: at, event, queue and offset of what it is about, detail."""
@@ -71,9 +66,15 @@ def pending(spark: SparkSession, warehouse: str) -> DataFrame:
     tables = Warehouse(spark, warehouse)
     checks = tables.read("checks").groupBy("queue", F.col("half_offset").alias("queue_offset"), "round")
     sent = checks.agg(F.max("check_no").alias("sent"), F.max("requested_at").alias("last_check_at"))
+    half = tables.read("half").where("queue = first_queue AND queue_offset = first_offset")
+    ends = newest(until(tables.read("transactions"), audit.last_batch(tables))).select(
+        "queue", F.col("half_offset").alias("queue_offset"), F.col("round").alias("last_round")
+    )
+    again = reopened(tables.read("reentries")).drop("open_since")
+    found = half.join(ends, _PLACE, "left").join(again, ["first_queue", "first_offset"], "left")
     return (
-        states(tables, _last_batch(tables))
-        .where("state = 'PENDING' AND queue = first_queue AND queue_offset = first_offset")
+        found.where("last_round IS NULL OR open_round > last_round")
+        .withColumn("round", F.coalesce("open_round", F.lit(0)))
         .join(sent, [*_PLACE, "round"], "left")
         .select(
             *("stored_at", "topic", "producer_group", "transaction_id", *_PLACE, "round"),
@@ -85,85 +86,7 @@ def pending(spark: SparkSession, warehouse: str) -> DataFrame:
 
 
 def summary(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Counts for each topic, and in `holds` whether they agree.
-
-    They do when every half message is committed, rolled back, discarded or pending; every delayed message, also a
-    committed half message with a delay, was delivered or recalled, or waits; and what was committed or delivered is
-    visible exactly once. Normal and batch messages, which pass no ledger, are not counted.
-    """
-    tables = Warehouse(spark, warehouse)
-    last = _last_batch(tables)
-    ended = _until(tables.read("deliveries"), last).select(
-        "source", *_PLACE, F.col("state").alias("delivery"), F.lit(1).alias("known")
-    )
-    counts = [
-        _count_half(states(tables, last), ended.where("source = 'half'")),
-        _count_delayed(tables.read("delayed"), ended.where("source = 'messages'")),
-        *[_count_visible(_until(tables.read_topic(topic), last), topic) for topic in sorted(tables.topics())],
-    ]
-    every = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), counts)
-    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in every.columns if name != "topic"]
-    return spark.sql(_SUMMARY, counts=every.groupBy("topic").agg(*sums))
-
-
-def states(tables: Warehouse, last_batch: int) -> DataFrame:
-    """Every half message with its newest `state`, PENDING when it has none or was reopened since; its `round`."""
-    half = tables.read("half").drop("body", "sharding_key", "properties")
-    end = F.struct("state", "reason", "deliver_at", F.col("round").alias("last_round")).alias("end")
-    ends = newest(_until(tables.read("transactions"), last_batch)).select(
-        "queue", F.col("half_offset").alias("queue_offset"), end
-    )
-    again = reopened(tables.read("reentries")).drop("open_since")
-    found = half.join(ends, _PLACE, "left").join(again, ["first_queue", "first_offset"], "left")
-    is_reopened = (F.col("open_round") > F.col("end.last_round")) & (F.col("end.reason") != "ORPHAN")
-    is_open = F.col("end").isNull() | F.coalesce(is_reopened, F.lit(False))
-    return found.select(
-        *half.columns,
-        F.when(is_open, "PENDING").otherwise(F.col("end.state")).alias("state"),
-        (~is_open & F.col("end.deliver_at").isNotNull()).alias("is_delayed"),
-        F.coalesce("open_round", F.lit(0)).alias("round"),
-    )
-
-
-def _count_half(half: DataFrame, ended: DataFrame) -> DataFrame:
-    later = "state = 'COMMITTED' AND is_delayed"
-    return _count(
-        half.join(ended, _PLACE, "left"),
-        half="true",
-        committed="state = 'COMMITTED'",
-        rolled_back="state = 'ROLLED_BACK'",
-        discarded="state = 'DISCARDED'",
-        pending="state = 'PENDING'",
-        committed_later=later,
-        delivered="delivery = 'DELIVERED'",
-        waiting=f"{later} AND known IS NULL",
-    )
-
-
-def _count_delayed(delayed: DataFrame, ended: DataFrame) -> DataFrame:
-    return _count(
-        delayed.join(ended, _PLACE, "left"),
-        delayed="true",
-        delivered="delivery = 'DELIVERED'",
-        recalled="delivery = 'RECALLED'",
-        waiting="known IS NULL",
-    )
-
-
-def _count_visible(rows: DataFrame, topic: str) -> DataFrame:
-    places = F.count_distinct("source", "source_queue", "source_offset").alias("places")
-    return rows.agg(F.lit(topic).alias("topic"), F.count("*").alias("visible"), places)
-
-
-def _count(rows: DataFrame, **conditions: str) -> DataFrame:
-    return rows.groupBy("topic").agg(*[F.expr(f"count_if({text})").alias(name) for name, text in conditions.items()])
-
-
-def _until(rows: DataFrame, last_batch: int) -> DataFrame:
-    """Rows of completed batches; of a topic table only those that passed the ledger have a batch."""
-    return rows.where(F.col("batch_id") <= last_batch)
-
-
-def _last_batch(tables: Warehouse) -> int:
-    newest_batch = tables.read("batches").agg(F.max("batch_id")).collect()[0][0]
-    return -1 if newest_batch is None else int(newest_batch)
+    """Counts for each topic, and in `holds` whether they agree, as an audit counts them (`TopicCounts`)."""
+    numbers = ", ".join(f"{field.name} bigint" for field in fields(TopicCounts)[1:-1])
+    counted = [astuple(counts) for counts in audit.counts(Warehouse(spark, warehouse))]
+    return spark.createDataFrame(counted, f"topic string, {numbers}, holds boolean")

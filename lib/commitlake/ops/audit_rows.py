@@ -1,0 +1,139 @@
+"""What each row of each table says of a message, in a few numbers: (what, at which coordinates).
+
+No body and no id is read. All that the tables say of one message meets by its coordinates: source (`half`, `messages`,
+or `op` and `admin` for ops), Kafka partition and offset, and the place in a batch.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.protocol.states import Kind, Refusal
+from commitlake.streams.events import coordinate
+from commitlake.tables import Warehouse
+
+SOURCES = ("half", "messages", "op", "admin")
+
+
+class What(IntEnum):
+    """What a row says. The first five are states: of those of one message, that of the highest batch_id holds."""
+
+    REOPENED = 0
+    COMMITTED = 1
+    COMMITTED_WITH_DELAY = 2
+    ROLLED_BACK = 3
+    DISCARDED = 4
+    LANDED = 5
+    DELIVERED = 6
+    RECALLED = 7
+    KEPT = 8
+    """It stands in `discarded`."""
+    VISIBLE = 9
+    """By a decision or a delivery."""
+    NORMAL = 10
+    """Visible since it landed, as a normal message or a member of a batch."""
+    REJECTED = 11
+    """It did not land."""
+    REFUSED = 12
+    """An op that landed, and then changed nothing."""
+
+
+_FACTS = {
+    "topic": "bigint",  # its hash: names would be shuffled with tens of millions of rows
+    "queue_id": "int",
+    "round": "int",
+    "batch": "bigint",
+    "happened": "bigint",  # ms since epoch
+    "not_before": "bigint",  # ms since epoch: nobody may see it earlier
+}
+_TOPIC = "xxhash64(topic)"
+
+
+def rows(tables: Warehouse, last_batch: int) -> DataFrame:
+    """Rows of all tables up to a batch: at, source, member, what, and facts, null where a row has none."""
+    said = [*_landed(tables), *_told(tables, last_batch)]
+    said += [_visible(tables, topic, last_batch) for topic in sorted(tables.topics())]
+    return reduce(DataFrame.unionAll, said)
+
+
+def until(table: DataFrame, last_batch: int) -> DataFrame:
+    """Rows of complete batches; of a topic table also those that passed no ledger, which have no batch."""
+    return table.where(f"batch_id IS NULL OR batch_id <= {last_batch}")
+
+
+def _landed(tables: Warehouse) -> list[DataFrame]:
+    landed = F.lit(int(What.LANDED))
+    op_source = F.when(F.col("admin"), _source("admin")).otherwise(_source("op"))
+    op, rejected = tables.read("op"), tables.read("rejected")
+    by_coordination = f"source IN ('op', 'admin') AND reason IN {tuple(refusal.name for refusal in Refusal)}"
+    refusal = F.when(F.expr(by_coordination), int(What.REFUSED)).otherwise(int(What.REJECTED))
+    return [
+        _say(tables.read("half"), landed, _source("half"), "queue", "queue_offset", topic=_TOPIC, queue_id="queue_id"),
+        _say(
+            tables.read("delayed"), landed, _source("messages"), "queue", "queue_offset",
+            topic=_TOPIC, queue_id="queue_id", not_before="unix_millis(deliver_at)",
+        ),
+        _say(op, landed, op_source, "queue", "op_offset"),
+        _say(rejected, refusal, _source_of("source"), "kafka_partition", "kafka_offset"),
+    ]  # fmt: skip
+
+
+def _told(tables: Warehouse, last_batch: int) -> list[DataFrame]:
+    """What coordination tells of messages, but for topic tables."""
+    half = _source("half")
+    ended, delivered, kept, again = (
+        until(tables.read(name), last_batch) for name in ("transactions", "deliveries", "discarded", "reentries")
+    )
+    state = F.when(F.expr("state = 'COMMITTED' AND deliver_at IS NOT NULL"), int(What.COMMITTED_WITH_DELAY))
+    for each in (What.COMMITTED, What.ROLLED_BACK, What.DISCARDED):
+        state = state.when(F.col("state") == each.name, int(each))
+    delivery = F.when(F.col("state") == "DELIVERED", int(What.DELIVERED)).otherwise(int(What.RECALLED))
+    facts = {"topic": _TOPIC, "batch": "batch_id"}
+    end = {**facts, "happened": "unix_millis(resolved_at)", "not_before": "unix_millis(deliver_at)"}
+    resumed = again.where(F.col("round") > 0)
+    is_part = F.col("kind") == int(Kind.PART)
+    place = {name: F.when(is_part, F.col(f"part_{name}")).otherwise(F.col(name)) for name in ("queue", "offset")}
+    return [
+        _say(ended, state, half, "queue", "half_offset", round="round", **end),
+        _say(delivered, delivery, _source_of("source"), "queue", "queue_offset", **end),
+        _say(
+            kept, F.lit(int(What.KEPT)), half, "queue", "queue_offset",
+            round="round", happened="unix_millis(discarded_at)", **facts,
+        ),
+        _say(resumed.withColumns(place), F.lit(int(What.REOPENED)), half, "queue", "offset", batch="batch_id"),
+    ]  # fmt: skip
+
+
+def _visible(tables: Warehouse, topic: str, last_batch: int) -> DataFrame:
+    is_normal = F.expr("batch_id IS NULL AND source = 'messages'")
+    what = F.when(is_normal, int(What.NORMAL)).otherwise(int(What.VISIBLE))
+    return _say(
+        until(tables.read_topic(topic), last_batch), what, _source_of("source"), "source_queue", "source_offset",
+        member="source_index", topic=F.xxhash64(F.lit(topic)), queue_id="queue_id", batch="batch_id",
+        happened="unix_millis(visible_at)", not_before="unix_millis(stored_at)",
+    )  # fmt: skip
+
+
+def _say(
+    table: DataFrame, what: Column, source: Column, queue: str, offset: str, member: str = "0", **facts: str | Column
+) -> DataFrame:
+    given = {name: F.expr(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+    return table.select(
+        coordinate(queue, offset).alias("at"),
+        source.cast("tinyint").alias("source"),
+        F.expr(member).alias("member"),
+        what.cast("tinyint").alias("what"),
+        *[given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _FACTS.items()],
+    )
+
+
+def _source(name: str) -> Column:
+    return F.lit(SOURCES.index(name))
+
+
+def _source_of(column: str) -> Column:
+    return F.array_position(F.array(*map(F.lit, SOURCES)), F.col(column)) - 1
