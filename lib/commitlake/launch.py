@@ -28,7 +28,7 @@ from commitlake.errors import CommitLakeError
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LIBRARY = Path(__file__).parent.parent
 # Long-lived jobs earn back what the optimising compiler costs; all others end before that.
-_LONG_LIVED = ("run",)
+_LONG_LIVED = ("run", "audit", "maintain")
 # Printed by every JVM that Spark starts, and about Spark's own choice.
 _NOISE = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
