@@ -79,7 +79,8 @@ def coordinator(
 ) -> Iterator[Coordinator]:
     import commitlake
 
-    with commitlake.start(spark, settings(secured, tmp_path_factory.mktemp("lake"))) as running:
+    own = spark.newSession()  # queries have names in their session, and the shared coordinator runs in this one
+    with commitlake.start(own, settings(secured, tmp_path_factory.mktemp("lake"))) as running:
         yield running
 
 
@@ -252,7 +253,7 @@ def test_the_plans_of_running_queries_hold_no_secret(
     coordinator: Coordinator, spark: SparkSession, secured: Secured, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert coordinator.epoch > 0
-    for query in spark.streams.active:
+    for query in coordinator.spark.streams.active:
         query.explain(extended=True)
     batch = spark.read.format("kafka").options(**_kafka_options(secured), subscribe=f"{PREFIX}half").load()
     batch.explain(extended=True)
