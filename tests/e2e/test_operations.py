@@ -92,6 +92,7 @@ def command(coordinator: Coordinator, name: str, *arguments: str) -> int:
 @pytest.fixture(scope="module")
 def decided(coordinator: Coordinator, sent: dict[str, str], history: Any) -> None:
     """What administrators did: reopened and then committed one, rolled another back while it was pending."""
+    history("forced", until="half message")
     first = admin.first_half_message(coordinator.spark, coordinator.config.warehouse, sent["forced"])
     admin.send(coordinator.config.kafka, "ROLLBACK", sent["forced"], first, "customer called")
     history("resumed", until="DISCARDED")
