@@ -188,7 +188,7 @@ class Waiting:
         """Prints the figures; returns the median duration of a batch with work, in s."""
         self.warehouse.create()
         self.warehouse.ensure_topic(TOPIC)
-        filled = timed(lambda: self._append(self.count, self._far()))
+        filled = load.timed(lambda: self._append(self.count, self._far()))
         begun = time.perf_counter()
         query = self._start()
         wait_for(lambda: bool(query.recentProgress), 900)
@@ -259,13 +259,6 @@ class Waiting:
         self.stopping = True
         with self.busy:  # the batch under way is finished
             query.stop()
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ One Spark partition writes one Kafka partition, in order, so the offset of a hal
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -81,3 +84,10 @@ def _send(found: DataFrame, config: Config, name: str, key: Column, value: Colum
     )
     options = spark_options(config.kafka) | {"kafka.acks": "all", "kafka.linger.ms": "5", "kafka.batch.size": "262144"}
     rows.write.format("kafka").options(**options).option("includeHeaders", "true").save()
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,10 +47,10 @@ def compare(spark: SparkSession, conf: Config, place: Path, name: str, count: in
     """Fills the topics, then copies them and coordinates them."""
     topics.ensure_topics(conf)
     found = load.transactions(spark, conf, count)
-    filled = timed(lambda: (load.send_half_messages(found, conf), load.send_ops(found, conf)))
+    filled = load.timed(lambda: (load.send_half_messages(found, conf), load.send_ops(found, conf)))
     own = replace(conf, warehouse=str(place / name / "warehouse"), checkpoints=str(place / name / "checkpoints"))
-    copied = timed(lambda: copy(spark, conf, str(place / name / "copy")))
-    coordinated = timed(lambda: coordinate(spark, own))
+    copied = load.timed(lambda: copy(spark, conf, str(place / name / "copy")))
+    coordinated = load.timed(lambda: coordinate(spark, own))
     rows = spark.read.format("delta").load(f"{own.warehouse}/topics/orders").count()
     assert rows == found.where(f"lot < {load.COMMITTED}").count(), rows
     print(
@@ -80,13 +78,6 @@ def coordinate(spark: SparkSession, conf: Config) -> None:
     """The coordinator, until all is done."""
     with Coordinator(spark, conf).start(available_now=True):
         pass
-
-
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

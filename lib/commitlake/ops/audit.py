@@ -91,7 +91,7 @@ def audit(spark: SparkSession, warehouse: str) -> AuditReport:
     """
     tables = Warehouse(spark, warehouse)
     since = _retained_since(tables)
-    last = last_batch(tables)
+    last = tables.newest_batch()
     found = _messages(tables, last, since)
     findings = [*_findings(found, _names(tables)), *_checks(tables, last), *_batches(tables, last)]
     if _retained_since(tables) != since:
@@ -101,13 +101,7 @@ def audit(spark: SparkSession, warehouse: str) -> AuditReport:
 
 def counts(tables: Warehouse) -> list[TopicCounts]:
     """Only the counts."""
-    return _counts(_messages(tables, last_batch(tables), _retained_since(tables)), _names(tables))
-
-
-def last_batch(tables: Warehouse) -> int:
-    """The newest complete batch, -1 when there is none."""
-    newest = tables.read("batches").agg(F.max("batch_id")).collect()[0][0]
-    return -1 if newest is None else int(newest)
+    return _counts(_messages(tables, tables.newest_batch(), _retained_since(tables)), _names(tables))
 
 
 def _messages(tables: Warehouse, last: int, since: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The commands `ledger`, `audit`, `admin` and `config`: command lines to answers on the terminal."""
+"""The commands `ledger`, `audit`, `admin`, `maintain` and `config`: command lines to answers on the terminal."""
 
 from __future__ import annotations
 

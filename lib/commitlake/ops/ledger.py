@@ -67,7 +67,7 @@ def pending(spark: SparkSession, warehouse: str) -> DataFrame:
     checks = tables.read("checks").groupBy("queue", F.col("half_offset").alias("queue_offset"), "round")
     sent = checks.agg(F.max("check_no").alias("sent"), F.max("requested_at").alias("last_check_at"))
     half = tables.read("half").where("queue = first_queue AND queue_offset = first_offset")
-    ends = newest(until(tables.read("transactions"), audit.last_batch(tables))).select(
+    ends = newest(until(tables.read("transactions"), tables.newest_batch())).select(
         "queue", F.col("half_offset").alias("queue_offset"), F.col("round").alias("last_round")
     )
     again = reopened(tables.read("reentries")).drop("open_since")

@@ -25,8 +25,8 @@ def finish_last_batch(warehouse: Warehouse) -> int:
     visible, or discard, is written now where it is missing. Refusals and checks need no finishing: what was not told
     is still open.
     """
-    last = max(_newest(warehouse, name) for name in _MARKED)
-    if last < 0 or _newest(warehouse, "batches") == last:
+    last = max(warehouse.newest_batch(name) for name in _MARKED)
+    if last < 0 or warehouse.newest_batch() == last:
         return last
     ended = warehouse.read("transactions").where(F.col("batch_id") == last)
     delivered = warehouse.read("deliveries").where(F.col("batch_id") == last)
@@ -35,11 +35,6 @@ def finish_last_batch(warehouse: Warehouse) -> int:
     done = warehouse.spark.sql(f"SELECT CAST({last} AS BIGINT) AS batch_id, current_timestamp() AS completed_at")
     warehouse.append(done, "batches", {"batch_id": last})
     return last
-
-
-def _newest(warehouse: Warehouse, name: str) -> int:
-    found = warehouse.read(name).agg(F.max("batch_id").alias("last")).collect()[0]["last"]
-    return -1 if found is None else int(found)
 
 
 def _finish_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame, batch_id: int) -> None:
@@ -89,7 +84,7 @@ def _finish_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> 
 def resend_checks(warehouse: Warehouse, config: Config) -> None:
     """Sends the newest checks again: a kill before Kafka would leave a producer unasked for an interval."""
     checks = warehouse.read("checks")
-    last = _newest(warehouse, "checks")
+    last = warehouse.newest_batch("checks")
     ended = warehouse.read("transactions").select("queue", "half_offset", "round")
     asked = (
         checks.where(F.col("batch_id") == last).join(ended, ["queue", "half_offset", "round"], "left_anti").persist()

@@ -17,7 +17,6 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from commitlake import session
 from commitlake.config import Config
@@ -101,14 +100,14 @@ class Maintenance:
         timing, now = self._config, time.time_ns() // 1_000_000
         stored = now - max(timing.maintenance.retention_ms, timing.transaction.op_park_time_ms)
         ended = stored - timing.transaction.op_park_time_ms
-        last = self._warehouse.read("batches").agg(F.max("batch_id")).collect()[0][0]
-        if last is None:
+        last = self._warehouse.newest_batch()
+        if last < 0:
             return None, "none, nothing has ended yet"
         newest = landing_recovery.newest(self._warehouse)
         if newest is not None and not landing_recovery.is_complete(self._warehouse, newest):
             # The next start finds out what it left out by what stands in the tables.
             return None, "none, a landing was cut short; start the coordinator first"
-        return retention.Cut(int(last), ended, stored), ""
+        return retention.Cut(last, ended, stored), ""
 
     def _delete(self, report: Report, step: retention.Step, cut: retention.Cut) -> None:
         old = evaluated(step.rows())

@@ -40,7 +40,11 @@ class Cut:
 
     def ended(self, column: str) -> Column:
         """Rows of complete batches that are old by `column`."""
-        return (F.col("batch_id") <= self.last_batch) & (F.col(column) < F.timestamp_millis(F.lit(self.ended_ms)))
+        return (F.col("batch_id") <= self.last_batch) & self.told(column)
+
+    def told(self, column: str) -> Column:
+        """Rows that are as old by `column`, and belong to no batch."""
+        return F.col(column) < F.timestamp_millis(F.lit(self.ended_ms))
 
     def stored(self, column: str) -> Column:
         """Rows that are old by `column`, also those that came soon after an old end."""
@@ -144,7 +148,7 @@ class _Old:
         old = self._read("rejected").where(self._cut.stored("rejected_at"))
         source = F.when(F.col("admin"), "admin").otherwise("op")
         op = self._stored("op").select(source, "queue", "op_offset").toDF(*keys)
-        gone = old.where(F.col("rejected_at") < F.timestamp_millis(F.lit(self._cut.ended_ms))).select(*keys)
+        gone = old.where(self._cut.told("rejected_at")).select(*keys)
         return _but_highest(gone.join(op, keys, "left_anti"), old, keys[:2], keys[2])
 
     def _stored(self, name: str) -> DataFrame:
@@ -159,15 +163,14 @@ class _Old:
 
     def _refused(self) -> DataFrame:
         rejected = self._read("rejected").where("source IN ('op', 'admin')")
-        return rejected.where(F.col("rejected_at") < F.timestamp_millis(F.lit(self._cut.ended_ms)))
+        return rejected.where(self._cut.told("rejected_at"))
 
     def _done(self) -> DataFrame:
         """The first half messages of transactions that ended for good, with all that landed of them."""
-        keys = ["first_queue", "first_offset"]
-        half = self._stored("half").select(*keys, *_PLACE)
+        half = self._stored("half").select(*_FIRST, *_PLACE)
         found = half.join(self._ended_for_good().toDF(*_PLACE, "good"), _PLACE, "left")
-        every = found.groupBy(*keys).agg(F.bool_and(F.coalesce("good", F.lit(False))).alias("every"))
-        return every.where("every").select(*keys).join(self._named_by_kept_ops(), keys, "left_anti")
+        every = found.groupBy(*_FIRST).agg(F.bool_and(F.coalesce("good", F.lit(False))).alias("every"))
+        return every.where("every").select(*_FIRST).join(self._named_by_kept_ops(), _FIRST, "left_anti")
 
     def _named_by_kept_ops(self) -> DataFrame:
         """What an op that stays is about stays too, or the op would look like one that waits."""
@@ -175,7 +178,7 @@ class _Old:
         partition = ["queue", "admin"]
         kept = op.join(F.broadcast(_highest(op, partition, "op_offset")), [*partition, "op_offset"], "left_semi")
         first = F.col("half_messages")[0]
-        return kept.select(first["queue"], first["offset"]).toDF("first_queue", "first_offset")
+        return kept.select(first["queue"], first["offset"]).toDF(*_FIRST)
 
     def _ended_for_good(self) -> DataFrame:
         """Each half message with an old end, and whether the newest of those is final and, with a delay, delivered.

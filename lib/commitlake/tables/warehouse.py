@@ -132,6 +132,11 @@ class Warehouse:
         """Number of the newest commit of a fixed table."""
         return int(self._history(self.locate(name), 1)[0]["version"])
 
+    def newest_batch(self, name: str = "batches") -> int:
+        """Highest batch_id of a fixed table, of `batches` the newest complete one; -1 when there is none."""
+        found = self.read(name).agg(F.max("batch_id").alias("last")).collect()[0]["last"]
+        return -1 if found is None else int(found)
+
     def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
         """Markers of a fixed table's last `limit` commits, newest first; commits without one are left out."""
         return self._markers(self.locate(name), limit)
