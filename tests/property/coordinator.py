@@ -7,7 +7,7 @@ from tests.property.ledger import Keyed, Ledger, Said
 from tests.property.records import Message, Op, half_row, op_rows
 
 from commitlake.protocol.model import Rules
-from commitlake.protocol.rows import ROW, SEGMENT_SIZE, Rows, empty
+from commitlake.protocol.rows import SEGMENT_SIZE, Rows, empty, pack, unpack
 from commitlake.protocol.segment import advance
 from commitlake.protocol.states import Kind, Source
 
@@ -43,7 +43,7 @@ class Coordinator:
         self.next = self.ledger.again
 
     def _advance(self, key: Key, rows: Rows, now: int) -> list[Said]:
-        step = advance(np.frombuffer(self.states.get(key, b""), dtype=ROW), rows, now, self.rules)
+        step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules)
         self.states.pop(key, None)
         self.wake_at.pop(key, None)
         assert (step.wake_at is None) == (len(step.state) == 0), (
@@ -51,7 +51,7 @@ class Coordinator:
         )
         if step.wake_at is not None:
             assert step.wake_at > now, "an immediate wake-up would never end"
-            self.states[key], self.wake_at[key] = step.state.tobytes(), step.wake_at
+            self.states[key], self.wake_at[key] = pack(step.state), step.wake_at
         return [(*key[:2], event) for event in step.events]
 
 

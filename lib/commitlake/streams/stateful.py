@@ -12,7 +12,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from commitlake.protocol.model import Rules
-from commitlake.protocol.rows import EVENT, ROW, Rows
+from commitlake.protocol.rows import EVENT, ROW, Rows, empty, pack, unpack
 from commitlake.protocol.segment import advance
 from commitlake.streams.inputs import KEY
 
@@ -47,7 +47,7 @@ def _advance_segment(rules: Rules) -> _Call:
 
 
 def _kept(state: GroupState) -> Rows:
-    return np.frombuffer(state.get[0], dtype=ROW) if state.exists else np.empty(0, dtype=ROW)
+    return unpack(state.get[0]) if state.exists else empty()
 
 
 def _keep(state: GroupState, rows: Rows, wake_at: int | None, now: int) -> None:
@@ -56,7 +56,7 @@ def _keep(state: GroupState, rows: Rows, wake_at: int | None, now: int) -> None:
         if state.exists:
             state.remove()
         return
-    state.update((rows.tobytes(),))
+    state.update((pack(rows),))
     state.setTimeoutDuration(max(1, wake_at - now))
 
 
