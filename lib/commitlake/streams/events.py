@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
+from itertools import pairwise
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.protocol.encoding import OFFSET_BITS
+from commitlake.protocol.rows import SEGMENT_SIZE
 from commitlake.protocol.states import Event, Source, State
 
 
@@ -34,6 +36,7 @@ def moment(column: str) -> Column:
     return F.timestamp_millis(or_null(column))
 
 
+_GAPS = 16  # left out of the spans of a batch; each is one more comparison a row
 _SMALL = 500_000  # rows of some 100 bytes: 50 MB on the wire; a shuffle of the other side costs twice the time
 
 
@@ -66,9 +69,13 @@ class Events:
 
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame.persist()
-        keys = ["event", "src", "queue", "state"]
+        segment = F.expr(f"offset div {SEGMENT_SIZE}").alias("segment")
         spans = [F.min("offset").alias("low"), F.max("offset").alias("high")]
-        rows = self.frame.groupBy(*keys).agg(F.count("*").alias("n"), F.max("now").alias("now"), *spans).collect()
+        rows = (
+            self.frame.groupBy("event", "src", "queue", "state", segment)
+            .agg(F.count("*").alias("n"), F.max("now").alias("now"), *spans)
+            .collect()
+        )
         self._summary: list[Row] = rows
 
     @property
@@ -98,13 +105,26 @@ class Events:
     def spans(self, event: Event, src: Source = Source.HALF) -> list[Span]:
         """Where the messages of these events are."""
         rows = [row for row in self._summary if row["event"] == event and row["src"] == src]
-        queues = {row["queue"] for row in rows}
-        return [_span(queue, [row for row in rows if row["queue"] == queue]) for queue in sorted(queues)]
+        return joined([Span(row["queue"], row["low"], row["high"]) for row in rows])
 
     def with_more(self, more: DataFrame) -> Events:
         """These events and `more` as one."""
         return Events(self.frame.unionByName(more))
 
 
-def _span(queue: int, rows: list[Row]) -> Span:
-    return Span(queue, min(row["low"] for row in rows), max(row["high"] for row in rows))
+def joined(spans: list[Span]) -> list[Span]:
+    """Few spans that hold all these: neighbours become one, but at the widest gaps.
+
+    An old message and a new one may end in one batch, and all that lies between them need not be read.
+    """
+    spans = sorted(spans, key=lambda span: (span.queue, span.low))
+    gaps = sorted(after.low - before.high for before, after in pairwise(spans) if before.queue == after.queue)
+    narrow = max([SEGMENT_SIZE, *gaps[:-_GAPS][-1:]])
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found else None
+        if last and last.queue == span.queue and span.low - last.high <= narrow:
+            found[-1] = Span(last.queue, last.low, max(last.high, span.high))
+        else:
+            found.append(span)
+    return found
