@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.identities import assert_identities
 from tests.lake import Lake, Record, newest
 
-from commitlake.protocol import wire
+from commitlake.protocol import batch, wire
 from commitlake.protocol.encoding import Position
 
 STEPS = [
@@ -28,6 +29,8 @@ HASTY = {
 }
 """Every start checks what is open, and the third one discards it; what waits is answered at once."""
 PAST = {"TIMER_DELIVER_MS": "1"}
+LATER_S = 15
+"""A delay that ends while coordinators are killed and started: a start takes about 10 s."""
 
 
 class Traffic:
@@ -42,6 +45,7 @@ class Traffic:
         self.open: dict[str, Position] = {}
         self.resumed: Counter[Position] = Counter()
         self._last: tuple[str, Position] | None = None
+        self._due = 0.0
 
     def send(self) -> None:
         """One round: each kind of end, and each kind of refusal."""
@@ -77,7 +81,7 @@ class Traffic:
 
     def _several(self, name: str) -> None:
         first = self._half(f"{name} s", 0, "COMMITTED", "DIRECT")
-        part = self._half(f"{name} s", 1, "COMMITTED", "DIRECT", topic="b", first=first)
+        part = self._half(f"{name} s", 1, "COMMITTED", "DIRECT", topic="b", first=first, delays=self._later())
         self.lake.op("COMMIT", f"{name} s", first, part)
         if self._last:  # a part that comes when all has been decided
             self._half(self._last[0], 1, "COMMITTED", "DIRECT", first=self._last[1])
@@ -87,9 +91,21 @@ class Traffic:
     def _others(self, name: str) -> None:
         self.shown["messages", self.lake.message(f"{name} n", topic="a")] = f"{name} n".encode()
         self.shown["messages", self.lake.message(f"{name} l", topic="b", delays=PAST)] = f"{name} l".encode()
-        recalled = self.lake.message(f"{name} h", topic="b", delays=PAST)
-        self.lake.recall(f"{name} h", recalled, topic="b")
-        self.hidden.add(recalled)
+        later = self.lake.message(f"{name} w", topic="b", delays=self._later())
+        self.shown["messages", later] = f"{name} w".encode()
+        self.lake.message(f"{name} never", topic="b", delays={"TIMER_DELAY_SEC": "86400"})
+        for msg_id, delays in ((f"{name} h", PAST), (f"{name} i", self._later())):
+            recalled = self.lake.message(msg_id, topic="b", delays=delays)
+            self.lake.recall(msg_id, recalled, topic="b")
+            self.hidden.add(recalled)
+        members = [batch.Member(f"{name} b{number}".encode(), {"UNIQ_KEY": f"{name} b{number}"}) for number in range(3)]
+        record = wire.MessageRecord(topic="a", msg_id=f"{name} b", body=batch.pack(members), batch=len(members))
+        packed = self.lake.send("messages", wire.encode_message(record), 1).position
+        self.shown["messages", packed] = b"".join(member.body for member in members)
+
+    def _later(self) -> dict[str, str]:
+        self._due = time.time() + LATER_S
+        return {"TIMER_DELIVER_MS": str(int(self._due * 1_000))}
 
     def _refusals(self, name: str) -> None:
         self.refused[self.lake.op("COMMIT", name, Position(0, 1_000_000 + self.rounds))] = "NO_HALF_MESSAGE"
@@ -119,7 +135,8 @@ class Traffic:
             self.shown["half", at] = tid.encode()
 
     def settle(self, spark: SparkSession, **changes: object) -> None:
-        """Plain starts until nothing is pending."""
+        """Plain starts until nothing is pending, when the last delay has ended."""
+        time.sleep(max(0.0, self._due - time.time()))
         for _ in range(8):
             self.lake.run(spark, **changes)
             ended = newest(self.lake.rows("transactions"))
@@ -131,7 +148,8 @@ class Traffic:
         """How many rows of the ledger and of topic tables are there, how many are missing, how many stand twice."""
         lake = self.lake
         rows = [row for topic in lake.topics() for row in lake.topic(topic)]
-        shown = Counter((row["source"], row["source_queue"], row["source_offset"]) for row in rows)
+        firsts = [row for row in rows if row["source_index"] == 0]  # a batch is one record, like any other
+        shown = Counter((row["source"], row["source_queue"], row["source_offset"]) for row in firsts)
         ended = Counter((row["queue"], row["half_offset"], row["round"]) for row in lake.rows("transactions"))
         every = {(*at, n) for at in self.ends for n in range(self.resumed[at] + 1)}
         missing = {(source, *at) for source, at in self.shown} - set(shown) | every - set(ended)
@@ -143,7 +161,9 @@ class Traffic:
         ended = newest(self.lake.rows("transactions"))
         assert {Position(*at): (row["state"], row["reason"]) for at, row in ended.items()} == self.ends
         rows = [row for topic in self.lake.topics() for row in self.lake.topic(topic)]
-        found = {(row["source"], Position(row["source_queue"], row["source_offset"])): row["body"] for row in rows}
+        found: dict[tuple[str, Position], bytes] = defaultdict(bytes)  # of a batch, the bodies of its members in order
+        for row in sorted(rows, key=lambda row: row["source_index"]):
+            found[row["source"], Position(row["source_queue"], row["source_offset"])] += row["body"]
         assert found == self.shown
         recalled = {
             Position(r["queue"], r["queue_offset"]) for r in self.lake.rows("deliveries") if r["state"] == "RECALLED"
