@@ -1,6 +1,6 @@
 """How long an audit takes after millions of transactions, in a warehouse that is written for it.
 
-    .venv/bin/python tests/bench/audit.py --millions 20
+    .venv/bin/python -m tests.bench.audit --millions 20
 
 The first audit is that of a fresh session, and must find all well; before the second one of the visible rows is written
 once more, and just that must be found. 20 M transactions take 2.5 GB of the temporary directory.
@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import synthetic
+from tests.bench import synthetic
 
 from commitlake import session
 from commitlake.ops.audit import AuditReport, audit

@@ -16,6 +16,7 @@ from commitlake.tables import Warehouse
 QUEUES = 4
 TOPIC = "orders"
 BODY_BYTES = 64
+FIRST_OFFSET = 1 << 30  # so a coordinator can go on beside with a new broker, whose offsets begin at 0
 _MS_APART = 4  # of two half messages of one queue
 _BATCH = 250  # half messages of one queue that a batch decides
 _TASK = 500_000  # rows; a task's file holds neighbours of one queue, as after OPTIMIZE
@@ -52,14 +53,19 @@ def _places(warehouse: Warehouse, offsets: int) -> DataFrame:
     numbers = warehouse.spark.range(0, QUEUES * offsets, 1, max(QUEUES, QUEUES * offsets // _TASK))
     return numbers.select(
         F.expr(f"CAST(id DIV {max(offsets, 1)} AS INT)").alias("queue"),
-        (F.col("id") % max(offsets, 1)).alias("queue_offset"),
+        (FIRST_OFFSET + F.col("id") % max(offsets, 1)).alias("queue_offset"),
     )
 
 
+def _nth() -> Column:
+    """Which half message of its queue it is."""
+    return F.col("queue_offset") - FIRST_OFFSET
+
+
 def _half(places: DataFrame, begun: Column) -> DataFrame:
-    number = F.col("queue_offset") * QUEUES + F.col("queue")
+    number = _nth() * QUEUES + F.col("queue")
     name = F.concat(F.lit("7F0000010ABC18B4AAC2"), F.lpad(F.hex(number), 12, "0"))
-    stored = F.timestamp_millis(begun + F.col("queue_offset") * _MS_APART)
+    stored = F.timestamp_millis(begun + _nth() * _MS_APART)
     return places.select(
         *("queue", "queue_offset", name.alias("transaction_id"), name.alias("message_id")),
         F.lit("order-service").alias("producer_group"),
@@ -80,9 +86,9 @@ def _half(places: DataFrame, begun: Column) -> DataFrame:
 
 def _end(begun: Column) -> dict[str, Column]:
     """How each half message ended: by the op that stands at the same place in `op`."""
-    batch = F.expr(f"queue_offset DIV {_BATCH}")
+    batch = F.floor(_nth() / _BATCH)
     return {
-        "state": F.when(F.col("queue_offset") % 9 == F.col("queue"), "ROLLED_BACK").otherwise("COMMITTED"),
+        "state": F.when(_nth() % 9 == F.col("queue"), "ROLLED_BACK").otherwise("COMMITTED"),
         "reason": F.lit("DIRECT"),
         "op_queue": F.col("queue"),
         "op_offset": F.col("queue_offset"),

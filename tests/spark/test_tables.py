@@ -9,9 +9,11 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from commitlake.errors import WarehouseError
 from commitlake.tables import TABLES, TOPIC, Warehouse
+from commitlake.tables.schemas import Table
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,22 @@ def test_a_table_of_somebody_else_is_refused_by_name(spark: SparkSession, tmp_pa
     spark.range(1).write.format("delta").save(str(tmp_path / "half"))
     with pytest.raises(WarehouseError, match="half"):
         Warehouse(spark, str(tmp_path)).create()
+
+
+def test_a_warehouse_of_an_older_version_gets_what_it_lacks_and_keeps_its_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    older = Table(StructType([field for field in TABLES["delayed"].schema if field.name != "delay_ms"]), ("queue",))
+    warehouse = Warehouse(spark, str(tmp_path))
+    warehouse._create(warehouse.locate("delayed"), older)
+    spark.sql(f"insert into delta.`{tmp_path}/delayed` (queue, queue_offset, message_id) values (0, 7, 'before')")
+    with pytest.raises(WarehouseError, match="start the coordinator of this version there once"):
+        warehouse.must_exist()
+    warehouse.create()
+    warehouse.must_exist()
+    kept = warehouse.read("delayed").select("queue_offset", "message_id", "delay_ms")
+    assert [tuple(row) for row in kept.collect()] == [(7, "before", None)]
+    assert warehouse.read("delayed").columns == TABLES["delayed"].columns
 
 
 def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:

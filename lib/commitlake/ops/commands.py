@@ -33,6 +33,7 @@ def ledger(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     conf = config.load(given.conf, given.set)
     spark = session.build(conf, app_name="commitlake-ledger", short_lived=True)
+    Warehouse(spark, conf.warehouse).must_exist()
     if given.summary:
         rows = show(questions.summary(spark, conf.warehouse))
         return int(not all(row["holds"] for row in rows))
@@ -47,6 +48,7 @@ def audit(arguments: Sequence[str]) -> int:
     given = _parser("audit", "Whether the tables agree, message by message.").parse_args(arguments)
     conf = config.load(given.conf, given.set)
     spark = session.build(conf, app_name="commitlake-audit")
+    Warehouse(spark, conf.warehouse).must_exist()
     report = compare(spark, conf.warehouse)
     _print_table([field.name for field in fields(TopicCounts)], map(astuple, report.topics))
     for finding in report.findings:

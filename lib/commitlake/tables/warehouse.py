@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -44,7 +45,7 @@ class Warehouse:
         self.guard = Guard()
 
     def create(self) -> None:
-        """Create the fixed tables that are missing.
+        """Create the fixed tables that are missing, and add the columns that an older version did not have.
 
         Raises:
             WarehouseError: A table there has other columns than this version writes.
@@ -53,14 +54,21 @@ class Warehouse:
             list(pool.map(self._create_fixed, TABLES))
 
     def must_exist(self) -> None:
-        """Check that a coordinator has ever run here.
+        """Check that a coordinator of this version has ever run here.
 
         Raises:
-            WarehouseError: There are no tables.
+            WarehouseError: There are no tables, or only those of an older version.
         """
         there = self.spark.catalog.tableExists if self._in_catalog else partial(DeltaTable.isDeltaTable, self.spark)
-        if not there(self.locate("half")):
+        missing = [name for name in TABLES if not there(self.locate(name))]
+        if len(missing) == len(TABLES):
             message = f"warehouse: there are no tables at {self.root}; give the place that the coordinator writes to"
+            raise WarehouseError(message)
+        if missing:
+            message = (
+                f"warehouse: an older version wrote {self.root}, without the tables {missing}; "
+                "start the coordinator of this version there once"
+            )
             raise WarehouseError(message)
 
     def topics(self) -> set[str]:
@@ -183,6 +191,10 @@ class Warehouse:
         place, table = self.locate(name), TABLES[name]
         self._create(place, table)
         found = self.read(name).columns
+        if missing := _added_since(found, table):
+            log.warning("the table at %s is of an older version: adding the columns %s", place, ", ".join(missing))
+            self.spark.sql(f"ALTER TABLE {self._in_sql(place)} ADD COLUMNS ({', '.join(missing)})")
+            found = self.read(name).columns
         if found != table.columns:
             message = (
                 f"the table at {place} has the columns {found}; this version of CommitLake writes {table.columns}; "
@@ -191,8 +203,10 @@ class Warehouse:
             raise WarehouseError(message)
 
     def _set_property(self, place: str, key: str, value: str) -> None:
-        table = place if self._in_catalog else f"delta.`{place}`"
-        self.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{key}' = '{value}')")
+        self.spark.sql(f"ALTER TABLE {self._in_sql(place)} SET TBLPROPERTIES ('{key}' = '{value}')")
+
+    def _in_sql(self, place: str) -> str:
+        return place if self._in_catalog else f"delta.`{place}`"
 
     def _read(self, place: str, version: int | None) -> DataFrame:
         reader = self.spark.read.format("delta")
@@ -237,6 +251,17 @@ class Warehouse:
         schema = self.root.removeprefix(_CATALOG)
         rows = self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect()
         return [row["tableName"].removeprefix("topic_") for row in rows]
+
+
+def _added_since(found: list[str], table: Table) -> list[str]:
+    """Columns that came with later versions, as SQL adds them; none in a table of somebody else."""
+    if found != [name for name in table.columns if name in found]:
+        return []
+    return [
+        f"{field.name} {field.dataType.simpleString()} AFTER {last.name}"
+        for last, field in pairwise(table.schema.fields)
+        if field.name not in found
+    ]
 
 
 def _parse_marker(text: str | None) -> dict[str, Any] | None:
