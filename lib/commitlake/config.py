@@ -36,6 +36,7 @@ __all__ = ["KEYS", "Config", "KafkaConfig", "from_mapping", "is_local", "load"]
 ENVIRONMENT_PREFIX = "COMMITLAKE__"
 OPTIONS_KEY = "kafka.options"
 
+_HOUR_MS = 3_600_000
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
 
 
@@ -228,8 +229,8 @@ KEYS: tuple[Key, ...] = (
     Key("max_message_size", size, "4MiB", "the largest value of a record"),
     _time("maintenance.interval", "10m", "time between runs of maintenance in the coordinator; 0s: none"),
     _time("maintenance.retention", "30d", "age after their end at which rows of all but topic tables may go"),
-    _time("maintenance.file_retention", "1h", "how long files that a table no longer uses are kept", 60_000),
-    _time("maintenance.topic_file_retention", "7d", "the same of topic tables: a reader's longest absence", 60_000),
+    _time("maintenance.file_retention", "1h", "how long files that a table no longer uses are kept", _HOUR_MS),
+    _time("maintenance.topic_file_retention", "7d", "the same of topic tables: a reader's longest absence", _HOUR_MS),
     Key("accept.lost_range", flag, False, "start though Kafka no longer holds records that never landed"),
     Key("accept.other_cluster", flag, False, "start though this is another Kafka cluster than before"),
     Key("accept.recreated_topic", flag, False, "start though a Kafka topic was deleted and created again"),
@@ -320,7 +321,7 @@ def _override(values: dict[str, object], changes: Iterable[tuple[str, object]]) 
 def _build(values: Mapping[str, object]) -> Config:
     for name in values:
         if name not in _BY_NAME:
-            raise ConfigError(_unknown(name))
+            raise ConfigError(_unknown(name, values[name]))
     sections: dict[str, dict[str, Any]] = {
         "": {},
         "kafka": {},
@@ -355,7 +356,9 @@ def _parse(key: Key, value: object) -> Any:
         raise ConfigError(msg) from None
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, value: object) -> str:
     close = difflib.get_close_matches(name, _BY_NAME, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "known keys: " + ", ".join(_BY_NAME)
-    return f"unknown configuration key {name}; {hint}"
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    # Below `kafka` it may be an option in the wrong place, and so a password.
+    told = "***" if name.startswith("kafka") else _masked(name, str(value))
+    return f"unknown configuration key {name}; {hint}its value is {told}; known keys: {', '.join(_BY_NAME)}"

@@ -72,6 +72,14 @@ def test_different_partition_counts_are_an_error(broker: EmbeddedBroker) -> None
         topics.ensure_topics(found)
 
 
+def test_a_check_topic_with_more_partitions_is_fine(broker: EmbeddedBroker) -> None:
+    found = configured(broker)
+    create(found, "check", 7, message_timestamp_type="CreateTime", max_message_bytes=str(20 << 20))
+    topics.ensure_topics(found)
+    ends = topics.end_offsets(found, topics.QUEUED)
+    assert sorted(map(len, ends.values())) == [4, 4, 4, 7]
+
+
 def test_a_compacted_topic_is_an_error(broker: EmbeddedBroker) -> None:
     found = configured(broker)
     create(found, "messages", 4, cleanup_policy="compact")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import runpy
+import socket
 import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
+from tests.e2e.running import wait_for
+
+import commitlake
+from commitlake import DefaultMQProducer, Message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +44,17 @@ def test_the_quickstart_shows_each_end_of_a_transaction_and_stops_what_it_starte
         assert visible == {row[0] for row in db.execute("SELECT id FROM orders")}
     assert (tmp_path / "quickstart.png").read_bytes().startswith(b"\x89PNG")
     assert not any(query.isActive for query in names["coordinator"]._queries)
+
+
+def test_a_session_that_is_there_needs_nothing_but_the_defaults(spark: SparkSession, tmp_path: Path) -> None:
+    with commitlake.start(spark, {name: str(tmp_path / name) for name in ("warehouse", "checkpoints")}) as running:
+        servers = running.config.kafka.bootstrap_servers
+        with DefaultMQProducer("shop", bootstrap_servers=servers) as producer:
+            producer.send(Message("news", "opened"))
+        table = f"{tmp_path}/warehouse/topics/news"
+        wait_for(lambda: DeltaTable.is_deltatable(table) and DeltaTable(table).count() == 1, 60)
+    with socket.socket() as probe:  # its broker is gone
+        assert probe.connect_ex(("127.0.0.1", int(servers.rpartition(":")[2]))) != 0
 
 
 def test_the_notebook_is_in_databricks_source_form() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,9 @@ from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
+from commitlake.streams.coordinator import Coordinator
 from commitlake.streams.landing import Landing
 from commitlake.tables import Warehouse
-
-pytestmark = pytest.mark.soak
 
 
 def commit(lake: Lake, *names: str) -> None:
@@ -61,15 +61,16 @@ def test_another_cluster_stops_the_start_and_an_accepted_copy_goes_on(
         actual = topics.identity(copy.config).cluster_id
         told = refusal(spark, copy)
         assert f"this is the Kafka cluster {actual}, the warehouse was filled from {known}; no record would be" in told
-        assert "set accept.other_cluster to go on" in told
         # A log that ends before the next offset to land can't be accepted: what is sent there would never land.
-        told = refusal(spark, copy, accept_other_cluster="true")
         assert f"accept.other_cluster can't accept it: {half}-0 ends at 0, 3 is the next to land" in told
+        assert refusal(spark, copy, accept_other_cluster="true") == told
         for source in ("half", "op"):
             for record in lake.kafka(source):
                 copy.send(source, wire.Encoded(record.key, record.value, record.headers), record.partition)
         commit(copy, "d")
-        assert f"lost would be {half}-0 offsets 0 to 2" in refusal(spark, copy)
+        told = refusal(spark, copy)
+        assert f"lost would be {half}-0 offsets 0 to 2" in told
+        assert "set accept.other_cluster to go on" in told
         copy.run(spark, accept_other_cluster="true")
         Landing(spark, copy.config, Warehouse(spark, copy.config.warehouse)).recover()  # it is remembered
         copy.close()
@@ -130,6 +131,29 @@ def test_a_log_that_begins_beyond_the_next_offset_stops_the_start_and_goes_on_wh
         lake.run(spark)
     lake.run(spark, accept_lost_range="true")
     assert visible(lake) == ["a", "b", "e"]
+
+
+def test_what_expired_before_the_very_first_record_landed_stops_the_start_too(
+    spark: SparkSession, lake: Lake, admin: KafkaAdminClient
+) -> None:
+    lake.run(spark)
+    commit(lake, "a", "b", "c")
+    expire(admin, lake, before=2)
+    assert "begins at offset 2 of partition 0, but 0 is the next to land: offsets 0 to 1 are lost" in refusal(
+        spark, lake
+    )
+    lake.run(spark, accept_lost_range="true")
+    assert visible(lake) == ["c"]
+
+
+def test_a_start_on_another_cluster_writes_nothing_there(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    commit(lake, "a")
+    lake.run(spark)
+    with EmbeddedBroker(tmp_path / "other") as other:
+        changed = replace(lake.config, kafka=replace(lake.config.kafka, bootstrap_servers=other.bootstrap_servers))
+        with pytest.raises(IdentityError, match="this is the Kafka cluster"):
+            Coordinator(spark, changed).start(available_now=True)
+        assert topics.identity(changed).topic_ids == {}
 
 
 def test_a_landing_that_was_cut_short_and_then_expired_stops_the_start_and_the_rest_lands_once(

@@ -247,3 +247,31 @@ def test_a_warehouse_without_markers_goes_on_at_the_highest_offsets_of_its_table
     monkeypatch.setattr(Warehouse, "markers", lambda *_: [])
     offsets = Landing(spark, loaded, warehouse).recover()
     assert offsets == topics.end_offsets(loaded)
+
+
+def test_where_the_markers_are_gone_a_landing_that_is_cut_short_is_not_taken_for_an_older_one(
+    spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    land(spark, loaded, warehouse)
+    send(loaded)
+    with monkeypatch.context() as gone, pytest.raises((Cut, StreamingQueryException)):
+        gone.setattr(landing_recovery, "newest", lambda _: None)
+        Landing(spark, loaded, cut_at(warehouse, COMMITS), epoch=2).start(available_now=True).awaitTermination()
+    land(spark, loaded, warehouse)
+    assert standing(warehouse) == expected(loaded)
+
+
+def test_a_marker_that_is_some_commits_back_is_written_again(spark: SparkSession, settings: dict[str, Any]) -> None:
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    land(spark, loaded, warehouse)
+    newest = landing_recovery.newest(warehouse)
+    for number in range(25):
+        warehouse.set_property("op", "commitlake.test", str(number))
+    assert warehouse.markers("op") == []
+    Landing(spark, loaded, warehouse).recover()
+    assert len(warehouse.markers("op")) == 1
+    assert landing_recovery.newest(warehouse) == newest
+    assert standing(warehouse) == expected(loaded)

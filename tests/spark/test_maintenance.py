@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -154,8 +157,30 @@ def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
     assert tables.topic_table("orders").detail().collect()[0]["numFiles"] <= 4
 
 
+def test_one_table_that_fails_is_told_and_the_others_are_maintained(spark: SparkSession, copied: Lake) -> None:
+    shutil.rmtree(copied.root / "warehouse/checks/_delta_log")
+    report = maintenance(spark, copied).run()
+    assert [told.partition(":")[0] for told in report.failed] == ["deleting old rows", "checks"], report
+    assert report.compacted
+
+
+def test_the_log_of_old_commits_goes_with_their_files(spark: SparkSession, copied: Lake) -> None:
+    tables = Warehouse(spark, copied.config.warehouse)
+    for number in range(60):
+        tables.set_property("op", "commitlake.test", str(number))
+    log = copied.root / "warehouse/op/_delta_log"
+    rows, before, old = len(copied.rows("op")), len(list(log.glob("*.json"))), time.time() - 2 * HOUR_MS / 1_000
+    for path in log.iterdir():
+        os.utime(path, (old, old))
+    maintenance(spark, copied).run()
+    left = sorted(int(path.stem) for path in log.glob("*.json"))
+    assert len(left) < before - 40
+    assert len(copied.rows("op")) <= rows
+    assert tables.read("op").count() == len(copied.rows("op"))
+
+
 def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSession, copied: Lake) -> None:
-    changes = {"maintenance_interval": "200ms", "transaction_op_park_time": "0s"}
+    changes = {"maintenance_interval": "3s", "transaction_op_park_time": "0s"}
     conf = copied.configured(**changes)
     conf = replace(conf, maintenance=replace(conf.maintenance, retention_ms=0))
     at = copied.half("while maintained")

@@ -88,8 +88,13 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
         warehouse = Warehouse(spark, "schema:spark_catalog.tables_in_catalog")
         warehouse.create()
         warehouse.ensure_topic("orders")
+        warehouse.ensure_topic("TopicTest")
+        assert [name for name in ("orders", "TopicTest", "my-topic", "%RETRY%g") if warehouse.may_hold(name)] == [
+            "orders",
+            "TopicTest",
+        ]
         warehouse.append(spark.sql("select 1 as batch_id, current_timestamp() as completed_at"), "batches", {"n": 1})
-        assert warehouse.topics() == {"orders"}
+        assert Warehouse(spark, warehouse.root).topics() == {"orders", "TopicTest"}
         assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
         assert warehouse.read_topic("orders").columns == TOPIC.columns
     finally:

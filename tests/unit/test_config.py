@@ -89,6 +89,17 @@ def test_an_unknown_key_of_the_environment_is_an_error() -> None:
         load(environ={"COMMITLAKE__KAFKA__QUEUE": "1"})
 
 
+def test_an_unknown_key_is_told_with_its_value_and_the_known_ones_but_no_password() -> None:
+    with pytest.raises(
+        ConfigError, match=r"transaction\.timout; .* its value is 6s; known keys: warehouse, .*trigger_"
+    ):
+        load("transaction.timout=6s")
+    for name in ("kafka.optons.sasl.key", "sasl.password"):
+        with pytest.raises(ConfigError, match=r"its value is \*\*\*;") as caught:
+            load(f"{name}=hunter2")
+        assert "hunter2" not in str(caught.value)
+
+
 def test_a_file_that_is_missing_or_not_yaml_is_told_without_its_content(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(path=tmp_path / "none.yaml")

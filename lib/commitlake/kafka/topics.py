@@ -19,7 +19,8 @@ from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, pytho
 from commitlake.protocol import wire
 
 LANDED = ("half", "op", "messages", "admin")
-QUEUED = ("half", "op", "messages", "check")
+QUEUES = ("half", "op", "messages")
+QUEUED = (*QUEUES, "check")
 ALL = (*LANDED, "check", "settings")
 
 _WEEK_MS = 7 * 24 * 3_600_000
@@ -122,8 +123,8 @@ def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, in
 
 
 def _refuse_other_counts(config: Config, present: Mapping[str, int]) -> None:
-    """A queue is a partition, the same in all four topics: another count would send ops past their half messages."""
-    queued = {topic: present[topic] for topic in map(config.kafka.topic, QUEUED) if topic in present}
+    """A queue is a partition, the same in all three topics: another count would send ops past their half messages."""
+    queued = {topic: present[topic] for topic in map(config.kafka.topic, QUEUES) if topic in present}
     if len(set(queued.values())) > 1:
         counts = ", ".join(f"{topic} {count}" for topic, count in queued.items())
         most = max(queued.values())

@@ -91,10 +91,11 @@ def maintain(arguments: Sequence[str]) -> int:
     spark = session.build(conf, app_name="commitlake-maintain")
     tables = Warehouse(spark, conf.warehouse)
     tables.must_exist()
-    with ownership.lock(conf):
+    with ownership.lock(conf) as lock:
         tables.create()  # those that an older version did not have
-        print(Maintenance(spark, conf).run())
-    return 0
+        report = Maintenance(spark, conf, is_owner=lock is not None).run()
+    print(report)
+    return int(bool(report.failed))
 
 
 def show_config(arguments: Sequence[str]) -> int:

@@ -15,6 +15,8 @@ OFFSET_BITS = 48
 """A place is one 64-bit number in a join: a queue above, an offset below. At 1 000 records a second a queue has enough
 offsets for 8 900 years."""
 MAX_OFFSET = 2**OFFSET_BITS - 1
+MAX_QUEUE = 2 ** (63 - OFFSET_BITS) - 1
+"""Not `kafka.queues`: partitions may be added by hand, and what is decided there is no malformed op."""
 MAX_INT64 = 2**63 - 1
 
 Headers = Sequence[tuple[str, bytes]]
@@ -33,7 +35,7 @@ class Position(NamedTuple):
     def parse(cls, text: str) -> Position:
         """Read `<queue>-<offset>`; anything else is `BAD_FIRST_HALF`."""
         found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,18})", text)
-        if not found or int(found[2]) > MAX_OFFSET:
+        if not found or int(found[1]) > MAX_QUEUE or int(found[2]) > MAX_OFFSET:
             msg = f"FIRST_HALF is {text!r}; it must be <queue>-<offset> of the first half message"
             raise RecordError(msg, "BAD_FIRST_HALF")
         return cls(int(found[1]), int(found[2]))
@@ -112,9 +114,11 @@ def read_positions(listed: object, most: int) -> tuple[Position, ...]:
 def read_position(entry: object) -> Position:
     """One JSON object with queue and offset, else `BAD_OP`."""
     values = [entry.get("queue"), entry.get("offset")] if isinstance(entry, dict) else []
-    numbers = [value for value in values if type(value) is int and 0 <= value <= MAX_OFFSET]
+    limits = zip(values, (MAX_QUEUE, MAX_OFFSET), strict=False)
+    numbers = [value for value, most in limits if type(value) is int and 0 <= value <= most]
     if len(numbers) != len(Position._fields):
-        refuse_op("an entry", entry, f"an object whose queue and offset are whole numbers from 0 to {MAX_OFFSET}")
+        allowed = f"an object with queue, a whole number from 0 to {MAX_QUEUE}, and offset, from 0 to {MAX_OFFSET}"
+        refuse_op("an entry", entry, allowed)
     return Position(*numbers)
 
 

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Event, Kind, Refusal, Source
 from commitlake.streams.answers import Answers, Verdict, events
-from commitlake.streams.events import Events
+from commitlake.streams.events import Events, spans_of, within
 from commitlake.streams.inputs import half_rows, op_rows
 from commitlake.streams.lookup import Tables, asked, evaluated, is_part, near, newest, with_first
 
@@ -20,7 +20,7 @@ def answer(batch: Events, tables: Tables, timeout_ms: int) -> Answers:
     asks = evaluated(with_record(not_told(asked(batch, Event.ASK_OP, Source.HALF), tables), tables))
     facts = with_first(asks, tables).join(wrong_parts(asks, tables), _OP, "left")
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
-    judged = evaluated(_accept_the_first(judged))
+    judged = evaluated(_meet_what_is_reopened(_accept_the_first(judged)))
     again = once_more(judged)
     return Answers(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)))
 
@@ -66,13 +66,14 @@ def wrong_parts(asks: DataFrame, tables: Tables) -> DataFrame:
         F.col("m.queue").alias("queue"),
         F.col("m.offset").alias("queue_offset"),
     )
-    where = (("queue", "queue"), ("queue_offset", "queue_offset"))
-    half = near(tables.half, listed, *where).select(
+    spans = spans_of(listed, "queue", "queue_offset")
+    half = tables.half.where(within(spans, "queue", "queue_offset")).select(
         "queue",
         "queue_offset",
         F.struct("transaction_id", "producer_group", "first_queue", "first_offset").alias("part"),
     )
-    orphans = tables.transactions.where("reason = 'ORPHAN'").select("queue", F.col("half_offset").alias("queue_offset"))
+    orphans = tables.transactions.where(within(spans, "queue", "half_offset") & (F.col("reason") == "ORPHAN"))
+    orphans = orphans.select("queue", F.col("half_offset").alias("queue_offset"))
     found = listed.join(half, ["queue", "queue_offset"], "left").join(
         orphans.withColumn("orphan", F.lit(True)), ["queue", "queue_offset"], "left"
     )
@@ -153,6 +154,17 @@ def _accept_the_first(judged: DataFrame) -> DataFrame:
     order = Window.partitionBy("first_queue", "first_offset", accepted).orderBy("record.stored_at", "op_offset")
     late = accepted & (F.row_number().over(order) > 1)
     return judged.withColumn("verdict", F.when(late, int(Refusal.NOT_DISCARDED)).otherwise(F.col("verdict")))
+
+
+def _meet_what_is_reopened(judged: DataFrame) -> DataFrame:
+    """What came after a RESUME of this batch waits for the next one, in which the transaction is open again."""
+    came = F.struct(F.unix_millis("record.stored_at").alias("at"), F.col("op_offset").alias("op_offset"))
+    resume = F.max(F.when(F.col("verdict") == int(Verdict.ACCEPT), came)).over(
+        Window.partitionBy("first_queue", "first_offset")
+    )
+    after = F.when(F.col("admin") == 1, came["op_offset"] > resume["op_offset"]).otherwise(came["at"] > resume["at"])
+    ended = (F.col("verdict") == int(Refusal.ALREADY_DISCARDED)) & (F.col("kind") != int(Kind.RESUME))
+    return judged.withColumn("verdict", F.when(ended & _yes(after), int(Verdict.AGAIN)).otherwise(F.col("verdict")))
 
 
 def _reopen(judged: DataFrame, tables: Tables, timeout_ms: int) -> DataFrame:

@@ -19,7 +19,7 @@ def answer(batch: Events, tables: Tables) -> Answers:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
     asks = evaluated(asked(batch, Event.ASK_PART, Source.HALF))
     facts = _not_ended(with_first(asks, tables), asks, tables).join(_messages(asks, tables), _PART)
-    judged = evaluated(_with_due(facts.withColumn("verdict", _verdict()), tables))
+    judged = evaluated(_with_due(evaluated(facts.withColumn("verdict", _verdict())), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)
     again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", F.col("due"))
@@ -61,7 +61,9 @@ def _verdict() -> Column:
 
 def _with_due(judged: DataFrame, tables: Tables) -> DataFrame:
     """A relative delay counts from the op that committed the first."""
-    op = tables.op.where("decision = 'COMMIT'").select(
+    relative_ones = judged.where("message.delay_ms IS NOT NULL AND ledger.op_queue IS NOT NULL")
+    op = near(tables.op, relative_ones, ("queue", "ledger.op_queue"), ("op_offset", "ledger.op_offset"))
+    op = op.where("decision = 'COMMIT'").select(
         F.col("queue").alias("dq"),
         F.col("op_offset").alias("do"),
         F.col("admin").alias("da"),

@@ -84,12 +84,14 @@ class BatchWriter:
             return None
         tables = Tables.of(self.warehouse)
         given = []
-        if events.count_of(Event.ASK_OP, Source.HALF):
+        ops = events.count_of(Event.ASK_OP, Source.HALF)
+        if ops:
             given.append(answer_ops.answer(events, tables, self.config.transaction.timeout_ms))
         if events.count_of(Event.ASK_OP, Source.MESSAGES):
             given.append(answer_recalls.answer(events, tables))
         if events.count_of(Event.ASK_PART, Source.HALF):
-            given.append(answer_parts.answer(events, tables))
+            # What is reopened in this batch is open for a part that asks in it.
+            given.append(answer_parts.answer(events, tables.with_reopened(given[0].reentries) if ops else tables))
         return reduce(add, given)
 
     def _ledger(self, half: DataFrame | None, events: Events, batch_id: int) -> set[str]:

@@ -17,6 +17,7 @@ import commitlake
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import clock, topics
+from commitlake.kafka.embedded import provide
 from commitlake.streams import coordination, finish, inputs, ownership, rebuild, scratch
 from commitlake.streams.batch import BatchWriter
 from commitlake.streams.landing import Landing
@@ -36,8 +37,9 @@ _FEW_CORES = 4
 class Coordinator:
     """A running coordinator; also what `commitlake.start` returns.
 
-    A start: own the warehouse; finish the batch that a kill cut short; land, and meanwhile work out what is open;
-    coordinate as soon as the ops that Kafka held at the start have landed, so that no deadline runs before them.
+    A start: own the warehouse, and bring up the embedded broker where one is asked for; finish the batch that a kill
+    cut short; land, and meanwhile work out what is open; coordinate as soon as the ops that Kafka held at the start
+    have landed, so that no deadline runs before them.
     """
 
     def __init__(self, spark: SparkSession, config: Config, lock: WarehouseLock | None = None) -> None:
@@ -74,9 +76,6 @@ class Coordinator:
 
     def _start(self, available_now: bool) -> None:
         self._own()  # first: a start that is refused must not add queues under the one that runs
-        for warning in topics.ensure_topics(self.config):
-            log.warning("%s", warning)
-        ends = topics.end_offsets(self.config, _AWAITED)
         landing = Landing(
             self.spark,
             self.config,
@@ -85,10 +84,15 @@ class Coordinator:
             guard=self._unless_stopping,
             epoch=self.epoch,
         )
+        if not self._is_new:
+            landing.check_kafka()  # before anything is written to what may be another Kafka
+        for warning in topics.ensure_topics(self.config):
+            log.warning("%s", warning)
+        ends = topics.end_offsets(self.config, _AWAITED)
         clock.warn(topics.publish_settings(self.config, self.warehouse.topics()))
         # Before anything lands: later commits come by the stream, so none is read twice.
         versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
-        landing.recover()  # before anything else is worked out: another Kafka stops the start
+        landing.recover()
         last = self._finish()
         self._queries.append(landing.start(available_now=available_now))
         rows = self._input_rows(versions)
@@ -104,6 +108,7 @@ class Coordinator:
     def _own(self) -> None:
         if self._lock is None:
             self._lock = self._stack.enter_context(ownership.lock(self.config))
+        self.config = self._stack.enter_context(provide(self.config))
         self.warehouse.create()
         self.epoch = ownership.begin_epoch(self.warehouse, commitlake.__version__)
         self._is_new = self.epoch == ownership.FIRST_EPOCH and self._lock is not None  # else two may be the first
@@ -165,8 +170,12 @@ class Coordinator:
         return guarded
 
     def _maintain(self) -> None:
-        tidy = Maintenance(self.spark, self.config, self._between_batches, lambda: not self._stopping.is_set())
-        at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping)
+        tidy = Maintenance(
+            self.spark, self.config, self._between_batches, lambda: not self._stopping.is_set(), is_owner=True
+        )
+        thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping)
+        # Where there is a lock it must not be free while a commit of ours is under way.
+        self._stack.callback(thread.join, _STOP_TIMEOUT_S)
 
     @contextmanager
     def _between_batches(self) -> Iterator[None]:
@@ -262,7 +271,7 @@ def start(spark: SparkSession, conf: Config | str | dict[str, object], *, availa
         available_now: work off all that is there, then return.
 
     Returns:
-        A handle with `stop()` and `await_termination()`.
+        A handle with `stop()` and `await_termination()`; its `config` holds the address of an embedded broker.
     """
     from commitlake import config, session
 

@@ -37,6 +37,7 @@ def moment(column: str) -> Column:
 
 
 _GAPS = 16  # left out of the spans of a batch; each is one more comparison a row
+_CELLS = 10_000  # segments that asks are about; ops of a flood may name as many as they like
 _SMALL = 500_000  # rows of some 100 bytes: 50 MB on the wire; a shuffle of the other side costs twice the time
 
 
@@ -60,6 +61,15 @@ def within(spans: list[Span], queue: str, offset: str) -> Column:
     return reduce(Column.__or__, each, F.lit(False))
 
 
+def spans_of(frame: DataFrame, queue: str, offset: str) -> list[Span]:
+    """Few spans that hold the coordinates of a frame's rows."""
+    ends = [F.min(offset).alias("low"), F.max(offset).alias("high")]
+    rows = frame.groupBy(queue, F.expr(f"{offset} div {SEGMENT_SIZE}")).agg(*ends).limit(_CELLS + 1).collect()
+    if len(rows) > _CELLS:
+        rows = frame.groupBy(queue).agg(*ends).collect()
+    return joined([Span(row[0], row["low"], row["high"]) for row in rows])
+
+
 class Events:
     """The events of one batch: a cached frame, and one summary that says what there is to do.
 
@@ -69,7 +79,8 @@ class Events:
 
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame.persist()
-        segment = F.expr(f"offset div {SEGMENT_SIZE}").alias("segment")
+        lies = F.col("event").isin(int(Event.DECIDED), int(Event.DELIVERY), int(Event.CHECK))  # others may be anywhere
+        segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
         spans = [F.min("offset").alias("low"), F.max("offset").alias("high")]
         rows = (
             self.frame.groupBy("event", "src", "queue", "state", segment)

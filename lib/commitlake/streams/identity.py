@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 
 from commitlake.config import Config
 from commitlake.errors import IdentityError
@@ -21,28 +22,55 @@ log = logging.getLogger(__name__)
 _PROPERTY = "commitlake.kafka"
 
 
-def check(warehouse: Warehouse, config: Config, reached: Offsets) -> None:
-    """Compares Kafka with what the warehouse remembers, and remembers it.
+@dataclass(frozen=True)
+class Known:
+    """What a warehouse remembers of its Kafka: who it is, and where each partition began at the first start."""
+
+    identity: Identity
+    begins: Offsets
+
+
+def known(warehouse: Warehouse) -> Known | None:
+    """What the table `half` holds of it as a property; None before the first start."""
+    told = warehouse.property("half", _PROPERTY)
+    if told is None:
+        return None
+    kept = json.loads(told)
+    begins = {topic: {int(at): begin for at, begin in ends.items()} for topic, ends in kept.get("begins", {}).items()}
+    return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
+
+
+def compare(config: Config, before: Known, reached: Offsets) -> None:
+    """Refuses another Kafka than before.
 
     Args:
-        warehouse: the tables; `half` holds the memory as a property.
         config: with the options that accept a difference.
+        before: what the warehouse remembers.
         reached: the next offset to land of each partition.
 
     Raises:
         IdentityError: it is another cluster, or a topic was deleted and created again, and that is not accepted.
     """
+    _compare(config, before.identity, identity(config), reached)
+
+
+def remember(warehouse: Warehouse, config: Config, before: Known | None, first: Offsets) -> Offsets:
+    """Remembers this Kafka, and where its logs began at the first start; returns the latter.
+
+    Args:
+        warehouse: the tables.
+        config: the configuration.
+        before: what it remembers so far.
+        first: the first offset that each partition holds now.
+    """
     actual = identity(config)
     landed = {config.kafka.topic(name) for name in SOURCES}
-    topics = {topic: id_ for topic, id_ in sorted(actual.topic_ids.items()) if topic in landed}
-    told = json.dumps({"cluster_id": actual.cluster_id, "topics": topics})
-    before = warehouse.property("half", _PROPERTY)
-    if before == told:
-        return
-    if before is not None:
-        known = json.loads(before)
-        _compare(config, Identity(known["cluster_id"], known["topics"]), Identity(actual.cluster_id, topics), reached)
-    warehouse.set_property("half", _PROPERTY, told)
+    now = Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed})
+    begins = before.begins if before and before.begins else first
+    if before != Known(now, begins):
+        told = {"cluster_id": now.cluster_id, "topics": now.topic_ids, "begins": begins}
+        warehouse.set_property("half", _PROPERTY, json.dumps(told))
+    return begins
 
 
 def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets) -> None:
@@ -65,12 +93,12 @@ def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets
 
 
 def _refuse(accepted: bool, what: str, option: str, lost: str, short: str) -> None:
-    if accepted and not short:
+    if short:
+        msg = f"{what}; {lost}; {option} can't accept it: {short}; use another `warehouse`"
+        raise IdentityError(msg)
+    if accepted:
         log.warning("%s; accepted by %s; %s", what, option, lost)
         return
-    if accepted:
-        msg = f"{what}; {option} can't accept it: {short}; use another `warehouse`"
-        raise IdentityError(msg)
     msg = (
         f"{what}; {lost}; use another `warehouse`, or set {option} to go on at the next offset to land: "
         "records below it are taken for what has landed before"

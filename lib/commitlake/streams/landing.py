@@ -32,6 +32,8 @@ Write = Callable[[DataFrame, int], None]
 MAX_OFFSETS_PER_TRIGGER = 400_000
 """Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
 _WRITERS = 4
+_EPOCH_BITS = 32
+"""Ids that begin anew have the epoch above; at 1 000 landings a second those of the next one are 49 days away."""
 
 
 class Landing:
@@ -65,15 +67,36 @@ class Landing:
         self._epoch = epoch
         self._query: StreamingQuery | None = None
         self._recovered: Offsets | None = None
+        self._intent: Intent | None = None
+        self._known: identity.Known | None = None
+        self._is_checked = False
         self._topics: set[str] = set()
         self._landing_id = 0
         self._until: Offsets = {}
+
+    def check_kafka(self) -> None:
+        """Compare Kafka with what the warehouse was filled from; nothing is written to Kafka.
+
+        Raises:
+            IdentityError: It is another one, and that is not accepted.
+            KafkaError: Kafka is out of reach.
+        """
+        self._intent = landing_recovery.renewed(self._warehouse)
+        if self._intent is None:
+            self._until = landing_recovery.offsets_in_tables(self._warehouse, self._config.kafka.topic)
+        else:
+            self._until = self._intent.until
+        self._known = identity.known(self._warehouse)
+        if self._known is not None:
+            identity.compare(self._config, self._known, self._until)
+        self._is_checked = True
 
     def recover(self) -> Offsets:
         """Finish the newest landing if it was cut short, and tell where to go on.
 
         Returns:
-            The next offset of each partition of each topic; where nothing has landed yet, the first that Kafka holds.
+            The next offset of each partition of each topic; where nothing has landed yet, the first that Kafka held
+            when the warehouse was new.
 
         Raises:
             KafkaError: Kafka is out of reach.
@@ -82,17 +105,18 @@ class Landing:
         self._topics = self._warehouse.topics()
         for topic in self._topics:
             self._warehouse.ensure_topic(topic)  # a kill may have left a directory without a table
+        if not self._is_checked:
+            self.check_kafka()
         first = beginning_offsets(self._config, records.SOURCES)
-        intent = landing_recovery.newest(self._warehouse)
-        identity.check(self._warehouse, self._config, intent.until if intent else {})
-        if intent is None:
-            self._until = landing_recovery.offsets_in_tables(self._warehouse, self._config.kafka.topic)
-        else:
-            self._landing_id, self._until = intent.landing_id, intent.until
-            self._replay(intent, first)
+        begins = identity.remember(self._warehouse, self._config, self._known, first)
+        if self._intent is not None:
+            self._landing_id = self._intent.landing_id
+            self._replay(self._intent, first)
+        elif self._until:  # the markers are gone: an id that was used before would make a landing look complete
+            self._landing_id = self._epoch << _EPOCH_BITS
         # Kept in the next intent: what a partition loses before its first record lands is lost too.
         self._until = {
-            topic: {number: self._resume_at(topic, number, oldest) for number, oldest in partitions.items()}
+            topic: {number: self._resume_at(topic, number, begins, oldest) for number, oldest in partitions.items()}
             for topic, partitions in first.items()
         }
         self._recovered = self._until
@@ -149,9 +173,10 @@ class Landing:
             if not counts and resumed is None:
                 return
             new = self._admit(counts)
-            is_full = len(self._topics) >= self._rules.topics_max
+            is_open = len(self._topics) < self._rules.topics_max
+            is_open &= all(row["topic"] is None or row["topic"] in self._topics for row in counts)
             intent = self._next_intent(counts, resumed)
-            self._write(records.close_topics(judged, self._topics) if is_full else judged, intent)
+            self._write(judged if is_open else records.close_topics(judged, self._topics), intent)
         finally:
             judged.unpersist()
         self._landing_id, self._until = intent.landing_id, intent.until
@@ -159,7 +184,10 @@ class Landing:
             self._on_topics(set(self._topics))
 
     def _admit(self, counts: Sequence[Row]) -> list[str]:
-        """Create the tables of new topics, the first to come first, until there are `topics.max`."""
+        """Create the tables of new topics, the first to come first, until there are `topics.max`.
+
+        A catalog may have no room for a table of that name; the topic is not admitted then.
+        """
         first_stored: dict[str, datetime] = {}
         for row in counts:
             if row["topic"] is not None and row["topic"] not in self._topics:
@@ -167,7 +195,8 @@ class Landing:
                     row["first_stored"], first_stored.get(row["topic"], row["first_stored"])
                 )
         room = max(0, self._rules.topics_max - len(self._topics))
-        new = sorted(first_stored, key=lambda topic: (first_stored[topic], topic))[:room]
+        named = (topic for topic in first_stored if self._warehouse.may_hold(topic))
+        new = sorted(named, key=lambda topic: (first_stored[topic], topic))[:room]
         for topic in new:
             self._warehouse.ensure_topic(topic)
         self._topics.update(new)
@@ -237,8 +266,9 @@ class Landing:
         raw: DataFrame = reader.load()
         return raw
 
-    def _resume_at(self, topic: str, number: int, oldest: int) -> int:
-        reached = self._until.get(topic, {}).get(number, oldest)
+    def _resume_at(self, topic: str, number: int, begins: Offsets, oldest: int) -> int:
+        begun = begins.get(topic, {}).get(number, 0)  # a partition that was added begins at 0
+        reached = self._until.get(topic, {}).get(number, begun)
         if reached >= oldest:
             return reached
         if not self._config.accept.lost_range:

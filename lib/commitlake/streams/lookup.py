@@ -7,13 +7,13 @@ batch. Asking is rare: once at the end of the park time, and at once for a RESUM
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Event, Kind, Source
-from commitlake.streams.events import Events, Span, within
+from commitlake.streams.events import Events, spans_of, within
 from commitlake.tables import Warehouse
 
 
@@ -28,6 +28,10 @@ class Tables:
     deliveries: DataFrame
     rejected: DataFrame
     reentries: DataFrame
+
+    def with_reopened(self, again: DataFrame) -> Tables:
+        """As they will be: with the rows that this batch sends back to its own input."""
+        return replace(self, reentries=self.reentries.select(*again.columns).union(again))
 
     @classmethod
     def of(cls, warehouse: Warehouse) -> Tables:
@@ -55,9 +59,8 @@ def evaluated(frame: DataFrame) -> DataFrame:
 
 
 def near(table: DataFrame, asks: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
-    """The rows of `table` in the span of the asks' coordinates; names are (the table's, the asks')."""
-    spans = asks.groupBy(queue[1]).agg(F.min(offset[1]).alias("low"), F.max(offset[1]).alias("high")).collect()
-    return table.where(within([Span(row[0], row["low"], row["high"]) for row in spans], queue[0], offset[0]))
+    """The rows of `table` in the spans of the asks' coordinates; names are (the table's, the asks')."""
+    return table.where(within(spans_of(asks, queue[1], offset[1]), queue[0], offset[0]))
 
 
 def newest(transactions: DataFrame) -> DataFrame:

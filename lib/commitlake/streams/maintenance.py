@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType
 
 from commitlake import session
 from commitlake.config import Config
@@ -40,17 +43,19 @@ Pause = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Report:
-    """What a run did, by table: rows deleted, files compacted; `kept` says why no row was deleted."""
+    """What a run did, by table: rows deleted, files compacted, what failed; `kept` says why no row was deleted."""
 
     deleted: dict[str, int] = field(default_factory=dict)
     compacted: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
     kept: str = ""
 
     def __str__(self) -> str:
         """One line."""
         rows = ", ".join(f"{name} {count}" for name, count in self.deleted.items()) or self.kept or "none"
         files = ", ".join(f"{name} {count}" for name, count in self.compacted.items()) or "none"
-        return f"rows deleted: {rows}; files compacted: {files}"
+        failed = f"; failed, and is tried again: {'; '.join(self.failed)}" if self.failed else ""
+        return f"rows deleted: {rows}; files compacted: {files}{failed}"
 
 
 class Maintenance:
@@ -59,8 +64,9 @@ class Maintenance:
     Args:
         spark: any session of the application.
         config: the configuration.
-        pause: a context in which no batch runs, while rows are deleted.
+        pause: a context in which no batch of this process runs, while rows are deleted.
         go_on: asked between two tables; False ends the run.
+        is_owner: whether no other process writes to these tables.
     """
 
     def __init__(
@@ -69,24 +75,40 @@ class Maintenance:
         config: Config,
         pause: Pause = nullcontext,
         go_on: Callable[[], bool] = lambda: True,
+        is_owner: bool = False,
     ) -> None:
         own = spark.newSession()
         session.apply_settings(own, config, session.MAINTENANCE_SETTINGS)
         self._config, self._warehouse = config, Warehouse(own, config.warehouse)
-        self._pause, self._go_on = pause, go_on
+        self._pause, self._go_on, self._is_owner = pause, go_on, is_owner
         self._next_delete = time.monotonic()
         self._next_vacuum: dict[str, float] = {}
 
     def run(self) -> Report:
-        """Deletes old rows, compacts tables with many files, and vacuums each from time to time."""
+        """Deletes old rows, compacts tables with many files, and vacuums each from time to time.
+
+        What fails is told and left for the next run; the rest is done.
+        """
         report, now = Report(), time.monotonic()
+        # An append that was held up for hours is over after this pause, and the files of later ones are young: what
+        # VACUUM takes for left behind is.
+        with self._pause():
+            if self._is_owner:
+                landing_recovery.renewed(self._warehouse)  # compaction and VACUUM are commits too
         if now >= self._next_delete:
-            self._delete_old_rows(report)
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
+            self._try(lambda: self._delete_old_rows(report), "deleting old rows", report)
         for name, table, keep_ms in self._tables():
             if self._go_on():
-                self._tidy(report, name, table, keep_ms)
+                self._try(lambda: self._tidy(report, name, table, keep_ms), name, report)  # noqa: B023 - called at once
         return report
+
+    def _try(self, step: Callable[[], None], name: str, report: Report) -> None:
+        try:
+            step()
+        except (PySparkException, Py4JError, CommitLakeError) as error:
+            if self._go_on():
+                report.failed.append(f"{name}: {root_reason(error)}")
 
     def _delete_old_rows(self, report: Report) -> None:
         cut, report.kept = self._cut()
@@ -116,7 +138,7 @@ class Maintenance:
             return
         if not report.deleted:
             self._tell(cut)
-        same = " AND ".join(f"t.{name} = old.{name}" for name in step.on)
+        same = " AND ".join([f"t.{name} = old.{name}" for name in step.on] + _bounds(old, step.on))
         with self._pause():  # a MERGE lets Spark evaluate cached frames of a batch anew
             merge = self._warehouse.table(step.table).alias("t").merge(old.alias("old"), same)
             merge.whenMatchedDelete().execute()
@@ -143,7 +165,17 @@ class Maintenance:
             report.compacted[name] = _compact(table)
         if now >= self._next_vacuum.get(name, now):  # it lists all files, so not more often than needed
             table.vacuum(keep_ms / _HOUR_MS)
+            _trim_log(table, keep_ms)
             self._next_vacuum[name] = now + keep_ms / 1_000 * _VACUUM_EVERY
+
+
+def _bounds(old: DataFrame, on: Sequence[str]) -> list[str]:
+    """Conditions that let Delta skip the files beyond what goes: a MERGE finds none by itself."""
+    numbers = [name for name in on if old.schema[name].dataType in (IntegerType(), LongType())]
+    ends = old.agg(
+        *[end(name).alias(f"{end.__name__}_{name}") for name in numbers for end in (F.min, F.max)]
+    ).collect()[0]
+    return [f"t.{name} BETWEEN {ends[f'min_{name}']} AND {ends[f'max_{name}']}" for name in numbers]
 
 
 def _compact(table: DeltaTable) -> int:
@@ -151,15 +183,32 @@ def _compact(table: DeltaTable) -> int:
     return int(done[0]["numFilesRemoved"])
 
 
-def at_intervals(maintenance: Maintenance, interval_ms: int, stopping: threading.Event) -> None:
+def _trim_log(table: DeltaTable, keep_ms: int) -> None:
+    """Deletes what Delta's log holds of older commits; their files are gone.
+
+    Each append and each look of a stream lists the whole log: 1.5 s for the 43 000 commits of a day, 0.1 s for those of
+    an hour. By itself Delta deletes at midnight, and in the middle of a commit.
+    """
+    jvm: Any = table.toDF().sparkSession.sparkContext._jvm
+    delta, none = jvm.org.apache.spark.sql.delta, getattr(jvm.scala, "None$")
+    log_of_table = table._jdt.deltaLog()
+    snapshot = log_of_table.update(False, none.__getattr__("MODULE$"), none.__getattr__("MODULE$"))
+    by_minute = getattr(delta, "TruncationGranularity$").__getattr__("MODULE$").MINUTE()
+    log_of_table.cleanUpExpiredLogs(snapshot, none.__getattr__("MODULE$"), jvm.scala.Some(keep_ms), by_minute)
+
+
+def at_intervals(maintenance: Maintenance, interval_ms: int, stopping: threading.Event) -> threading.Thread:
     """Runs maintenance in a thread until `stopping`; what goes wrong is told and tried again, and stops nothing."""
 
     def serve() -> None:
         while not stopping.wait(interval_ms / 1_000):
             try:
-                log.info("maintenance: %s", maintenance.run())
-            except (PySparkException, Py4JError, CommitLakeError) as error:
+                report = maintenance.run()
+                log.log(logging.WARNING if report.failed else logging.INFO, "maintenance: %s", report)
+            except Exception as error:  # without this thread the tables' files would grow for ever
                 if not stopping.is_set():
                     log.warning("maintenance failed, and is tried again: %s", root_reason(error))
 
-    threading.Thread(target=serve, name="maintenance", daemon=True).start()
+    thread = threading.Thread(target=serve, name="maintenance", daemon=True)
+    thread.start()
+    return thread

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType
 
 from commitlake.protocol import wire
 from commitlake.protocol.batch import FORBIDDEN
-from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET
+from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999: what other readers of a timestamp can still show
 _MANY = 10**15  # more than any duration in ms, and still 64 bits wide when multiplied by 1 000
@@ -136,12 +136,12 @@ _OP = (
 _STRICT_JSON = {"columnNameOfCorruptRecord": "corrupt", "allowSingleQuotes": "false"}
 
 
-def are_places(listed: Column, most: int, queues: int) -> Column:
-    """Whether a list has 1 to `most` entries, each with a queue from 0 to `queues` - 1 and a possible offset."""
+def are_places(listed: Column, most: int) -> Column:
+    """Whether a list has 1 to `most` entries, each with a possible queue and offset."""
     good = F.forall(
         listed,
         lambda place: F.coalesce(
-            place["queue"].between(0, queues - 1) & place["offset"].between(0, MAX_OFFSET), F.lit(False)
+            place["queue"].between(0, MAX_QUEUE) & place["offset"].between(0, MAX_OFFSET), F.lit(False)
         ),
     )
     return F.coalesce(F.size(listed).between(1, most) & good, F.lit(False))

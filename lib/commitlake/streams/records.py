@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.protocol import topics, wire
 from commitlake.protocol.batch import FORBIDDEN
-from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET
+from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 from commitlake.streams import payloads
 
 SOURCES = ("half", "op", "messages", "admin")
@@ -46,7 +46,6 @@ class LandingRules:
     """What landing judges by. Durations in ms, sizes in bytes."""
 
     prefix: str
-    queues: int
     allowed: tuple[str, ...]
     topics_max: int
     max_queues: int
@@ -60,7 +59,6 @@ class LandingRules:
         """The rules that a configuration holds."""
         return cls(
             prefix=config.kafka.topic_prefix,
-            queues=config.kafka.queues,
             allowed=config.topics.allowed,
             topics_max=config.topics.max,
             max_queues=config.topics.max_queues,
@@ -131,10 +129,12 @@ def judge(records: DataFrame, steps: Steps) -> DataFrame:
 
 
 def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
-    """Reject what names a topic beyond `topics.max`; `admitted` are all topics there may be."""
+    """Reject what names a topic beyond `topics.max`, or one without a table; `admitted` are all topics there may be."""
     judged_later = F.col("reason").isNull() | F.col("reason").isin(*_AFTER_TOPIC_NOT_ALLOWED)
     refused = ~F.col("source").isin("op", "admin") & judged_later & ~F.col("topic").isin(*admitted)
-    detail = F.concat(F.lit("one topic more than topics.max allows: "), F.col("topic"))
+    detail = F.concat(
+        F.lit("more topics than topics.max allows, or no name for a table of this catalog: "), F.col("topic")
+    )
     return judged.withColumns(
         {
             "target": F.when(refused, REJECTED).otherwise(F.col("target")),
@@ -149,7 +149,7 @@ def half_cases(rules: LandingRules) -> list[Case]:
     first = F.col("first")
     bad_first = (
         first.isNull()
-        | (first["queue"] >= rules.queues)
+        | (first["queue"] > MAX_QUEUE)
         | (first["offset"] > MAX_OFFSET)
         | ((first["queue"] == F.col("partition")) & (first["offset"] == F.col("offset")))
     )
@@ -160,7 +160,7 @@ def half_cases(rules: LandingRules) -> list[Case]:
         (
             "BAD_FIRST_HALF",
             _header(wire.FIRST_HALF).isNotNull() & bad_first,
-            _quoted(wire.FIRST_HALF, f"<queue>-<offset> of another half message, queue 0 to {rules.queues - 1}"),
+            _quoted(wire.FIRST_HALF, f"<queue>-<offset> of another half message, queue 0 to {MAX_QUEUE}"),
         ),
         ("TRANSACTIONS_REJECTED", F.lit(rules.reject), F.lit("transaction.reject is on")),
     ]
@@ -186,7 +186,7 @@ def message_cases(rules: LandingRules) -> list[Case]:
     ]
 
 
-def op_cases(rules: LandingRules) -> list[Case]:
+def op_cases() -> list[Case]:
     """The reasons to reject a record of `op` or `admin`."""
     op, value = F.col("op"), F.col("value")
     admin = F.col("source") == "admin"
@@ -196,20 +196,20 @@ def op_cases(rules: LandingRules) -> list[Case]:
         known
         & payloads.not_empty(op["transaction_id"])
         & (payloads.not_empty(group) | (admin & group.isNull()))
-        & payloads.are_places(op["half_messages"], wire.MAX_HALF_MESSAGES, rules.queues)
+        & payloads.are_places(op["half_messages"], wire.MAX_HALF_MESSAGES)
     )
     recall = (
         ~admin
         & (decision == "RECALL")
         & payloads.not_empty(op["message_id"])
         & payloads.not_empty(op["topic"])
-        & payloads.are_places(op["messages"], 1, rules.queues)
+        & payloads.are_places(op["messages"], 1)
     )
     good = (of_transaction | recall) & payloads.op_texts_are_texts(op, value)
     allowed = (
         "the value must be one UTF-8 JSON object with decision COMMIT, ROLLBACK, UNKNOWN, RECALL (in op) or RESUME "
         "(in admin), transaction_id, producer_group and half_messages (a recall: message_id, topic, one of messages), "
-        f"1 to {wire.MAX_HALF_MESSAGES} objects with queue 0 to {rules.queues - 1} and offset"
+        f"1 to {wire.MAX_HALF_MESSAGES} objects with queue 0 to {MAX_QUEUE} and offset"
     )
     return [("BAD_OP", ~F.coalesce(good, F.lit(False)), F.lit(allowed))]
 
@@ -291,7 +291,7 @@ def _verdict_of_any(rules: LandingRules) -> Column:
     return (
         F.when(F.col("source") == "half", _verdict(half_cases(rules)))
         .when(F.col("source") == "messages", _verdict(message_cases(rules)))
-        .otherwise(_verdict(op_cases(rules)))
+        .otherwise(_verdict(op_cases()))
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,9 @@ from commitlake.tables.schemas import TABLES, TOPIC, Table
 log = logging.getLogger(__name__)
 
 _CATALOG = "schema:"
+_NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
+"""Hive's names have letters, digits and underscores only."""
+_TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
 
 
 class Warehouse:
@@ -73,14 +77,21 @@ class Warehouse:
 
     def topics(self) -> set[str]:
         """Names of all topics that have a table."""
-        names = self._catalog_topics() if self._in_catalog else self._directory_topics()
-        return {from_path_name(name) for name in names}
+        return set(self._catalog_topics() if self._in_catalog else map(from_path_name, self._directory_topics()))
+
+    def may_hold(self, topic: str) -> bool:
+        """Whether the topic's name can be part of a table's name here."""
+        if not self._in_catalog:
+            return True
+        catalog, dot, _ = self.root.removeprefix(_CATALOG).partition(".")
+        is_narrow = not dot or catalog in _NARROW_CATALOGS
+        return not is_narrow or re.fullmatch(r"[A-Za-z0-9_]+", topic) is not None
 
     def ensure_topic(self, topic: str) -> None:
         """Create the topic's table when it is missing; cheap when it is known."""
         with self._lock:
             if topic not in self._known_topics:
-                self._create(self.locate_topic(topic), TOPIC)
+                self._create(self.locate_topic(topic), TOPIC, **({_TOPIC: topic} if self._in_catalog else {}))
                 self._known_topics.add(topic)
 
     def read(self, name: str, version: int | None = None) -> DataFrame:
@@ -167,9 +178,9 @@ class Warehouse:
             return ".".join(f"`{part}`" for part in [*self.root.removeprefix(_CATALOG).split("."), table])
         return f"{self.root}/{path}"
 
-    def _create(self, place: str, table: Table) -> None:
+    def _create(self, place: str, table: Table, **properties: str) -> None:
         if self._in_catalog:
-            self._create_in_catalog(place, table)
+            self._create_in_catalog(place, table, table.properties() | properties)
             return
         builder = DeltaTable.createIfNotExists(self.spark).location(place).addColumns(table.schema)
         if table.partition_by:
@@ -178,11 +189,11 @@ class Warehouse:
             builder = builder.property(key, value)
         builder.execute()
 
-    def _create_in_catalog(self, place: str, table: Table) -> None:
+    def _create_in_catalog(self, place: str, table: Table, more: Mapping[str, str]) -> None:
         """Delta's builder takes no catalog in a name, SQL does."""
         fields = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in table.schema)
         partitions = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
-        properties = ", ".join(f"'{key}' = '{value}'" for key, value in table.properties().items())
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in more.items())
         self.spark.sql(
             f"CREATE TABLE IF NOT EXISTS {place} ({fields}) USING delta {partitions} TBLPROPERTIES ({properties})"
         )
@@ -249,8 +260,10 @@ class Warehouse:
 
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)
-        rows = self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect()
-        return [row["tableName"].removeprefix("topic_") for row in rows]
+        for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
+            kept = self.spark.sql(f"SHOW TBLPROPERTIES {schema}.`{row['tableName']}`").collect()
+            properties = {entry["key"]: entry["value"] for entry in kept}
+            yield properties.get(_TOPIC) or from_path_name(row["tableName"].removeprefix("topic_"))
 
 
 def _added_since(found: list[str], table: Table) -> list[str]:
