@@ -12,8 +12,8 @@ import sys
 import time
 from typing import Any
 
-import pyarrow.compute as pc
-from deltalake import DeltaTable
+import pyarrow
+from deltalake import DeltaTable, QueryBuilder
 
 from commitlake import DefaultMQProducer, Message, SendResult
 
@@ -36,8 +36,10 @@ def visible(warehouse: str, results: list[SendResult]) -> list[dict[str, Any]]:
     place = f"{warehouse}/topics/{TOPIC}"
     if not DeltaTable.is_deltatable(place):
         return []
-    mine = pc.field("message_id").isin([result.msg_id for result in results])
-    rows: list[dict[str, Any]] = DeltaTable(place).to_pyarrow_table().filter(mine).to_pylist()
+    tables = QueryBuilder().register("messages", DeltaTable(place))
+    mine = ", ".join(f"'{result.msg_id}'" for result in results)
+    found = pyarrow.table(tables.execute(f"SELECT * FROM messages WHERE message_id IN ({mine})"))
+    rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 
 

@@ -44,7 +44,10 @@ def test_the_measured_skew_is_right_to_half_a_round_trip(
 
 @pytest.mark.parametrize(
     ("seconds", "told"),
-    [(5, "5.0 s ahead of Kafka's, so checks and delayed messages come as much too early"), (-5, "5.0 s behind")],
+    [
+        (5, "5.0 s ahead of Kafka's, so checks and delayed messages come as much too early"),
+        pytest.param(-5, "5.0 s behind", marks=pytest.mark.soak),
+    ],
 )
 def test_a_start_warns_of_a_clock_that_is_off_and_says_what_to_do(
     spark: SparkSession,

@@ -60,7 +60,8 @@ def _row(row: Row) -> str:
 
 def place(warehouse: str, topic: str) -> list[str]:
     """Where the tables are, and how to look at one."""
-    look = f"from deltalake import DeltaTable; print(DeltaTable('{warehouse}/topics/{topic}').to_pandas())"
+    files = f"DeltaTable('{warehouse}/topics/{topic}').file_uris()"  # `to_pandas` with pyarrow 26 may abort at the exit
+    look = f"import pandas; from deltalake import DeltaTable; print(pandas.read_parquet({files}))"
     return [
         f"the tables are in {warehouse}; look with any Delta reader, for example (pip install deltalake pandas):",
         f'  python -c "{look}"',

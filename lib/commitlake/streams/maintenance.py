@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
@@ -26,7 +26,7 @@ from commitlake.config import Config
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.streams import landing_recovery, retention
 from commitlake.streams.lookup import evaluated
-from commitlake.tables import TABLES, Warehouse
+from commitlake.tables import TABLES, Warehouse, delta_log
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ class Maintenance:
                 landing_recovery.renewed(self._warehouse)  # compaction and VACUUM are commits too
         if now >= self._next_delete:
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
-            self._try(lambda: self._delete_old_rows(report), "deleting old rows", report)
+            self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
         for name, table, keep_ms in self._tables():
             if self._go_on():
-                self._try(lambda: self._tidy(report, name, table, keep_ms), name, report)  # noqa: B023 - called at once
+                self._try(partial(self._tidy, report, name, table, keep_ms), name, report)
         return report
 
     def _try(self, step: Callable[[], None], name: str, report: Report) -> None:
@@ -151,21 +151,21 @@ class Maintenance:
         )
         self._warehouse.append(moment, "maintenance")
 
-    def _tables(self) -> Iterator[tuple[str, DeltaTable, int]]:
-        """Each table with its name and the time for which its unused files are kept."""
+    def _tables(self) -> Iterator[tuple[str, Callable[[], DeltaTable], int]]:
+        """Each table by its name, and the time for which its unused files are kept."""
         keep = self._config.maintenance
         for name in TABLES:
-            yield name, self._warehouse.table(name), keep.file_retention_ms
+            yield name, partial(self._warehouse.table, name), keep.file_retention_ms
         for topic in sorted(self._warehouse.topics()):
-            yield f"topics/{topic}", self._warehouse.topic_table(topic), keep.topic_file_retention_ms
+            yield f"topics/{topic}", partial(self._warehouse.topic_table, topic), keep.topic_file_retention_ms
 
-    def _tidy(self, report: Report, name: str, table: DeltaTable, keep_ms: int) -> None:
-        now = time.monotonic()
+    def _tidy(self, report: Report, name: str, find: Callable[[], DeltaTable], keep_ms: int) -> None:
+        table, now = find(), time.monotonic()
         if table.detail().select("numFiles").collect()[0][0] > _FEW_FILES:
             report.compacted[name] = _compact(table)
         if now >= self._next_vacuum.get(name, now):  # it lists all files, so not more often than needed
             table.vacuum(keep_ms / _HOUR_MS)
-            _trim_log(table, keep_ms)
+            delta_log.forget(table, keep_ms)
             self._next_vacuum[name] = now + keep_ms / 1_000 * _VACUUM_EVERY
 
 
@@ -181,20 +181,6 @@ def _bounds(old: DataFrame, on: Sequence[str]) -> list[str]:
 def _compact(table: DeltaTable) -> int:
     done = table.optimize().executeCompaction().select("metrics.numFilesRemoved").collect()
     return int(done[0]["numFilesRemoved"])
-
-
-def _trim_log(table: DeltaTable, keep_ms: int) -> None:
-    """Deletes what Delta's log holds of older commits; their files are gone.
-
-    Each append and each look of a stream lists the whole log: 1.5 s for the 43 000 commits of a day, 0.1 s for those of
-    an hour. By itself Delta deletes at midnight, and in the middle of a commit.
-    """
-    jvm: Any = table.toDF().sparkSession.sparkContext._jvm
-    delta, none = jvm.org.apache.spark.sql.delta, getattr(jvm.scala, "None$")
-    log_of_table = table._jdt.deltaLog()
-    snapshot = log_of_table.update(False, none.__getattr__("MODULE$"), none.__getattr__("MODULE$"))
-    by_minute = getattr(delta, "TruncationGranularity$").__getattr__("MODULE$").MINUTE()
-    log_of_table.cleanUpExpiredLogs(snapshot, none.__getattr__("MODULE$"), jvm.scala.Some(keep_ms), by_minute)
 
 
 def at_intervals(maintenance: Maintenance, interval_ms: int, stopping: threading.Event) -> threading.Thread:
