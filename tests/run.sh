@@ -38,4 +38,4 @@ folders e2e || failed=1
 wait "$other" || failed=1
 cat "$behind"
 [[ $failed == 0 ]] || exit 1
-folders load
+folders steady
