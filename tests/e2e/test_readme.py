@@ -113,6 +113,7 @@ def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme, eventua
     while "recalled" not in (counts := summary(readme)) or counts["recalled"] != "1":
         assert time.monotonic() < until, counts
     assert counts["holds"] == "True"
+    assert "all is well" in readme.command("audit")
 
 
 def summary(readme: Readme) -> dict[str, str]:

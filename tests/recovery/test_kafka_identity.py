@@ -90,6 +90,10 @@ def test_a_topic_created_again_stops_the_start_and_goes_on_when_accepted(
     half = lake.config.kafka.topic("half")
     admin.delete_topics([half])
     wait_for(lambda: is_gone(admin, half), 30)
+    for accepted in ("false", "true"):
+        with pytest.raises(IdentityError, match=rf"{half} was deleted; .*{half}-0 ends at 0, 2 is the next to land"):
+            lake.run(spark, accept_recreated_topic=accepted)
+    assert is_gone(admin, half), "a refused start made it anew"
     topics.ensure_topics(lake.config)
     assert f"{half} was deleted and created again; no record would be lost" in refusal(spark, lake)
     commit(lake, "c")

@@ -82,11 +82,11 @@ def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets
             *_ranges(config, reached, set(known.topic_ids)),
         )
         return  # its topics have other ids too
-    anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic, id_) != id_}
+    anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
     if anew:
         _refuse(
             config.accept.recreated_topic,
-            f"{', '.join(sorted(anew))} was deleted and created again",
+            f"{', '.join(sorted(anew))} was deleted{' and created again' if anew & {*actual.topic_ids} else ''}",
             "accept.recreated_topic",
             *_ranges(config, reached, anew),
         )
@@ -109,9 +109,10 @@ def _refuse(accepted: bool, what: str, option: str, lost: str, short: str) -> No
 def _ranges(config: Config, reached: Offsets, topics: set[str]) -> tuple[str, str]:
     """The ranges that would never land, below the next offset to land; and the logs that end before it, if any."""
     lost, short = [], []
-    for topic, numbers in sorted(end_offsets(config, SOURCES).items()):
-        for number, end in numbers.items() if topic in topics else ():
-            following = reached.get(topic, {}).get(number, 0)
+    ends = end_offsets(config, SOURCES)
+    for topic in sorted(topics):
+        for number in sorted({*ends.get(topic, {}), *reached.get(topic, {})}):
+            end, following = ends.get(topic, {}).get(number, 0), reached.get(topic, {}).get(number, 0)
             if min(end, following) > 0:
                 lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")
             if end < following:
