@@ -28,8 +28,10 @@ def patience() -> float:
 
 @pytest.mark.parametrize(
     ("number", "send"),
-    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)],
-    ids=["SIGTERM to the process", "SIGINT to the group"],
+    [
+        pytest.param(signal.SIGTERM, os.kill, id="SIGTERM to the process"),
+        pytest.param(signal.SIGINT, os.killpg, id="SIGINT to the group", marks=pytest.mark.soak),
+    ],
 )
 def test_a_signal_ends_a_running_coordinator_with_0_and_leaves_nothing_behind(
     tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
@@ -100,6 +102,7 @@ def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: 
         assert_short_error(running, str(busy_port), "busy")
 
 
+@pytest.mark.soak
 def test_partition_counts_that_differ_are_an_error(broker: EmbeddedBroker, tmp_path: Path) -> None:
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     admin.create_topics([NewTopic("differ.half", 2, 1), NewTopic("differ.op", 3, 1), NewTopic("differ.messages", 2, 1)])

@@ -50,6 +50,7 @@ def refusal(spark: SparkSession, lake: Lake, **changes: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.soak
 def test_another_cluster_stops_the_start_and_an_accepted_copy_goes_on(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_log_that_begins_beyond_the_next_offset_stops_the_start_and_goes_on_wh
     assert visible(lake) == ["a", "b", "e"]
 
 
+@pytest.mark.soak
 def test_what_expired_before_the_very_first_record_landed_stops_the_start_too(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_start_on_another_cluster_writes_nothing_there(spark: SparkSession, la
         assert topics.identity(changed).topic_ids == {}
 
 
+@pytest.mark.soak
 def test_a_landing_that_was_cut_short_and_then_expired_stops_the_start_and_the_rest_lands_once(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:

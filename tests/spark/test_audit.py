@@ -314,6 +314,7 @@ def retain_since(copy: Copy, moment: str) -> None:
     copy.sql(f"INSERT INTO {copy.at('maintenance')} VALUES ({moment}, current_timestamp())")
 
 
+@pytest.mark.soak
 def test_what_ended_long_ago_may_be_gone_from_any_table(history: History, tmp_path: Path) -> None:
     copy = Copy(history, tmp_path)
     retain_since(copy, "current_timestamp()")

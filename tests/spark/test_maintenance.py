@@ -136,6 +136,7 @@ def test_a_discarded_transaction_is_resumed_and_committed_after_maintenance(
     assert [r["body"] for r in maintained.topic("orders")].count(b"wrong id") == 1
 
 
+@pytest.mark.soak
 def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
     spark: SparkSession, copied: Lake, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -159,6 +160,7 @@ def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
     assert tables.topic_table("orders").detail().collect()[0]["numFiles"] <= 4
 
 
+@pytest.mark.soak
 def test_one_table_that_fails_is_told_and_the_others_are_maintained(spark: SparkSession, copied: Lake) -> None:
     shutil.rmtree(copied.root / "warehouse/checks/_delta_log")
     report = maintenance(spark, copied).run()
@@ -166,6 +168,7 @@ def test_one_table_that_fails_is_told_and_the_others_are_maintained(spark: Spark
     assert report.deleted["op"]
 
 
+@pytest.mark.soak
 def test_the_log_of_old_commits_goes_with_their_files(spark: SparkSession, copied: Lake) -> None:
     tables = Warehouse(spark, copied.config.warehouse)
     for number in range(60):
@@ -183,6 +186,7 @@ def test_the_log_of_old_commits_goes_with_their_files(spark: SparkSession, copie
     assert tables.read("op").count() == len(copied.rows("op")) <= rows
 
 
+@pytest.mark.soak
 def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSession, copied: Lake) -> None:
     changes = {"maintenance_interval": "3s", "transaction_op_park_time": "0s"}
     conf = copied.configured(**changes)
@@ -201,6 +205,7 @@ def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSe
     assert copied.rows("maintenance")
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("spark")
 def test_on_a_local_warehouse_the_command_leaves_a_running_coordinator_alone(copied: Lake) -> None:
     given = ["maintain", f"--set=warehouse={copied.config.warehouse}"]

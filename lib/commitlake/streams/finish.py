@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 
 from pyspark.sql import DataFrame
@@ -25,8 +26,10 @@ def finish_last_batch(warehouse: Warehouse) -> int:
     visible, or discard, is written now where it is missing. Refusals and checks need no finishing: what was not told
     is still open.
     """
-    last = max(warehouse.newest_batch(name) for name in _MARKED)
-    if last < 0 or warehouse.newest_batch() == last:
+    with ThreadPoolExecutor(len(_MARKED)) as pool:
+        newest = dict(zip(_MARKED, pool.map(warehouse.newest_batch, _MARKED), strict=True))
+    last = max(newest.values())
+    if newest["batches"] == last:
         return last
     ended = warehouse.read("transactions").where(F.col("batch_id") == last)
     delivered = warehouse.read("deliveries").where(F.col("batch_id") == last)
