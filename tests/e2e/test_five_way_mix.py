@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from deltalake import DeltaTable
 from tests.e2e.running import Coordinator, coordinator, wait_for
 
@@ -44,6 +45,7 @@ def rows(running: Coordinator, table: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.soak
 def test_exactly_the_committed_messages_are_visible(broker: EmbeddedBroker, tmp_path: Path) -> None:
     settings: dict[str, object] = {
         "kafka__bootstrap_servers": broker.bootstrap_servers,

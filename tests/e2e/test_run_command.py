@@ -112,6 +112,7 @@ def test_partition_counts_that_differ_are_an_error(broker: EmbeddedBroker, tmp_p
         assert_short_error(running, "differ.op", "partitions")
 
 
+@pytest.mark.soak
 def test_a_second_coordinator_on_an_embedded_broker_names_the_first(tmp_path: Path) -> None:
     with coordinator(tmp_path) as first:
         first.ready()
