@@ -37,7 +37,8 @@ class Sweep:
             while self.kills < kills:
                 begun = time.monotonic()
                 self.traffic.send()
-                self.traffic.resume_discarded(lambda: self.chosen.random() < 0.1)
+                if self.traffic.rounds > 1:  # else there are no tables yet
+                    self.traffic.resume_discarded(lambda: self.chosen.random() < 0.1)
                 child, following = following, Prepared(self.lake)
                 told = self._kill(child)
                 spoilt = self._spoil_checkpoints()

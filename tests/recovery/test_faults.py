@@ -80,7 +80,8 @@ def test_what_a_killed_producer_left_open_another_of_its_group_answers_from_the_
         orders = sorted(row[0] for row in db.execute("SELECT id FROM orders"))
     assert len(orders) == sent - 1
     assert sorted(row["keys"] for row in lake.topic("orders")) == orders
-    checked = {row["keys"]: row["state"] for row in lake.rows("transactions") if row["reason"] == "CHECK"}
+    keys = {row["message_id"]: row["keys"] for row in lake.rows("half")}
+    checked = {keys[row["message_id"]]: row["state"] for row in lake.rows("transactions") if row["reason"] == "CHECK"}
     last = producer_child.COUNT - 1
     assert (checked[f"before-{last}"], checked[f"after-{last}"]) == ("ROLLED_BACK", "COMMITTED")
 

@@ -101,7 +101,9 @@ def test_queues_added_at_a_restart_take_new_transactions_and_the_old_ones_still_
     with Coordinator(spark, lake.config).start(), Sending(lake) as sending:
         wait_for(lambda: len(sending.sent) > 20 and "orders" in lake.topics(), 60)
     ended_before = len(lake.rows("transactions"))
-    grown = lake.configured(kafka_queues=4, transaction_timeout="2s", transaction_check_interval="2s")
+    grown = lake.configured(
+        kafka_queues=4, transaction_timeout="2s", transaction_check_interval="2s", transaction_check_max=15
+    )
     with Sending(lake) as later, Coordinator(spark, grown).start():
         wait_for(lambda: later.queues == {0, 1, 2, 3}, 60)
         later.finish()
