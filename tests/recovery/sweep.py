@@ -57,6 +57,8 @@ class Sweep:
     def _spoil_checkpoints(self) -> str:
         """Checkpoints vanish, or become older ones, or those of another query."""
         there, kept = self.lake.root / "checkpoints", self.lake.root / "older"
+        if not there.exists():  # deleted, and the next start was killed before it had made one
+            return ""
         if not kept.exists() or self.chosen.random() < 0.2:
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(there, kept)
