@@ -19,23 +19,6 @@ if [[ $# -gt 0 ]]; then
   exec "$bin/python" -m pytest "$@"
 fi
 # Seconds first, minutes last; a folder at a time, so that one that is missing or empty fails.
-folders() {
-  for folder in "$@"; do
-    "$bin/python" -m pytest -q "tests/$folder" || return 1
-  done
-}
-folders unit property
-
-# Two at once: most of a test's time goes by in starts and in waiting for one core. The load needs both.
-behind=$(mktemp)
-set -m
-folders spark recovery >"$behind" 2>&1 &
-other=$!
-set +m
-trap 'kill -- "-$other" 2>/dev/null || true; rm -f "$behind"' EXIT
-failed=0
-folders e2e || failed=1
-wait "$other" || failed=1
-cat "$behind"
-[[ $failed == 0 ]] || exit 1
-folders steady
+for folder in unit property spark recovery e2e steady; do
+  "$bin/python" -m pytest -q "tests/$folder"
+done

@@ -42,6 +42,7 @@ def test_the_measured_skew_is_right_to_half_a_round_trip(
     assert skew.is_certain == (abs(seconds) > 1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [

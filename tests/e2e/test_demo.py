@@ -125,6 +125,7 @@ def test_nothing_is_left_running(played: tuple[Path, str]) -> None:
     assert await_end(played[0]) == []
 
 
+@pytest.mark.soak
 def test_ctrl_c_in_the_middle_of_a_second_run_stops_everything(played: tuple[Path, str]) -> None:
     place, _ = played
     process = start(place)

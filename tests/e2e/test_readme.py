@@ -135,6 +135,7 @@ def test_every_command_and_snippet_of_the_readme_is_run() -> None:
         ["tests/run.sh"],
         ["./spark-submit.sh", "run", "--conf", "conf/local.yaml", "--set", f"kafka.embedded_port={PORT}"],
         ["./spark-submit.sh", "ledger", "--conf", "conf/local.yaml", "--summary"],
+        ["./spark-submit.sh", "audit", "--conf", "conf/local.yaml"],
     ]
     assert commands == COMMANDS
     assert len(SNIPPETS) == 4

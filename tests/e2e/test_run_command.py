@@ -47,6 +47,7 @@ def test_a_signal_ends_a_running_coordinator_with_0_and_leaves_nothing_behind(
         assert "Traceback" not in running.said
 
 
+@pytest.mark.soak
 def test_available_now_works_off_what_is_there_and_exits_0(broker: EmbeddedBroker, tmp_path: Path) -> None:
     lake = Lake(broker.bootstrap_servers, "now.", tmp_path)
     lake.op("COMMIT", "t", lake.half("t"))

@@ -117,6 +117,7 @@ def ends(coordinator: Coordinator) -> dict[str, str]:
     return {row["transaction_id"]: row["state"] for row in sorted(rows, key=lambda row: row["batch_id"])}
 
 
+@pytest.mark.soak
 def test_the_documented_rights_are_enough_for_the_whole_way(
     coordinator: Coordinator, secured: Secured, spark: SparkSession, eventually: Callable[..., None]
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_changed_configuration_neither_moves_nor_doubles_what_has_landed(
     assert Counter({record: count for record, count in after.items() if record[3] == 0}) == whole
 
 
+@pytest.mark.soak
 def test_a_finished_landing_is_not_read_again_from_kafka(
     spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_finished_landing_is_not_read_again_from_kafka(
     assert standing(warehouse) == expected(loaded)
 
 
+@pytest.mark.soak
 def test_topics_beyond_the_most_are_rejected_and_known_ones_go_on(
     spark: SparkSession, settings: dict[str, Any]
 ) -> None:
@@ -263,6 +265,7 @@ def test_where_the_markers_are_gone_a_landing_that_is_cut_short_is_not_taken_for
     assert standing(warehouse) == expected(loaded)
 
 
+@pytest.mark.soak
 def test_a_marker_that_is_some_commits_back_is_written_again(spark: SparkSession, settings: dict[str, Any]) -> None:
     loaded, warehouse = prepare(spark, settings)
     send(loaded)

@@ -262,6 +262,7 @@ def test_a_warehouse_with_every_kind_of_end_is_well(history: History) -> None:
     assert report.is_well
 
 
+@pytest.mark.soak
 def test_what_stands_in_a_wrong_topic_counts_there(history: History, tmp_path: Path) -> None:
     copy = Copy(history, tmp_path)
     move_to_payments(copy, COMMITTED[0])
@@ -281,6 +282,7 @@ def test_a_batch_that_is_told_twice_or_not_at_all_is_found(history: History, tmp
     )
 
 
+@pytest.mark.soak
 def test_a_batch_that_is_being_written_changes_nothing(history: History, tmp_path: Path) -> None:
     copy = Copy(history, tmp_path)
     before = copy.audit()
@@ -324,6 +326,7 @@ def test_what_ended_long_ago_may_be_gone_from_any_table(history: History, tmp_pa
         assert report.is_well, f"after {tables}: {report}"
 
 
+@pytest.mark.soak
 def test_what_ended_since_may_not_be_gone(history: History, tmp_path: Path) -> None:
     copy = Copy(history, tmp_path)
     retain_since(copy, "TIMESTAMP'2020-01-01'")
@@ -332,6 +335,7 @@ def test_what_ended_since_may_not_be_gone(history: History, tmp_path: Path) -> N
     assert names == ["END_OF_NOTHING", "DELIVERY_OF_NOTHING"]
 
 
+@pytest.mark.soak
 def test_what_age_does_not_explain_is_found_at_any_age(history: History, tmp_path: Path) -> None:
     copy = Copy(history, tmp_path)
     lose(copy, *[table for tables in STEPS for table in tables])

@@ -123,6 +123,7 @@ def test_a_start_after_a_kill_between_two_deletes_opens_tells_and_delivers_nothi
         assert topic_rows(copied) == visible
 
 
+@pytest.mark.soak
 def test_a_discarded_transaction_is_resumed_and_committed_after_maintenance(
     spark: SparkSession, story: Story, maintained: Lake
 ) -> None:
