@@ -113,7 +113,6 @@ def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme, eventua
     while "recalled" not in (counts := summary(readme)) or counts["recalled"] != "1":
         assert time.monotonic() < until, counts
     assert counts["holds"] == "True"
-    assert "all is well" in readme.command("audit")
 
 
 def summary(readme: Readme) -> dict[str, str]:
@@ -135,7 +134,6 @@ def test_every_command_and_snippet_of_the_readme_is_run() -> None:
         ["tests/run.sh"],
         ["./spark-submit.sh", "run", "--conf", "conf/local.yaml", "--set", f"kafka.embedded_port={PORT}"],
         ["./spark-submit.sh", "ledger", "--conf", "conf/local.yaml", "--summary"],
-        ["./spark-submit.sh", "audit", "--conf", "conf/local.yaml"],
     ]
     assert commands == COMMANDS
     assert len(SNIPPETS) == 4
