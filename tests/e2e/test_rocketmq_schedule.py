@@ -180,7 +180,7 @@ def test_what_is_due_later_is_never_visible_in_an_earlier_batch(played: Played) 
     in_order = sorted((due[one.msg_id], rows[one.msg_id]["batch_id"]) for one in timely)
     batches = [batch for _, batch in in_order]
     assert batches == sorted(batches)
-    assert len(set(batches)) >= 3
+    assert len(set(batches)) >= 2, "levels 3 and 4 are twenty seconds apart"
 
 
 @pytest.mark.parametrize("name", TIMED)

@@ -100,6 +100,12 @@ def _wrong_group() -> Column:
     return (F.col("admin") == 0) & group
 
 
+def _is_before(resumed: Column, op_offset: Column) -> Column:
+    """Whether an op came before a RESUME: an administrator's by its place in their one partition, others by time."""
+    older = F.unix_millis("record.stored_at") <= resumed
+    return F.when(F.col("admin") == 1, F.col("op_offset") <= op_offset).otherwise(older)
+
+
 def _already() -> Column:
     """The refusal that tells how the transaction ended, null where it has not, or as the op says."""
     same = F.when(F.col("record.decision") == "COMMIT", "COMMITTED").otherwise("ROLLED_BACK")
@@ -110,10 +116,7 @@ def _already() -> Column:
     }
     table = F.create_map(*[F.lit(item) for name, code in names.items() for item in (name, int(code))])
     ended = ~F.col("pending") & (F.col("ledger.state") != same)
-    older = F.unix_millis("record.stored_at") <= F.col("open_since")
-    before_resume = F.col("pending") & F.when(
-        F.col("admin") == 1, F.col("op_offset") <= F.col("open_op_offset")
-    ).otherwise(older)
+    before_resume = F.col("pending") & _is_before(F.col("open_since"), F.col("open_op_offset"))
     return F.when(_yes(ended), table[F.col("ledger.state")]).when(
         _yes(before_resume) | _yes(F.col("orphan")), int(Refusal.ALREADY_DISCARDED)
     )
@@ -162,7 +165,7 @@ def _meet_what_is_reopened(judged: DataFrame) -> DataFrame:
     resume = F.max(F.when(F.col("verdict") == int(Verdict.ACCEPT), came)).over(
         Window.partitionBy("first_queue", "first_offset")
     )
-    after = F.when(F.col("admin") == 1, came["op_offset"] > resume["op_offset"]).otherwise(came["at"] > resume["at"])
+    after = ~_is_before(resume["at"], resume["op_offset"])
     ended = (F.col("verdict") == int(Refusal.ALREADY_DISCARDED)) & (F.col("kind") != int(Kind.RESUME))
     return judged.withColumn("verdict", F.when(ended & _yes(after), int(Verdict.AGAIN)).otherwise(F.col("verdict")))
 

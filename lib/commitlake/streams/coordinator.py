@@ -84,8 +84,7 @@ class Coordinator:
             guard=self._unless_stopping,
             epoch=self.epoch,
         )
-        if not self._is_new:
-            landing.check_kafka()  # before anything is written to what may be another Kafka
+        landing.check_kafka()  # before anything is written to what may be another Kafka
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
         ends = topics.end_offsets(self.config, _AWAITED)

@@ -78,12 +78,7 @@ class Intent:
 
 def newest(warehouse: Warehouse) -> Intent | None:
     """The intent of the newest landing, None when no marker is left or nothing has ever landed."""
-    for limit in (_NEAR, _FAR):
-        for marker in warehouse.markers(OP, limit):
-            if _is_intent(marker):
-                since, until = _offsets(marker["from"]), _offsets(marker["until"])
-                return Intent(marker["landing_id"], since, until, tuple(marker["tables"]), tuple(marker["earlier"]))
-    return None
+    return _newest_within(warehouse, _NEAR) or _newest_within(warehouse, _FAR)
 
 
 def renewed(warehouse: Warehouse) -> Intent | None:
@@ -91,19 +86,26 @@ def renewed(warehouse: Warehouse) -> Intent | None:
 
     Only for the one that lands, while it lands nothing: an older intent above a newer one would be taken for it.
     """
-    intent = newest(warehouse)
-    if intent is not None and not any(_is_intent(marker) for marker in warehouse.markers(OP, _NEAR)):
-        warehouse.append(warehouse.read(OP).limit(0), OP, {**intent.marker(), **intent.plan()})
-    return intent
+    near = _newest_within(warehouse, _NEAR)
+    if near is not None:
+        return near
+    far = _newest_within(warehouse, _FAR)
+    if far is not None:
+        warehouse.append(warehouse.read(OP).limit(0), OP, {**far.marker(), **far.plan()})
+    return far
+
+
+def _newest_within(warehouse: Warehouse, commits: int) -> Intent | None:
+    for marker in warehouse.markers(OP, commits):
+        if "landing_id" in marker and "tables" in marker:
+            since, until = _offsets(marker["from"]), _offsets(marker["until"])
+            return Intent(marker["landing_id"], since, until, tuple(marker["tables"]), tuple(marker["earlier"]))
+    return None
 
 
 def is_complete(warehouse: Warehouse, intent: Intent) -> bool:
     """Whether the landing has written all its tables, as far as their markers tell."""
     return all(_has_landed(_markers_of(warehouse, table), intent.landing_id) for table in intent.tables if table != OP)
-
-
-def _is_intent(marker: dict[str, Any]) -> bool:
-    return "landing_id" in marker and "tables" in marker
 
 
 def spans(intent: Intent, oldest: Offsets, config: Config) -> Spans:

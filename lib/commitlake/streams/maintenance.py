@@ -172,10 +172,9 @@ class Maintenance:
 def _bounds(old: DataFrame, on: Sequence[str]) -> list[str]:
     """Conditions that let Delta skip the files beyond what goes: a MERGE finds none by itself."""
     numbers = [name for name in on if old.schema[name].dataType in (IntegerType(), LongType())]
-    ends = old.agg(
-        *[end(name).alias(f"{end.__name__}_{name}") for name in numbers for end in (F.min, F.max)]
-    ).collect()[0]
-    return [f"t.{name} BETWEEN {ends[f'min_{name}']} AND {ends[f'max_{name}']}" for name in numbers]
+    ends = old.agg(*map(F.min, numbers), *map(F.max, numbers)).collect()[0]
+    lows, highs = ends[: len(numbers)], ends[len(numbers) :]
+    return [f"t.{name} BETWEEN {low} AND {high}" for name, low, high in zip(numbers, lows, highs, strict=True)]
 
 
 def _compact(table: DeltaTable) -> int:

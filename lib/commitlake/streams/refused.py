@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.kafka.clients import spark_options, spark_source_limits
 from commitlake.protocol.states import Event, Refusal
-from commitlake.streams.events import Events, moment, named, spans_of, within
+from commitlake.streams.events import Events, Span, moment, named, within
 from commitlake.streams.records import normalise
 from commitlake.tables import Warehouse
 
@@ -44,7 +44,7 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
         .collect()
     )
     record = _records(warehouse, config, spans)
-    near = within(spans_of(refused, "op_queue", "op_offset"), "queue", "op_offset")
+    near = within([Span(span["op_queue"], span["low"], span["high"]) for span in spans], "queue", "op_offset")
     stored = (
         warehouse.read("op")
         .where(near)

@@ -17,11 +17,12 @@ def forget(table: DeltaTable, keep_ms: int) -> None:
     Each append, and each look of a stream, lists the whole log: 1.5 s for the 43 000 commits of a day at one each 2 s,
     0.1 s for those of an hour. Another maker's Delta may not have this; there it stays as it is.
     """
-    jvm: Any = table.toDF().sparkSession.sparkContext._jvm
+    context: Any = table.toDF().sparkSession.sparkContext
+    jvm = context._jvm
     try:
         none, minute = _object(jvm.scala, "None"), _object(jvm.org.apache.spark.sql.delta, "TruncationGranularity")
         found = table._jdt.deltaLog()
-        found.cleanUpExpiredLogs(found.update(False, none, none), none, _some_long(table, keep_ms), minute.MINUTE())
+        found.cleanUpExpiredLogs(found.update(False, none, none), none, _some_long(context, keep_ms), minute.MINUTE())
     except (Py4JError, TypeError) as error:
         log.debug("the log is left to Delta: %s", error)
 
@@ -31,9 +32,8 @@ def _object(package: Any, name: str) -> Any:
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
-def _some_long(table: DeltaTable, number: int) -> Any:
+def _some_long(context: Any, number: int) -> Any:
     """An `Option[Long]`: py4j would make an `Integer` of a small number."""
-    context: Any = table.toDF().sparkSession.sparkContext
     longs = context._gateway.new_array(context._jvm.long, 1)
     longs[0] = number
     return context._jvm.scala.Predef.wrapLongArray(longs).headOption()
