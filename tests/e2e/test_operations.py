@@ -125,6 +125,7 @@ def test_a_forced_end_needs_no_check_and_is_told_with_its_remark(
     assert rows[3]["detail"].startswith("reason ADMIN")
 
 
+@pytest.mark.soak
 def test_a_decision_that_changes_nothing_is_in_the_history_as_rejected(
     coordinator: Coordinator, sent: dict[str, str], history: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +173,7 @@ def test_the_summary_counts_every_kind_once_and_its_counts_agree(
     }  # fmt: skip
 
 
+@pytest.mark.soak
 def test_a_summary_of_a_topic_that_lost_an_append_does_not_hold(
     coordinator: Coordinator, sent: dict[str, str], history: Any, tmp_path: Path
 ) -> None:

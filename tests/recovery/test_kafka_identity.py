@@ -118,6 +118,7 @@ def expire(admin: KafkaAdminClient, lake: Lake, before: int) -> None:
     admin.delete_records({TopicPartition(lake.config.kafka.topic("half"), 0): before})
 
 
+@pytest.mark.soak
 def test_a_log_that_begins_beyond_the_next_offset_stops_the_start_and_goes_on_when_accepted(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_landing_that_is_cut_short_again_while_it_is_finished_still_lands_each
     assert standing(warehouse) == expected(loaded)
 
 
+@pytest.mark.soak
 def test_a_changed_configuration_neither_moves_nor_doubles_what_has_landed(
     spark: SparkSession, settings: dict[str, Any]
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_commit_after_a_resume_of_the_same_batch_commits_though_its_park_time_
     assert {record: row["reason"] for record, row in lake.rejected().items()} == {early: "ALREADY_DISCARDED"}
 
 
+@pytest.mark.soak
 def test_a_part_that_lands_with_the_resume_of_its_first_is_open_with_it(spark: SparkSession, lake: Lake) -> None:
     at = lake.half("t")
     lake.run(spark, transaction_timeout="0s")
