@@ -74,7 +74,7 @@ def settings(secured: Secured, place: Path, user: str = "coordinator", **login: 
 
 
 @pytest.fixture(scope="module")
-def coordinator(
+def secured_coordinator(
     spark: SparkSession, secured: Secured, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Coordinator]:
     import commitlake
@@ -111,17 +111,17 @@ def await_equal(found: Callable[[], list[str]], expected: list[str], seconds: fl
     assert found() == expected
 
 
-def ends(coordinator: Coordinator) -> dict[str, str]:
+def ends(secured_coordinator: Coordinator) -> dict[str, str]:
     """The newest state of each transaction."""
-    rows = DeltaTable(f"{coordinator.config.warehouse}/transactions").to_pyarrow_table().to_pylist()
+    rows = DeltaTable(f"{secured_coordinator.config.warehouse}/transactions").to_pyarrow_table().to_pylist()
     return {row["transaction_id"]: row["state"] for row in sorted(rows, key=lambda row: row["batch_id"])}
 
 
 @pytest.mark.soak
 def test_the_documented_rights_are_enough_for_the_whole_way(
-    coordinator: Coordinator, secured: Secured, spark: SparkSession, eventually: Callable[..., None]
+    secured_coordinator: Coordinator, secured: Secured, spark: SparkSession, eventually: Callable[..., None]
 ) -> None:
-    warehouse = coordinator.config.warehouse
+    warehouse = secured_coordinator.config.warehouse
     operator = kafka(secured, "administrator")
 
     def by_force(decision: str, transaction_id: str) -> None:
@@ -147,7 +147,7 @@ def test_the_documented_rights_are_enough_for_the_whole_way(
         assert handle is not None
         producer.recall(handle)
 
-        eventually(lambda: ends(coordinator).get(lost) == "DISCARDED")
+        eventually(lambda: ends(secured_coordinator).get(lost) == "DISCARDED")
         by_force("RESUME", lost)
         by_force("COMMIT", lost)
         by_force("COMMIT", forced)
@@ -162,13 +162,13 @@ def _states(warehouse: str, table: str) -> list[str]:
     return sorted(DeltaTable(f"{warehouse}/{table}").to_pyarrow_table()["state"].to_pylist())
 
 
-@pytest.mark.usefixtures("coordinator")
+@pytest.mark.usefixtures("secured_coordinator")
 def test_a_producer_can_not_write_to_admin(secured: Secured) -> None:
     with pytest.raises(KafkaError, match=rf"not give the user producer access.*{PREFIX}admin.*Kafka ACLs"):
         admin.send(kafka(secured, "producer"), "RESUME", "t", NOWHERE, None)
 
 
-@pytest.mark.usefixtures("coordinator")
+@pytest.mark.usefixtures("secured_coordinator")
 def test_who_may_not_write_is_told_that_nothing_was_sent(secured: Secured) -> None:
     with (
         DefaultMQProducer(GROUP, **producing(secured, "reader")) as producer,
@@ -177,7 +177,7 @@ def test_who_may_not_write_is_told_that_nothing_was_sent(secured: Secured) -> No
         producer.send(Message("orders", "never"))
 
 
-@pytest.mark.usefixtures("coordinator")
+@pytest.mark.usefixtures("secured_coordinator")
 def test_who_may_not_read_the_checks_of_a_group_is_told_once(
     secured: Secured, caplog: pytest.LogCaptureFixture, eventually: Callable[..., None]
 ) -> None:
@@ -251,10 +251,10 @@ def test_a_certificate_of_a_ca_that_is_not_trusted_is_told(
 
 
 def test_the_plans_of_running_queries_hold_no_secret(
-    coordinator: Coordinator, spark: SparkSession, secured: Secured, capfd: pytest.CaptureFixture[str]
+    secured_coordinator: Coordinator, spark: SparkSession, secured: Secured, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert coordinator.epoch > 0
-    for query in coordinator.spark.streams.active:
+    assert secured_coordinator.epoch > 0
+    for query in secured_coordinator.spark.streams.active:
         query.explain(extended=True)
     batch = spark.read.format("kafka").options(**_kafka_options(secured), subscribe=f"{PREFIX}half").load()
     batch.explain(extended=True)
