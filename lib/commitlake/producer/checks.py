@@ -101,6 +101,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             enable_auto_commit=False,
         )
         try:
+            consumer.partitions_for_topic(self._topic)  # else kafka-python's first assignment is of no partitions
             consumer.subscribe([self._topic], listener=self)
             while not self._stopping.is_set():
                 self._hold_back(consumer)
