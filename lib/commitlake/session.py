@@ -62,6 +62,9 @@ STATIC_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.showConsoleProgress": "false",
+    # Landing and coordination run some 300 generated classes a round; of more than 100, the default, each is made and
+    # compiled anew every time: 65 classes a second, and half a core for Java's compiler.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|credential|keystore[.]key",
 }
 # A machine of a few cores: more shuffle partitions only make more tasks, files and state stores.
