@@ -11,12 +11,13 @@ import time
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from commitlake.streams.landing_recovery import OP, Intent
 from commitlake.tables import Warehouse
 
 QUEUES = 4
 TOPIC = "orders"
 BODY_BYTES = 64
-FIRST_OFFSET = 1 << 30  # so a coordinator can go on beside with a new broker, whose offsets begin at 0
+FIRST_OFFSET = 1 << 30  # a coordinator that goes on here may have a new broker, whose offsets begin at 0
 _MS_APART = 4  # of two half messages of one queue
 _BATCH = 250  # half messages of one queue that a batch decides
 _TASK = 500_000  # rows; a task's file holds neighbours of one queue, as after OPTIMIZE
@@ -39,7 +40,8 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     done = _half(_places(warehouse, ended), begun).withColumns(_end(begun))
     committed = done.where("state = 'COMMITTED'")
     warehouse.append(halves, "half")
-    warehouse.append(_op(done), "op")
+    landing = Intent(1, {}, {}, (OP,))  # of nothing: Kafka goes on at its beginning, whatever offsets stand here
+    warehouse.append(_op(done), OP, {**landing.marker(), **landing.plan()})
     warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
     warehouse.append_topic(_visible(committed), TOPIC)
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))

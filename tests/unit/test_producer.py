@@ -147,7 +147,6 @@ def test_progress_stands_at_the_first_offset_that_is_not_done(order: list[int], 
         progress.done(100 + offset)
         progress.done(100 + offset)
     assert progress.position == 100 + min(order[count:], default=12)
-    assert progress.open == 12 - count
 
 
 def test_progress_starts_at_0_and_passes_offsets_that_kafka_left_out() -> None:

@@ -101,8 +101,8 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             enable_auto_commit=False,
         )
         try:
-            consumer.partitions_for_topic(self._topic)  # else kafka-python's first assignment is of no partitions
             consumer.subscribe([self._topic], listener=self)
+            consumer.partitions_for_topic(self._topic)  # else kafka-python joins without them, and a second time with
             while not self._stopping.is_set():
                 self._hold_back(consumer)
                 for partition, records in consumer.poll(timeout_ms=POLL_MS, max_records=POLL_RECORDS).items():
@@ -115,8 +115,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
         """Pause all partitions while the pool is full; polling goes on, for Kafka takes silence for death."""
-        waiting = sum(progress.open for progress in self._progress.values())
-        if waiting + POLL_RECORDS > WAITING:
+        if len(self._running) + POLL_RECORDS > WAITING:
             consumer.pause(*consumer.assignment())
         elif consumer.paused():
             consumer.resume(*consumer.paused())

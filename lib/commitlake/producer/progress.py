@@ -25,11 +25,6 @@ class Progress:
             self._open.pop(offset, None)
 
     @property
-    def open(self) -> int:
-        """Number of records that are read and not done."""
-        return len(self._open)
-
-    @property
     def position(self) -> int:
         """Offset of the first record that is not done, or of the one after the last read."""
         with self._lock:
