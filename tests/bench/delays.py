@@ -246,7 +246,7 @@ class Waiting:
         opened = f"{self.conf.checkpoints}/open"
         rebuild.open_rows(self.warehouse, versions, self.conf.transaction).write.format("delta").save(opened)
         rows = coordination.read(self.warehouse, opened, versions)
-        writer = BatchWriter(self.conf, self.warehouse, 0, lambda: None)
+        writer = BatchWriter(self.conf, self.warehouse, 0)
 
         def write(frame: DataFrame, batch_id: int) -> None:
             with self.busy:
