@@ -17,7 +17,7 @@ from commitlake.runtime import KAFKA_BROKER_PACKAGE, PACKAGES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["KAFKA_BROKER_PACKAGE", "PACKAGES", "apply_settings", "build", "submit_settings"]
+__all__ = ["KAFKA_BROKER_PACKAGE", "PACKAGES", "apply_settings", "beside", "build", "submit_settings"]
 
 # May be set on a session that runs already, such as that of a notebook.
 RUNTIME_SETTINGS = {
@@ -39,8 +39,15 @@ RUNTIME_SETTINGS = {
     # A nullable or too wide number must fail, never be rounded or wrapped.
     "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
 }
+# For joins with all of history, tens of millions of keys or none. Sorted in two partitions, as batches are, 20 million
+# do not fit a heap of 2 GiB; where they are few, adaptive execution puts the partitions together again.
+HISTORY_SETTINGS = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "128",
+}
 # Only for maintenance. With Delta's 1 GiB for both sizes every run would rewrite up to a gigabyte of each queue.
 MAINTENANCE_SETTINGS = {
+    **HISTORY_SETTINGS,
     "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
     "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
     "spark.databricks.delta.optimize.maxThreads": "2",
@@ -48,8 +55,6 @@ MAINTENANCE_SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
     # The configuration says how long files are kept; the coordinator's own files are never read late.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    # It joins millions of keys or none, and is in no hurry.
-    "spark.sql.adaptive.enabled": "true",
 }
 # On a local file system Hadoop starts a process for every file to set its permissions; this manager does not.
 LOCAL_CHECKPOINTS = {
@@ -124,6 +129,13 @@ def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapp
     settings |= more or {}
     for name, value in settings.items():
         spark.conf.set(name, value)
+
+
+def beside(spark: SparkSession, config: Config, more: Mapping[str, str]) -> SparkSession:
+    """Return another session of the same application, in which `more` holds too."""
+    own = spark.newSession()
+    apply_settings(own, config, more)
+    return own
 
 
 def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import commitlake
+from commitlake import session
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import clock, topics
@@ -134,7 +135,9 @@ class Coordinator:
         if self._is_new:
             opened = self.spark.createDataFrame([], inputs.INPUT_SCHEMA)
         else:
-            opened = rebuild.open_rows(self.warehouse, versions, self.config.transaction)
+            own = session.beside(self.spark, self.config, session.HISTORY_SETTINGS)
+            tables = Warehouse(own, self.config.warehouse)
+            opened = rebuild.open_rows(tables, versions, self.config.transaction)
         opened.write.format("delta").save(f"{self._scratch}/open")
         return coordination.read(self.warehouse, f"{self._scratch}/open", versions)
 

@@ -77,8 +77,7 @@ class Maintenance:
         go_on: Callable[[], bool] = lambda: True,
         is_owner: bool = False,
     ) -> None:
-        own = spark.newSession()
-        session.apply_settings(own, config, session.MAINTENANCE_SETTINGS)
+        own = session.beside(spark, config, session.MAINTENANCE_SETTINGS)
         self._config, self._warehouse = config, Warehouse(own, config.warehouse)
         self._pause, self._go_on, self._is_owner = pause, go_on, is_owner
         self._next_delete = time.monotonic()
