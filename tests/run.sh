@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up all that the tests need, then runs every check and every test; fails when one of them does.
 # Arguments go to pytest, for example: tests/run.sh tests/unit -k config
-# tests/run.sh -m soak runs what takes longest instead: more kills, floods, waiting. The rest takes 25 minutes on 2 cores.
+# tests/run.sh -m soak runs what takes longest instead: more kills, floods, waiting. The rest takes 24 minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
