@@ -41,7 +41,7 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     committed = done.where("state = 'COMMITTED'")
     warehouse.append(halves, "half")
     landing = Intent(1, {}, {}, (OP,))  # of nothing: Kafka goes on at its beginning, whatever offsets stand here
-    warehouse.append(_op(done), OP, {**landing.marker(), **landing.plan()})
+    warehouse.append(_op(done), OP, landing.plan())
     warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
     warehouse.append_topic(_visible(committed), TOPIC)
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))

@@ -223,8 +223,8 @@ class Landing:
 
     def _write(self, judged: DataFrame, intent: Intent) -> None:
         now_ms = time.time_ns() // 1_000_000
+        self._warehouse.append(landed.op_rows(judged), "op", intent.plan())
         marker = intent.marker()
-        self._warehouse.append(landed.op_rows(judged), "op", {**marker, **intent.plan()})
         rows: dict[str, Callable[[], DataFrame]] = {
             "half": lambda: landed.half_rows(judged),
             "delayed": lambda: landed.delayed_rows(judged),

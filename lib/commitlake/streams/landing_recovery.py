@@ -67,8 +67,8 @@ class Intent:
         return {"landing_id": self.landing_id, "from": self.since, "until": self.until}
 
     def plan(self) -> dict[str, Any]:
-        """What the marker of its commit to `op` holds besides."""
-        return {"tables": self.tables, "earlier": self.earlier}
+        """Marker of its first commit, that to `op`, which tells a start what is to be finished."""
+        return {**self.marker(), "tables": self.tables, "earlier": self.earlier}
 
     def again(self, landing_id: int, tables: Iterable[str]) -> Intent:
         """The same range tried again, as another landing."""
@@ -91,7 +91,7 @@ def renewed(warehouse: Warehouse) -> Intent | None:
         return near
     far = _newest_within(warehouse, _FAR)
     if far is not None:
-        warehouse.append(warehouse.read(OP).limit(0), OP, {**far.marker(), **far.plan()})
+        warehouse.append(warehouse.read(OP).limit(0), OP, far.plan())
     return far
 
 
