@@ -34,7 +34,7 @@ setup(
     python_requires=">=3.11",
     package_dir={"": "lib"},
     packages=find_packages("lib"),
-    package_data={"commitlake": ["py.typed", "*.properties"]},
+    package_data={"commitlake": ["py.typed", "spark/*.properties"]},
     install_requires=["kafka-python>=3.0,<4", "numpy>=1.26", "PyYAML>=6"],
     extras_require={"spark": SPARK, "dev": [*SPARK, *DEV]},
     entry_points={"console_scripts": ["commitlake = commitlake.ops.cli:main"]},

@@ -66,4 +66,4 @@ fi
 
 check_java
 set_up spark
-PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.launch "$here/jobs" "$job" "$@"
+PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.spark.submit "$here/jobs" "$job" "$@"

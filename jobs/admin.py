@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from commitlake import job
 from commitlake.ops import commands
+from commitlake.spark import process
 
 if __name__ == "__main__":
-    job.main(commands.admin)
+    process.main(commands.admin)

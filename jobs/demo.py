@@ -12,8 +12,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from commitlake import config, job, session
+from commitlake import config
 from commitlake.config import Config
+from commitlake.coordinator import Coordinator
 from commitlake.demo import orders, report, scenario, shop
 from commitlake.demo.directory import fresh
 from commitlake.demo.instances import Instances
@@ -22,7 +23,7 @@ from commitlake.demo.points import PointsService
 from commitlake.demo.progress import Progress
 from commitlake.demo.scenario import Scenario
 from commitlake.kafka.embedded import provide
-from commitlake.streams.coordinator import Coordinator
+from commitlake.spark import process, session
 
 DIRECTORY = Path(__file__).parents[1] / "demo"
 
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./spark-submit.sh", description="The demo of CommitLake.")
     parser.add_argument("--dir", type=Path, default=DIRECTORY, help="for the tables; an earlier demo's are removed")
     place = parser.parse_args(arguments).dir.absolute()
-    progress = Progress(job.terminal_columns())
+    progress = Progress(process.terminal_columns())
     print(scenario.STORY, flush=True)
     progress.say("starting a Kafka broker and the coordinator (longer the first time) ...")
     with fresh(place) as directories, provide(config.from_mapping(SETTINGS | directories)) as conf:
@@ -72,4 +73,4 @@ def demo(spark: SparkSession, conf: Config, place: Path, progress: Progress) -> 
 
 
 if __name__ == "__main__":
-    job.main(run)
+    process.main(run)

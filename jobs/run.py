@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from commitlake import config, job, session
-from commitlake.kafka.admin import probe
+from commitlake import config
+from commitlake.coordinator import Coordinator
+from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
-from commitlake.streams import ownership
-from commitlake.streams.coordinator import Coordinator
+from commitlake.recovery import fencing
+from commitlake.spark import process, session
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -23,7 +24,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--available-now", action="store_true", help="work off all that is there, then end")
     given = parser.parse_args(arguments)
     told = config.load(given.conf, given.set)
-    with ownership.lock(told) as lock, provide(told) as conf:  # the lock first: its error names who runs already
+    with fencing.lock(told) as lock, provide(told) as conf:  # the lock first: its error names who runs already
         probe(conf)
         spark = session.build(conf, app_name="commitlake-run")
         try:
@@ -35,7 +36,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _serve(coordinator: Coordinator) -> None:
-    stop = job.stop_on_signals()
+    stop = process.stop_on_signals()
     conf = coordinator.config
     where = f"epoch={coordinator.epoch} warehouse={conf.warehouse} kafka={conf.kafka.bootstrap_servers}"
     print(f"READY {where}", flush=True)
@@ -44,4 +45,4 @@ def _serve(coordinator: Coordinator) -> None:
 
 
 if __name__ == "__main__":
-    job.main(run, exit_when_stopped=0)
+    process.main(run, exit_when_stopped=0)

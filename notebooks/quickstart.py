@@ -19,7 +19,8 @@ from contextlib import ExitStack
 import matplotlib.pyplot as plt
 
 import commitlake
-from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config, session
+from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
+from commitlake.spark import session
 from commitlake.kafka.embedded import provide
 from commitlake.ops import ledger
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local session with two threads, tuned for small data."""
-    from commitlake import session
+    from commitlake.spark import session
 
     built = session.build(master="local[2]", app_name="commitlake-tests", short_lived=True)
     yield built

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from commitlake import config
 from commitlake.config import Config
+from commitlake.coordinator import Coordinator
 from commitlake.kafka.topics import ensure_topics
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
-from commitlake.streams.coordinator import Coordinator
 
 HOUR = "1h"
 QUIET = {

@@ -12,9 +12,10 @@ from pathlib import Path
 from kafka import KafkaAdminClient
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
 
-from commitlake import config, runtime
+from commitlake import config
 from commitlake.kafka.clients import python_options
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.spark import runtime
 
 OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"
 ADMIN, OUTSIDER = "admin", "outsider"

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 # Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
 _HOMES = {
-    "start": "commitlake.streams.coordinator",
+    "start": "commitlake.coordinator",
     **dict.fromkeys(
         (
             "DefaultMQProducer",

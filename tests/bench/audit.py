@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.bench import synthetic
 
-from commitlake import session
 from commitlake.ops.audit import AuditReport, audit
+from commitlake.spark import session
 from commitlake.tables import Warehouse
 
 OPEN = 1_000  # for each million that ended

@@ -25,13 +25,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.bench import load
 from tests.bench.latency import describe, latencies
 
-from commitlake import config, session
+from commitlake import config
 from commitlake.config import Config
+from commitlake.coordination import query
+from commitlake.coordination.commit import BatchWriter
+from commitlake.coordinator import Coordinator
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.streams import coordination, rebuild
-from commitlake.streams.batch import BatchWriter
-from commitlake.streams.coordinator import Coordinator
+from commitlake.recovery import rebuild
+from commitlake.spark import session
 from commitlake.tables import Warehouse
 
 TOPIC = "reminders"
@@ -242,10 +244,10 @@ class Waiting:
 
     def _start(self) -> StreamingQuery:
         """As the coordinator does it: what is open from the tables first, then their commits."""
-        versions = {name: self.warehouse.version(name) for name in coordination.STREAMED}
+        versions = {name: self.warehouse.version(name) for name in query.STREAMED}
         opened = f"{self.conf.checkpoints}/open"
         rebuild.open_rows(self.warehouse, versions, self.conf.transaction).write.format("delta").save(opened)
-        rows = coordination.read(self.warehouse, opened, versions)
+        rows = query.read(self.warehouse, opened, versions)
         writer = BatchWriter(self.conf, self.warehouse, 0)
 
         def write(frame: DataFrame, batch_id: int) -> None:
@@ -253,7 +255,7 @@ class Waiting:
                 if not self.stopping:
                     writer(frame, batch_id)
 
-        return coordination.start(self.conf, rows, write, f"{self.conf.checkpoints}/checkpoint", available_now=False)
+        return query.start(self.conf, rows, write, f"{self.conf.checkpoints}/checkpoint", available_now=False)
 
     def _stop(self, query: StreamingQuery) -> None:
         self.stopping = True

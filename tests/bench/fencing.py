@@ -15,8 +15,8 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from commitlake import session
-from commitlake.streams import ownership
+from commitlake.recovery import fencing
+from commitlake.spark import session
 from commitlake.tables import TABLES, Warehouse
 
 APP = "commitlake"
@@ -44,7 +44,7 @@ def plain(warehouse: Warehouse, rows: DataFrame, batch_id: int) -> None:
 
 
 def checked(warehouse: Warehouse, rows: DataFrame, batch_id: int, epoch: int) -> None:
-    ownership.check(warehouse, epoch)
+    fencing.check(warehouse, epoch)
     plain(warehouse, rows, batch_id)
 
 
@@ -67,9 +67,9 @@ def measure(spark: SparkSession, rounds: int, rows: int) -> dict[str, list[float
     for name in ("plain", "check, then append", "epoch read in the append", "txnVersion", "anti-join with itself"):
         warehouse = places[name] = Warehouse(spark, tempfile.mkdtemp())
         warehouse.create()
-        epoch = ownership.begin_epoch(warehouse, "bench")
+        epoch = fencing.begin_epoch(warehouse, "bench")
         if name.startswith("epoch"):
-            warehouse.guard = ownership.EpochGuard(warehouse, epoch)
+            warehouse.guard = fencing.EpochGuard(warehouse, epoch)
         ways[name] = {
             "check, then append": partial(checked, epoch=epoch),
             "txnVersion": by_version,

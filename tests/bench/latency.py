@@ -21,12 +21,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.bench.producers import Load
 
-from commitlake import config, session
+from commitlake import config
 from commitlake.config import Config
+from commitlake.coordinator import Coordinator
 from commitlake.kafka import topics
 from commitlake.kafka.clients import spark_options
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.streams.coordinator import Coordinator
+from commitlake.spark import session
 
 
 def main() -> None:

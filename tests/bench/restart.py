@@ -23,8 +23,8 @@ from kafka import KafkaProducer
 from tests.bench import synthetic
 from tests.e2e.running import coordinator, wait_for
 
-from commitlake import session
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.spark import session
 from commitlake.tables import Warehouse
 
 _TIMEOUT_S = 900

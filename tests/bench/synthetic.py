@@ -11,7 +11,7 @@ import time
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.streams.landing_recovery import OP, Intent
+from commitlake.landing.positions import OP, Intent
 from commitlake.tables import Warehouse
 
 QUEUES = 4

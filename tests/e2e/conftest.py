@@ -11,8 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from commitlake.coordinator import Coordinator
     from commitlake.kafka.embedded import EmbeddedBroker
-    from commitlake.streams.coordinator import Coordinator
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

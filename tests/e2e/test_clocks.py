@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from commitlake import config
 from commitlake.config import Config
-from commitlake.kafka import clock, topics
+from commitlake.coordinator import Coordinator
+from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.streams.coordinator import Coordinator
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def configured(broker: EmbeddedBroker) -> Config:
 
 def shift(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Sets the driver's clock ahead."""
-    monkeypatch.setattr(clock, "now_ms", lambda: time.time_ns() // 1_000_000 + int(seconds * 1_000))
+    monkeypatch.setattr(clock_skew, "now_ms", lambda: time.time_ns() // 1_000_000 + int(seconds * 1_000))
 
 
 @pytest.mark.parametrize("seconds", [5, -5, 1.5, 0.5, 0])

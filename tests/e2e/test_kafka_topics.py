@@ -10,7 +10,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from commitlake import config
 from commitlake.errors import KafkaError
-from commitlake.kafka import admin, topics
+from commitlake.kafka import admin_client, topics
 from commitlake.kafka.embedded import EmbeddedBroker
 
 
@@ -126,7 +126,7 @@ def test_the_published_settings_are_what_producers_must_respect(broker: Embedded
 def test_a_wrong_address_is_told_within_10_seconds(address: str) -> None:
     began = time.monotonic()
     with pytest.raises(KafkaError, match=f"cannot reach Kafka at {address}"):
-        admin.probe(config.from_mapping({"kafka.bootstrap_servers": address}))
+        admin_client.probe(config.from_mapping({"kafka.bootstrap_servers": address}))
     assert time.monotonic() - began < 10
 
 
@@ -135,6 +135,6 @@ def test_a_client_that_speaks_another_protocol_is_told_within_10_seconds(broker:
     sasl = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
     began = time.monotonic()
     with pytest.raises(KafkaError, match=r"security\.protocol") as caught:
-        admin.probe(configured(broker, kafka__options=sasl))
+        admin_client.probe(configured(broker, kafka__options=sasl))
     assert time.monotonic() - began < 10
     assert "hunter2" not in str(caught.value)

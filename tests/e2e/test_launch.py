@@ -14,25 +14,26 @@ LIBRARY = Path(__file__).parents[2] / "lib"
 
 JOBS = {
     "waits": """
-        from commitlake import job, session
+        from commitlake.spark import process, session
         def run(arguments):
-            stop = job.stop_on_signals()
+            stop = process.stop_on_signals()
             spark = session.build()
             print("READY", *arguments, spark.range(3).count(), flush=True)
             stop.wait()
             spark.stop()
             print("stopped cleanly", flush=True)
-        job.main(run, exit_when_stopped=0)
+        process.main(run, exit_when_stopped=0)
     """,
     "ends": """
-        from commitlake import job
-        job.main(lambda arguments: int(arguments[0]))
+        from commitlake.spark import process
+        process.main(lambda arguments: int(arguments[0]))
     """,
     "fails": """
-        from commitlake import errors, job
+        from commitlake import errors
+        from commitlake.spark import process
         def run(arguments):
             raise errors.ConfigError("what is wrong, and what to do")
-        job.main(run)
+        process.main(run)
     """,
 }
 
@@ -47,7 +48,7 @@ def jobs(tmp_path: Path) -> Path:
 
 def launch(jobs: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "commitlake.launch", str(jobs), *arguments],
+        [sys.executable, "-m", "commitlake.spark.submit", str(jobs), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,7 +14,7 @@ from commitlake.errors import ConfigError, TransactionNotFoundError
 from commitlake.ops import admin, cli, ledger
 
 if TYPE_CHECKING:
-    from commitlake.streams.coordinator import Coordinator
+    from commitlake.coordinator import Coordinator
 
 TOPIC, GROUP = "operations", "operators"
 COMMIT, ROLLBACK, UNKNOW = (

@@ -26,7 +26,7 @@ from commitlake.producer import (
     TransactionListener,
     TransactionMQProducer,
 )
-from commitlake.protocol import batch, wire
+from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
@@ -483,7 +483,7 @@ def test_a_batch_is_one_record_with_ids_for_itself_and_each_member(kafka: Namesp
         result = producer.send(messages)
     (record,) = kafka.read("messages")
     sent = wire.decode_message(record.key, record.value, record.headers)
-    members = batch.unpack(record.value, sent.batch or 0, sent.topic, {})
+    members = message_batch.unpack(record.value, sent.batch or 0, sent.topic, {})
     assert [member.body for member in members] == [b"body 0", b"body 1", b"body 2"]
     ids = [member.properties["UNIQ_KEY"] for member in members]
     assert result.msg_id == ",".join(ids) == ",".join(message.msg_id or "" for message in messages)

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from commitlake import TransactionMQProducer
 
 if TYPE_CHECKING:
-    from commitlake.streams.coordinator import Coordinator
+    from commitlake.coordinator import Coordinator
 
 EXAMPLE = Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_transaction.py"
 

@@ -30,12 +30,12 @@ import pytest
 from deltalake import DeltaTable
 
 from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
-from commitlake.producer.recall import decode_handle, encode_handle
+from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 
 if TYPE_CHECKING:
-    from commitlake.streams.coordinator import Coordinator
+    from commitlake.coordinator import Coordinator
 
 EXAMPLE: dict[str, Any] = runpy.run_path(
     str(Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_schedule.py")

@@ -28,7 +28,7 @@ from commitlake.protocol.encoding import Position
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from commitlake.streams.coordinator import Coordinator
+    from commitlake.coordinator import Coordinator
 
 PREFIX, GROUP = "secured.", "shop"
 COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW

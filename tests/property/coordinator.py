@@ -6,10 +6,10 @@ import numpy as np
 from tests.property.ledger import Keyed, Ledger, Said
 from tests.property.records import Message, Op, half_row, op_rows
 
-from commitlake.protocol.model import Rules
-from commitlake.protocol.rows import SEGMENT_SIZE, Rows, empty, pack, unpack
-from commitlake.protocol.segment import advance
 from commitlake.protocol.states import Kind, Source
+from commitlake.statemachine.advance import advance
+from commitlake.statemachine.model import Rules
+from commitlake.statemachine.rows import SEGMENT_SIZE, Rows, empty, pack, unpack
 
 Key = tuple[Source, int, int]
 

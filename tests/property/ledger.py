@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from tests.property.records import End, Message, Op, Place, half_row, op_rows
 
-from commitlake.protocol.model import Rules
-from commitlake.protocol.rows import ROW, Rows, make
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
+from commitlake.statemachine.model import Rules
+from commitlake.statemachine.rows import ROW, Rows, make
 
 Said = tuple[Source, int, np.void]
 """An event of the segment of (source, queue)."""

@@ -6,8 +6,8 @@ from types import SimpleNamespace as Half
 
 from tests.property.records import End, Message, Op
 
-from commitlake.protocol.model import Rules
 from commitlake.protocol.states import Delivery, Kind, Reason, Refusal, State
+from commitlake.statemachine.model import Rules
 
 DONE = "done"
 Verdict = Refusal | str | None  # an op is told, needs no more, or waits on

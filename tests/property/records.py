@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commitlake.protocol.rows import ROW, Rows, make
 from commitlake.protocol.states import Kind, Reason, State
+from commitlake.statemachine.rows import ROW, Rows, make
 
 
 class Place(NamedTuple):

@@ -8,9 +8,9 @@ from tests.property.coordinator import Coordinator
 from tests.property.model import Model
 from tests.property.records import Message, Op, Place
 
-from commitlake.protocol.model import Rules
-from commitlake.protocol.rows import SEGMENT_SIZE
 from commitlake.protocol.states import Kind
+from commitlake.statemachine.model import Rules
+from commitlake.statemachine.rows import SEGMENT_SIZE
 
 FIRSTS = (Place(0, 0), Place(0, 1), Place(1, SEGMENT_SIZE))
 PARTS = (Place(0, 2), Place(1, 0), Place(1, 1))

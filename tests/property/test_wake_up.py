@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.records import Message, Op, Place, half_row, op_rows
 
-from commitlake.protocol.model import Rules
-from commitlake.protocol.rows import empty
-from commitlake.protocol.segment import advance
 from commitlake.protocol.states import Kind
+from commitlake.statemachine.advance import advance
+from commitlake.statemachine.model import Rules
+from commitlake.statemachine.rows import empty
 
 NOW = 1_000_000
 ages = st.integers(0, 100)

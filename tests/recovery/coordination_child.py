@@ -19,9 +19,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from commitlake import config, job, session
-from commitlake.streams import batch, finish, ownership
-from commitlake.streams.coordinator import Coordinator
+from commitlake import config
+from commitlake.coordination import commit
+from commitlake.coordinator import Coordinator
+from commitlake.recovery import complete_batch, fencing
+from commitlake.spark import process, session
 from commitlake.tables import Warehouse
 
 
@@ -77,7 +79,7 @@ class Fault:
         return rows.where(passes(F.col(rows.columns[0]).cast("string")))
 
     def arm(self) -> None:
-        append, append_topic, send = Warehouse.append, Warehouse.append_topic, batch.send_checks
+        append, append_topic, send = Warehouse.append, Warehouse.append_topic, commit.send_checks
 
         def failing_append(self_: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None) -> None:
             self.at(_step(name, marker), df, lambda rows: append(self_, rows, name, marker))
@@ -92,7 +94,7 @@ class Fault:
 
         Warehouse.append = failing_append  # type: ignore[method-assign]
         Warehouse.append_topic = failing_append_topic  # type: ignore[method-assign]
-        batch.send_checks = finish.send_checks = failing_send  # type: ignore[attr-defined]
+        commit.send_checks = complete_batch.send_checks = failing_send  # type: ignore[attr-defined]
 
 
 def _step(table: str, marker: Mapping[str, Any] | None) -> str:
@@ -107,14 +109,14 @@ def run(arguments: Any) -> None:
     plan = Plan(**json.loads(sys.stdin.read()))
     Fault(plan, settings.checkpoints).arm()
     if plan.elsewhere:
-        ownership.is_local = lambda _: False  # type: ignore[attr-defined]
+        fencing.is_local = lambda _: False  # type: ignore[attr-defined]
     with Coordinator(spark, settings).start(available_now=not plan.stays) as coordinator:
         if plan.stays:
-            stop = job.stop_on_signals()
+            stop = process.stop_on_signals()
             print("READY", flush=True)
             while not stop.is_set() and not coordinator.await_termination(timeout=0.2):
                 pass
 
 
 if __name__ == "__main__":
-    job.main(run)
+    process.main(run)

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from commitlake import config, session
-from commitlake.streams.landing import Landing
+from commitlake import config
+from commitlake.landing.query import Landing
+from commitlake.spark import session
 from commitlake.tables import Warehouse
 
 

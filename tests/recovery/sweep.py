@@ -90,8 +90,8 @@ class Sweep:
 
 
 def main() -> None:
-    from commitlake import session
     from commitlake.kafka.embedded import EmbeddedBroker
+    from commitlake.spark import session
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)

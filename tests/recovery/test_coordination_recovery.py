@@ -15,8 +15,8 @@ from tests.lake import Lake
 from tests.recovery.children import delete_checkpoints, killed_at
 from tests.recovery.traffic import HASTY, Traffic
 
+from commitlake.coordinator import Coordinator
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.streams.coordinator import Coordinator
 
 KILLS = [
     ("coordination:transactions", "after", 1),

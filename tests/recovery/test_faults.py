@@ -19,8 +19,8 @@ from tests.recovery.children import ENVIRONMENT, Child
 from tests.recovery.traffic import HASTY, Traffic
 
 from commitlake import TransactionMQProducer
+from commitlake.coordinator import Coordinator
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.streams.coordinator import Coordinator
 
 pytestmark = pytest.mark.soak
 

@@ -12,8 +12,8 @@ from tests.e2e.running import wait_for
 from tests.lake import Lake, newest
 
 from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
+from commitlake.coordinator import Coordinator
 from commitlake.protocol.encoding import Position
-from commitlake.streams.coordinator import Coordinator
 
 pytestmark = pytest.mark.soak
 

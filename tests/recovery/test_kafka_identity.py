@@ -16,12 +16,12 @@ from tests.e2e.running import wait_for
 from tests.lake import Lake
 from tests.recovery.test_landing_recovery import Cut, cut_at, land
 
+from commitlake.coordinator import Coordinator
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.landing.query import Landing
 from commitlake.protocol import wire
-from commitlake.streams.coordinator import Coordinator
-from commitlake.streams.landing import Landing
 from commitlake.tables import Warehouse
 
 

@@ -23,8 +23,8 @@ from commitlake import config
 from commitlake.config import Config
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.streams import landing_recovery
-from commitlake.streams.landing import Landing
+from commitlake.landing import positions
+from commitlake.landing.query import Landing
 from commitlake.tables import Warehouse
 
 CHILD = Path(__file__).with_name("landing_child.py")
@@ -90,7 +90,7 @@ def standing(warehouse: Warehouse) -> Counter[tuple[str, int, int, int]]:
     """How often each Kafka record stands in a table: by source, partition, offset and place in its batch."""
     found: Counter[tuple[str, int, int, int]] = Counter()
     for table in ("op", "half", "delayed", "rejected"):
-        place = landing_recovery._coordinates(warehouse, table)
+        place = positions._coordinates(warehouse, table)
         found.update((*row, 0) for row in place.collect())
     for topic in warehouse.topics():
         rows = warehouse.read_topic(topic).where(F.col("source") == "messages")
@@ -271,11 +271,11 @@ def test_a_marker_that_is_some_commits_back_is_written_again(spark: SparkSession
     loaded, warehouse = prepare(spark, settings)
     send(loaded)
     land(spark, loaded, warehouse)
-    newest = landing_recovery.newest(warehouse)
+    newest = positions.newest(warehouse)
     for number in range(25):
         warehouse.set_property("op", "commitlake.test", str(number))
     assert warehouse.markers("op") == []
     Landing(spark, loaded, warehouse).recover()
     assert len(warehouse.markers("op")) == 1
-    assert landing_recovery.newest(warehouse) == newest
+    assert positions.newest(warehouse) == newest
     assert standing(warehouse) == expected(loaded)

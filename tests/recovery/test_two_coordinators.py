@@ -19,9 +19,9 @@ from tests.lake import Lake
 from tests.recovery.children import Child
 from tests.recovery.traffic import HASTY, Traffic
 
+from commitlake.coordinator import Coordinator
 from commitlake.errors import FencedError
-from commitlake.streams import ownership
-from commitlake.streams.coordinator import Coordinator
+from commitlake.recovery import fencing
 from commitlake.tables import Warehouse
 
 PAUSES = [("coordination:transactions", "before"), ("coordination:topic", "within"), ("landing:half", "within")]
@@ -32,7 +32,7 @@ AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process too takes the warehouse for one that is not on a local disk."""
-    monkeypatch.setattr(ownership, "is_local", lambda _: False)
+    monkeypatch.setattr(fencing, "is_local", lambda _: False)
 
 
 def send_until(traffic: Traffic, done: Callable[[], object], seconds: float = 240) -> None:
@@ -109,7 +109,7 @@ def guarded(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest)
     catalog = "schema:spark_catalog.two_coordinators"
     warehouse = Warehouse(spark, str(tmp_path) if request.param == "directory" else catalog)
     warehouse.create()
-    warehouse.guard = ownership.EpochGuard(warehouse, ownership.begin_epoch(warehouse, "1"))
+    warehouse.guard = fencing.EpochGuard(warehouse, fencing.begin_epoch(warehouse, "1"))
     yield warehouse
     spark.sql("DROP DATABASE two_coordinators CASCADE")
 
@@ -122,8 +122,8 @@ def test_an_append_planned_before_a_newer_epoch_began_fails(spark: SparkSession,
     planned = guarded.guard.rows(batch(spark))
     guarded.append(batch(spark), "batches")
     other = Warehouse(spark, guarded.root)
-    epoch = ownership.begin_epoch(other, "1")
-    other.guard = ownership.EpochGuard(other, epoch)
+    epoch = fencing.begin_epoch(other, "1")
+    other.guard = fencing.EpochGuard(other, epoch)
     none = batch(spark).persist().where("batch_id = 8")  # as landing's ops of a batch that has none
     for rows in (planned, batch(spark), none):
         with pytest.raises(Exception, match="a newer epoch has begun"):
@@ -155,9 +155,7 @@ def test_an_append_under_way_when_a_newer_epoch_marks_the_table_fails(
     thread = threading.Thread(target=append)
     thread.start()
     wait_for(is_writing.exists, 60)
-    ownership.mark(
-        Warehouse(spark, guarded.root), ownership.begin_epoch(Warehouse(spark, guarded.root), "1"), ["batches"]
-    )
+    fencing.mark(Warehouse(spark, guarded.root), fencing.begin_epoch(Warehouse(spark, guarded.root), "1"), ["batches"])
     goes_on.touch()
     thread.join()
     assert "MetadataChanged" in repr(failures) or "metadata of the Delta table" in str(failures), failures

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.identities import assert_identities
 from tests.lake import Lake, Record, newest
 
-from commitlake.protocol import batch, wire
+from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
 
 STEPS = [
@@ -98,8 +98,10 @@ class Traffic:
             recalled = self.lake.message(msg_id, topic="b", delays=delays)
             self.lake.recall(msg_id, recalled, topic="b")
             self.hidden.add(recalled)
-        members = [batch.Member(f"{name} b{number}".encode(), {"UNIQ_KEY": f"{name} b{number}"}) for number in range(3)]
-        record = wire.MessageRecord(topic="a", msg_id=f"{name} b", body=batch.pack(members), batch=len(members))
+        members = [
+            message_batch.Member(f"{name} b{number}".encode(), {"UNIQ_KEY": f"{name} b{number}"}) for number in range(3)
+        ]
+        record = wire.MessageRecord(topic="a", msg_id=f"{name} b", body=message_batch.pack(members), batch=len(members))
         packed = self.lake.send("messages", wire.encode_message(record), 1).position
         self.shown["messages", packed] = b"".join(member.body for member in members)
 

@@ -16,8 +16,8 @@ from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.ops import cli
 from commitlake.ops.audit import AuditReport, Finding, TopicCounts, audit
 from commitlake.protocol import wire
-from commitlake.protocol.batch import Member, pack
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.message_batch import Member, pack
 
 SOON = {"TIMER_DELAY_MS": "1"}
 LATER = {"TIMER_DELAY_MS": "3600000"}

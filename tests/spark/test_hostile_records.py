@@ -12,11 +12,11 @@ from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 from tests.lake import Lake, Record
 
+from commitlake.coordination.check_requests import MOST_PROPERTIES
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import MAX_OFFSET, Position
-from commitlake.protocol.topics import path_name
-from commitlake.streams.check_requests import MOST_PROPERTIES
+from commitlake.protocol.topic_names import path_name
 
 MANY = 100_000
 PARTS = 10_000

@@ -14,8 +14,8 @@ from pyspark.sql import Row, SparkSession
 
 from commitlake import config
 from commitlake.errors import RecordError
+from commitlake.landing import judge, landed_rows
 from commitlake.protocol import delay
-from commitlake.streams import landed, records
 
 RAW = """topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary,
     headers array<struct<key: string, value: binary>>"""
@@ -252,19 +252,19 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def rules() -> records.LandingRules:
-    return records.LandingRules.of(config.from_mapping(CONFIG))
+def rules() -> judge.LandingRules:
+    return judge.LandingRules.of(config.from_mapping(CONFIG))
 
 
 @pytest.fixture(scope="module")
-def judged(spark: SparkSession, rules: records.LandingRules):
+def judged(spark: SparkSession, rules: judge.LandingRules):
     raw = [
         (topic, 1, offset, STORED, key, value, headers)
         for offset, (topic, value, key, headers) in enumerate(CASES.values())
     ]
     spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-    frame = records.judge(
-        records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules)
+    frame = judge.judge(
+        judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules)
     ).persist()
     yield frame
     frame.unpersist()
@@ -310,7 +310,7 @@ def rows_by_case(frame, offset: str) -> dict[str, list[Row]]:
 
 
 def test_half_rows_keep_bytes_and_user_properties_and_default_what_is_absent(judged) -> None:
-    rows = rows_by_case(landed.half_rows(judged), "queue_offset")
+    rows = rows_by_case(landed_rows.half_rows(judged), "queue_offset")
     (plain,) = rows["a half message"]
     assert (plain["transaction_id"], plain["queue_id"], plain["first_queue"]) == ("m1", 1, 1)
     assert plain["first_offset"] == plain["queue_offset"]
@@ -326,7 +326,7 @@ def test_half_rows_keep_bytes_and_user_properties_and_default_what_is_absent(jud
 
 
 def test_op_rows_hold_the_decision_and_each_place_once(judged) -> None:
-    rows = rows_by_case(landed.op_rows(judged), "op_offset")
+    rows = rows_by_case(landed_rows.op_rows(judged), "op_offset")
     (plain,) = rows["an op"]
     assert (plain["queue"], plain["admin"], plain["from_check"], plain["remark"]) == (1, False, True, "why")
     assert plain["half_messages"] == [Row(queue=0, offset=1)]
@@ -339,7 +339,9 @@ def test_op_rows_hold_the_decision_and_each_place_once(judged) -> None:
 
 
 def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(judged) -> None:
-    rows = rows_by_case(landed.delayed_rows(judged).selectExpr("*", "unix_millis(deliver_at) as due"), "queue_offset")
+    rows = rows_by_case(
+        landed_rows.delayed_rows(judged).selectExpr("*", "unix_millis(deliver_at) as due"), "queue_offset"
+    )
     (relative,), (absolute,) = rows["a delayed message"], rows["a message due in the past"]
     assert (relative["delay_ms"], relative["due"]) == (10_000, STORED_MS + 10_000)
     assert (absolute["delay_ms"], absolute["due"]) == (None, 1_000)
@@ -347,7 +349,7 @@ def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(judged)
 
 def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged) -> None:
     now_ms = STORED_MS + 77
-    rows = rows_by_case(landed.topic_rows(judged, "orders", now_ms), "source_offset")
+    rows = rows_by_case(landed_rows.topic_rows(judged, "orders", now_ms), "source_offset")
     (plain,) = rows["a message"]
     assert (plain["queue_id"], plain["tags"], plain["keys"], plain["body"]) == (7, "t", "k", b"body")
     assert (plain["properties"], plain["source"], plain["source_index"]) == ({"color": "red"}, "messages", 0)
@@ -359,22 +361,24 @@ def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged) -> None:
 
 
 def test_nothing_is_visible_before_it_was_stored(judged) -> None:
-    early = landed.topic_rows(judged, "orders", STORED_MS - 5).selectExpr("visible_at >= stored_at as ok").distinct()
+    early = (
+        landed_rows.topic_rows(judged, "orders", STORED_MS - 5).selectExpr("visible_at >= stored_at as ok").distinct()
+    )
     assert early.collect() == [Row(ok=True)]
 
 
 def test_rejected_rows_hold_the_original_bytes(judged) -> None:
-    rows = rows_by_case(landed.rejected_rows(judged, STORED_MS), "kafka_offset")
+    rows = rows_by_case(landed_rows.rejected_rows(judged, STORED_MS), "kafka_offset")
     (row,) = rows["a topic that is not UTF-8"]
     assert (row["source"], row["kafka_partition"], row["value"]) == ("half", 1, b"body")
     assert row["headers"] == {"REAL_TOPIC": b"order\xff", "UNIQ_KEY": b"m", "PGROUP": b"g"}
 
 
 def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: SparkSession) -> None:
-    rules = records.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
+    rules = judge.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
     cases = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
     raw = [(t, 1, n, STORED, key, value, headers) for n, (t, value, key, headers) in enumerate(cases)]
-    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules))
+    judged = judge.judge(judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules))
     reasons = [row["reason"] for row in judged.select("offset", "reason").orderBy("offset").collect()]
     assert reasons == ["TRANSACTIONS_REJECTED", "BAD_QUEUE_ID", "BAD_FIRST_HALF", None]
 
@@ -382,13 +386,13 @@ def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: Sp
 def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSession, rules) -> None:
     topic, value, key, headers = half(FIRST_HALF="1-5")
     raw = [(topic, 1, n, STORED, key, value, headers) for n in (4, 5)]
-    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules))
+    judged = judge.judge(judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules))
     reasons = {row["offset"]: row["reason"] for row in judged.select("offset", "reason").collect()}
     assert reasons == {4: None, 5: "BAD_FIRST_HALF"}
 
 
 def test_topics_beyond_the_most_are_not_allowed_before_later_reasons(judged) -> None:
-    closed = records.close_topics(judged, {"orders"})
+    closed = judge.close_topics(judged, {"orders"})
     rows = {list(CASES)[row["offset"]]: row for row in closed.select("offset", "target", "reason").collect()}
     assert rows["a message for an allowed topic"]["reason"] == "TOPIC_NOT_ALLOWED"
     assert rows["a batch for a retry topic"]["reason"] == "TOPIC_NOT_ALLOWED"
@@ -401,17 +405,17 @@ VECTORS = sorted(Path(__file__).parents[1].glob("vectors/*.json"))
 
 
 def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
-    rules = records.LandingRules.of(config.from_mapping({}))
+    rules = judge.LandingRules.of(config.from_mapping({}))
     raw, names = [], []
     for path in VECTORS:
         vector = json.loads(path.read_text())
-        if vector["topic"] in records.SOURCES:
+        if vector["topic"] in judge.SOURCES:
             headers = [(name, text.encode()) for name, text in vector["headers"].items()]
             names.append(path.stem)
             raw.append(
                 (f"commitlake.{vector['topic']}", 0, 1_000 + len(raw), STORED, None, vector["value"].encode(), headers)
             )
-    judged = records.judge(records.normalise(spark.createDataFrame(raw, RAW), rules.prefix), records.judgement(rules))
+    judged = judge.judge(judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules))
     reasons = {names[row["offset"] - 1_000]: row["reason"] for row in judged.select("offset", "reason").collect()}
     assert len(reasons) >= 10
     assert set(reasons.values()) == {None}

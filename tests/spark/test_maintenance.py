@@ -18,12 +18,12 @@ from tests.lake import Lake, newest
 from tests.spark.conftest import copy_of
 from tests.spark.story import Story
 
+from commitlake.coordinator import Coordinator
 from commitlake.errors import FencedError, WarehouseError
+from commitlake.maintenance.run import Maintenance
 from commitlake.ops import cli
 from commitlake.protocol.encoding import Position
-from commitlake.streams import ownership
-from commitlake.streams.coordinator import Coordinator
-from commitlake.streams.maintenance import Maintenance
+from commitlake.recovery import fencing
 from commitlake.tables import TABLES, Warehouse
 
 TOLD = ("transactions", "deliveries", "discarded", "checks", "rejected")
@@ -210,7 +210,7 @@ def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSe
 @pytest.mark.usefixtures("spark")
 def test_on_a_local_warehouse_the_command_leaves_a_running_coordinator_alone(copied: Lake) -> None:
     given = ["maintain", f"--set=warehouse={copied.config.warehouse}"]
-    with ownership.lock(copied.config), pytest.raises(FencedError, match="another coordinator runs"):
+    with fencing.lock(copied.config), pytest.raises(FencedError, match="another coordinator runs"):
         cli.dispatch(given)
     assert cli.dispatch(given) == 0
 

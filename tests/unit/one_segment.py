@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from tests.property.records import Message, Op, Place, half_row, op_rows
 
-from commitlake.protocol.model import Rules
-from commitlake.protocol.rows import Rows, empty
-from commitlake.protocol.segment import advance
 from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
+from commitlake.statemachine.advance import advance
+from commitlake.statemachine.model import Rules
+from commitlake.statemachine.rows import Rows, empty
 
 RULES = {
     "timeout_ms": 6_000,

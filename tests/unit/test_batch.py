@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlake.errors import RecordError
-from commitlake.protocol import batch
-from commitlake.protocol.batch import Member
+from commitlake.protocol import message_batch
+from commitlake.protocol.message_batch import Member
 
 BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
 
@@ -21,44 +21,44 @@ def member(body: bytes = b"x", **properties: str) -> Member:
 
 
 def unpack(value: bytes, count: int = 1, topic: str = "orders", **headers: str) -> list[Member]:
-    return batch.unpack(value, count, topic, headers)
+    return message_batch.unpack(value, count, topic, headers)
 
 
 @given(BODIES)
 def test_what_is_packed_is_read_back(bodies: list[bytes]) -> None:
     members = [member(body, UNIQ_KEY=str(at), color="rot ü") for at, body in enumerate(bodies)]
-    assert unpack(batch.pack(members), len(members)) == members
+    assert unpack(message_batch.pack(members), len(members)) == members
 
 
 @given(BODIES, st.integers(min_value=110, max_value=600))
 def test_a_long_list_is_cut_in_order_into_as_few_batches_as_fit(bodies: list[bytes], most: int) -> None:
     members = [member(body) for body in bodies]
-    if any(len(batch.pack([each])) > most for each in members):
+    if any(len(message_batch.pack([each])) > most for each in members):
         with pytest.raises(RecordError) as error:
-            batch.split(members, batch.packed_size, most)
+            message_batch.split(members, message_batch.packed_size, most)
         assert error.value.reason == "BODY_TOO_LARGE"
         return
-    parts = list(batch.split(members, batch.packed_size, most))
+    parts = list(message_batch.split(members, message_batch.packed_size, most))
     assert [each for part in parts for each in part] == members
-    assert all(len(batch.pack(part)) <= most for part in parts)
+    assert all(len(message_batch.pack(part)) <= most for part in parts)
     for part, following in itertools.pairwise(parts):
-        assert len(batch.pack([*part, following[0]])) > most
+        assert len(message_batch.pack([*part, following[0]])) > most
 
 
 def test_nothing_is_cut_into_no_batches() -> None:
-    assert list(batch.split([], batch.packed_size, 10)) == []
+    assert list(message_batch.split([], message_batch.packed_size, 10)) == []
 
 
 @pytest.mark.parametrize("count", [0, 2, -1])
 def test_a_number_that_is_not_the_lists_length_is_refused(count: int) -> None:
     with pytest.raises(RecordError) as error:
-        unpack(batch.pack([member()]), count)
+        unpack(message_batch.pack([member()]), count)
     assert error.value.reason == "BAD_BATCH"
 
 
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(RecordError):
-        unpack(batch.pack([]), 0)
+        unpack(message_batch.pack([]), 0)
 
 
 GOOD = {"body": "eA==", "properties": {"UNIQ_KEY": "id"}}
@@ -96,7 +96,7 @@ def test_one_bad_member_refuses_the_whole_batch(entry: object) -> None:
 
 
 def test_a_member_may_name_the_topic_of_its_batch() -> None:
-    assert len(unpack(batch.pack([member(REAL_TOPIC="orders")]))) == 1
+    assert len(unpack(message_batch.pack([member(REAL_TOPIC="orders")]))) == 1
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"messages":{}}', b"\xff", b'{"messages":[]} x'])
@@ -109,11 +109,11 @@ def test_a_value_that_is_no_batch_is_refused(value: bytes) -> None:
 @pytest.mark.parametrize("header", ["DELAY", "TIMER_DELIVER_MS", "TRAN_MSG", "__transactionId__"])
 def test_a_batch_with_a_delay_or_a_transaction_of_its_own_is_refused(header: str) -> None:
     with pytest.raises(RecordError) as error:
-        unpack(batch.pack([member()]), **{header: "1"})
+        unpack(message_batch.pack([member()]), **{header: "1"})
     assert error.value.reason == "BAD_BATCH"
 
 
 def test_a_retry_topic_takes_no_batch() -> None:
     with pytest.raises(RecordError) as error:
-        unpack(batch.pack([member()]), topic="%RETRY%group")
+        unpack(message_batch.pack([member()]), topic="%RETRY%group")
     assert error.value.reason == "BAD_BATCH"

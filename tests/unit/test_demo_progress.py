@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 
-from commitlake.demo.ledger import Comparison
+from commitlake.demo.comparison import Comparison
 from commitlake.demo.progress import Progress
 
 

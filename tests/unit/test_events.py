@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlake.streams.events import Span, joined
+from commitlake.tables.spans import Span, joined
 
 OFFSETS = st.one_of(st.integers(0, 50_000), st.integers(0, 10**9))
 SPANS = st.lists(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from commitlake.errors import MQClientException, RecordError
 from commitlake.producer import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
-from commitlake.producer.progress import Progress
-from commitlake.producer.recall import decode_handle, encode_handle
-from commitlake.producer.records import RecordMaker
+from commitlake.producer.check_progress import Progress
+from commitlake.producer.recall_handle import decode_handle, encode_handle
+from commitlake.producer.record_maker import RecordMaker
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import RecallRecord

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from commitlake.protocol.rows import ROW, Rows, make, pack, unpack
 from commitlake.protocol.states import Kind
+from commitlake.statemachine.rows import ROW, Rows, make, pack, unpack
 
 
 @given(arrays.arrays(ROW, st.integers(1, 20)))

@@ -8,7 +8,7 @@ import pytest
 from kafka import errors as kafka_errors
 
 from commitlake import config
-from commitlake.kafka.admin import explain
+from commitlake.kafka.admin_client import explain
 from commitlake.kafka.refusals import is_refusal
 
 KAFKA = config.from_mapping(

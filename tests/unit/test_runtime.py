@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commitlake import runtime
 from commitlake.errors import SetupError
+from commitlake.spark import runtime
 
 SCRIPT = Path(__file__).parents[2] / "spark-submit.sh"
 

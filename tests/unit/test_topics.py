@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from commitlake.errors import RecordError
-from commitlake.protocol import topics
+from commitlake.protocol import topic_names
 
 
 @pytest.mark.parametrize("topic", ["a", "Order_1-x", "%RETRY%group", "x" * 127, "RMQ_SYS", "TBW102x"])
 def test_letters_digits_percent_underscore_and_dash_make_a_topic(topic: str) -> None:
-    topics.check_name(topic)
+    topic_names.check_name(topic)
 
 
 @pytest.mark.parametrize("topic", ["a.b", "a b", "ä", "a/b", "a\n", "..", "~a"])
 def test_any_other_character_is_illegal(topic: str) -> None:
     with pytest.raises(RecordError) as error:
-        topics.check_name(topic)
+        topic_names.check_name(topic)
     assert error.value.reason == "ILLEGAL_TOPIC"
 
 
 @pytest.mark.parametrize("topic", ["", "x" * 128])
 def test_no_topic_or_one_too_long_is_missing(topic: str) -> None:
     with pytest.raises(RecordError) as error:
-        topics.check_name(topic)
+        topic_names.check_name(topic)
     assert error.value.reason == "MISSING_REAL_TOPIC"
 
 
@@ -41,26 +41,26 @@ def test_no_topic_or_one_too_long_is_missing(topic: str) -> None:
 )
 def test_a_system_name_is_illegal(topic: str) -> None:
     with pytest.raises(RecordError, match="system") as error:
-        topics.check_name(topic)
+        topic_names.check_name(topic)
     assert error.value.reason == "ILLEGAL_TOPIC"
 
 
 def test_allowed_topics_are_shell_patterns_whose_case_counts() -> None:
-    assert topics.is_allowed("orders-eu", ["points", "orders-*"])
-    assert not topics.is_allowed("Orders-eu", ["points", "orders-*"])
-    assert topics.is_allowed("o1", ["o[0-9]"])
+    assert topic_names.is_allowed("orders-eu", ["points", "orders-*"])
+    assert not topic_names.is_allowed("Orders-eu", ["points", "orders-*"])
+    assert topic_names.is_allowed("o1", ["o[0-9]"])
 
 
 @pytest.mark.parametrize(("topic", "fits"), [("a", True), ("c", False)])
 def test_a_new_topic_is_one_too_many_when_topics_max_are_known(topic: str, fits: bool) -> None:
     if fits:
-        topics.check_admitted(topic, ["*"], {"a", "b"}, 2)
+        topic_names.check_admitted(topic, ["*"], {"a", "b"}, 2)
     else:
         with pytest.raises(RecordError) as error:
-            topics.check_admitted(topic, ["*"], {"a", "b"}, 2)
+            topic_names.check_admitted(topic, ["*"], {"a", "b"}, 2)
         assert error.value.reason == "TOPIC_NOT_ALLOWED"
 
 
 def test_a_percent_is_a_tilde_on_disk() -> None:
-    assert topics.path_name("%RETRY%g") == "~RETRY~g"
-    assert topics.from_path_name("~RETRY~g") == "%RETRY%g"
+    assert topic_names.path_name("%RETRY%g") == "~RETRY~g"
+    assert topic_names.from_path_name("~RETRY~g") == "%RETRY%g"

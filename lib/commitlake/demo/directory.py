@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from commitlake.streams.ownership import WarehouseLock
+from commitlake.recovery.fencing import WarehouseLock
 
 
 @contextmanager

@@ -7,14 +7,14 @@ from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from commitlake.coordinator import Coordinator
 from commitlake.demo import orders, others
+from commitlake.demo.comparison import Comparison, Ledger
 from commitlake.demo.instances import Instances
-from commitlake.demo.ledger import Comparison, Ledger
 from commitlake.demo.orders import OrderTable
 from commitlake.demo.points import PointsService
 from commitlake.demo.progress import Progress
 from commitlake.demo.shop import DOOMED, ORDERS, SHOPS, STUCK
-from commitlake.streams.coordinator import Coordinator
 
 STORY = f"""\
 {len(SHOPS)} shops, one producer group, place {ORDERS} orders each: a half message, then a local

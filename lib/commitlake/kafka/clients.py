@@ -12,7 +12,7 @@ from commitlake.config import Config, KafkaConfig
 from commitlake.config_values import LARGEST_MESSAGE
 from commitlake.errors import ConfigError
 from commitlake.kafka import refusals
-from commitlake.protocol.topics import LONGEST
+from commitlake.protocol.topic_names import LONGEST
 
 log = logging.getLogger(__name__)
 

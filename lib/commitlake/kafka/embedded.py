@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from commitlake import runtime
 from commitlake.config import Config, is_local
 from commitlake.errors import ConfigError, EmbeddedBrokerError
-from commitlake.kafka import guard
+from commitlake.kafka import parent_watch
+from commitlake.spark import runtime
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class EmbeddedBroker:
     def _launch(self, classpath: str, lock: int) -> None:
         with self.log_file.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, guard.__file__, str(STOP_GRACE_S), *self._command(classpath)],
+                [sys.executable, parent_watch.__file__, str(STOP_GRACE_S), *self._command(classpath)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -13,8 +13,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
 from commitlake.config import Config
 from commitlake.errors import KafkaError
-from commitlake.kafka import clock
-from commitlake.kafka.admin import CONNECT_TIMEOUT_MS, connect, explain
+from commitlake.kafka import clock_skew
+from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain
 from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, python_options
 from commitlake.protocol import wire
 
@@ -73,7 +73,7 @@ def beginning_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str
     return _offsets(config, names, OffsetSpec.EARLIEST)
 
 
-def publish_settings(config: Config, topics: Iterable[str]) -> clock.Skew:
+def publish_settings(config: Config, topics: Iterable[str]) -> clock_skew.Skew:
     """Tell producers, in `settings`, what they must respect; `topics` are the destination topics there are.
 
     Returns:
@@ -102,10 +102,10 @@ def publish_settings(config: Config, topics: Iterable[str]) -> clock.Skew:
         try:
             topic = config.kafka.topic("settings")
             producer.partitions_for(topic)  # connects: what is timed next is one round trip
-            begun = clock.now_ms()
+            begun = clock_skew.now_ms()
             sent = producer.send(topic, record.value, record.key, record.headers, partition=0, timestamp_ms=begun)
             appended = sent.get(timeout=CONNECT_TIMEOUT_MS / 1_000).timestamp
-            return clock.Skew.of(begun, appended, clock.now_ms())
+            return clock_skew.Skew.of(begun, appended, clock_skew.now_ms())
         finally:
             producer.close(timeout=CONNECT_TIMEOUT_MS / 1_000)
     except kafka_errors.KafkaError as error:

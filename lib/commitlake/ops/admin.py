@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import KafkaError, TransactionNotFoundError
-from commitlake.kafka.admin import CONNECT_TIMEOUT_MS, explain
+from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, explain
 from commitlake.kafka.clients import python_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol import wire

@@ -23,8 +23,8 @@ from pyspark.sql import functions as F
 
 from commitlake.ops.audit_rows import SOURCES, rows, until
 from commitlake.ops.audit_rules import COUNTS, RULES, judged, per_message
-from commitlake.streams.events import coordinate
 from commitlake.tables import Warehouse
+from commitlake.tables.columns import coordinate
 
 EXAMPLES = 10
 _APART = 100  # messages with one finding are told apart by so many places, so that the examples differ

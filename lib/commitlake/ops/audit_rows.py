@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Kind, Refusal
-from commitlake.streams.events import coordinate
 from commitlake.tables import Warehouse
+from commitlake.tables.columns import coordinate
 
 SOURCES = ("half", "messages", "op", "admin")
 

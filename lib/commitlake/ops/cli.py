@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from commitlake import job
 from commitlake.errors import SetupError
+from commitlake.spark import process
 
 COMMANDS = {"ledger": "ledger", "audit": "audit", "admin": "admin", "maintain": "maintain", "config": "show_config"}
 
 
 def main() -> None:
     """Run the command that the first argument names, and exit with its code."""
-    job.main(dispatch)
+    process.main(dispatch)
 
 
 def dispatch(arguments: Sequence[str]) -> int:

@@ -9,15 +9,16 @@ from dataclasses import astuple, fields
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from commitlake import config, session
+from commitlake import config
 from commitlake.errors import ConfigError
+from commitlake.maintenance.run import Maintenance
 from commitlake.ops import admin as administration
 from commitlake.ops import ledger as questions
 from commitlake.ops.audit import TopicCounts
 from commitlake.ops.audit import audit as compare
 from commitlake.protocol.encoding import Position
-from commitlake.streams import ownership
-from commitlake.streams.maintenance import Maintenance
+from commitlake.recovery import fencing
+from commitlake.spark import session
 from commitlake.tables import Warehouse
 
 MOST_ROWS = 1_000
@@ -91,7 +92,7 @@ def maintain(arguments: Sequence[str]) -> int:
     spark = session.build(conf, app_name="commitlake-maintain")
     tables = Warehouse(spark, conf.warehouse)
     tables.must_exist()
-    with ownership.lock(conf) as lock:
+    with fencing.lock(conf) as lock:
         tables.create()  # those that an older version did not have
         report = Maintenance(spark, conf, is_owner=lock is not None).run()
     print(report)

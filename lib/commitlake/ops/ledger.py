@@ -14,8 +14,8 @@ from commitlake.ops import audit
 from commitlake.ops.audit import TopicCounts
 from commitlake.ops.audit_rows import until
 from commitlake.protocol import wire
-from commitlake.streams.lookup import newest, reopened
 from commitlake.tables import Warehouse
+from commitlake.tables.rounds import newest, reopened
 
 _PLACE = ["queue", "queue_offset"]
 

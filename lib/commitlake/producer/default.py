@@ -13,8 +13,8 @@ from commitlake.config import KafkaConfig
 from commitlake.errors import MQClientException, RecordError
 from commitlake.producer.link import KafkaLink
 from commitlake.producer.message import Message, SendResult, SendStatus
-from commitlake.producer.recall import decode_handle, encode_handle
-from commitlake.producer.records import RecordMaker, check_group
+from commitlake.producer.recall_handle import decode_handle, encode_handle
+from commitlake.producer.record_maker import RecordMaker, check_group
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 

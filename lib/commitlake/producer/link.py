@@ -13,7 +13,7 @@ from kafka.partitioner.default import murmur2
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import MQClientException
-from commitlake.kafka.admin import explain
+from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import python_options, record_bytes
 from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.settings import SettingsReader

@@ -9,17 +9,11 @@ from concurrent.futures import Executor
 from threading import Lock
 
 from commitlake.errors import MQClientException
-from commitlake.producer.checks import CheckAnswerer, Done
+from commitlake.producer.check_reader import CheckAnswerer, Done
 from commitlake.producer.default import DefaultMQProducer
 from commitlake.producer.link import UncertainSend
 from commitlake.producer.listener import AnyHook, EndTransactionContext, TransactionListener, decide, run_hooks
-from commitlake.producer.message import (
-    LocalTransactionState,
-    Message,
-    MessageExt,
-    SendStatus,
-    TransactionSendResult,
-)
+from commitlake.producer.message import LocalTransactionState, Message, MessageExt, SendStatus, TransactionSendResult
 from commitlake.producer.transaction import HalfMessage, Transaction
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position

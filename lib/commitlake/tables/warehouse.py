@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.errors import WarehouseError, root_reason
-from commitlake.protocol.topics import from_path_name, path_name
-from commitlake.tables.guard import Guard
+from commitlake.protocol.topic_names import from_path_name, path_name
+from commitlake.tables.append_guard import Guard
 from commitlake.tables.schemas import TABLES, TOPIC, Table
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,97 @@
+"""Refused op records, with their original bytes, read again from Kafka."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.coordination.events import Events
+from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.landing.judge import normalise
+from commitlake.protocol.states import Event, Refusal
+from commitlake.tables import Warehouse
+from commitlake.tables.columns import moment, named
+from commitlake.tables.spans import Span, within
+
+_DETAILS = {
+    Refusal.WRONG_TRANSACTION_ID: "the half message at that offset has another transaction id",
+    Refusal.WRONG_PRODUCER_GROUP: "the half message at that offset is of another producer group",
+    Refusal.ALREADY_COMMITTED: "the transaction was committed before",
+    Refusal.ALREADY_ROLLED_BACK: "the transaction was rolled back before",
+    Refusal.ALREADY_DISCARDED: "the transaction was discarded before; RESUME reopens it",
+    Refusal.NO_HALF_MESSAGE: "a half message that it lists did not come within transaction.op_park_time",
+    Refusal.BAD_FIRST_HALF: "it lists a further half message first, or one further that belongs to another first one",
+    Refusal.NOT_DISCARDED: "only a DISCARDED transaction, and no ORPHAN, can be resumed",
+    Refusal.NO_DELAYED_MESSAGE: "there is no delayed message with that offset, id and topic",
+    Refusal.RECALL_TOO_LATE: "the message was delivered before",
+}
+_OP = ["op_queue", "op_offset", "admin"]
+
+
+def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataFrame:
+    """Rows of `rejected` for the REFUSED events, one each.
+
+    Kafka may have dropped an old record by now: then its value is what `op` holds of it, as JSON.
+    """
+    refused = events.frame.where(F.col("event") == int(Event.REFUSED)).select(
+        *_OP, F.col("reason").alias("refusal"), "now"
+    )
+    spans = (
+        refused.groupBy("admin", "op_queue")
+        .agg(F.min("op_offset").alias("low"), F.max("op_offset").alias("high"))
+        .collect()
+    )
+    record = _records(warehouse, config, spans)
+    near = within([Span(span["op_queue"], span["low"], span["high"]) for span in spans], "queue", "op_offset")
+    stored = (
+        warehouse.read("op")
+        .where(near)
+        .select(
+            F.col("queue").alias("op_queue"),
+            "op_offset",
+            F.col("admin").cast("int").alias("admin"),
+            F.col("transaction_id").cast("binary").alias("stored_key"),
+            F.to_json(F.struct("transaction_id", "producer_group", "decision", "half_messages", "remark")).alias(
+                "stored_value"
+            ),
+        )
+    )
+    details = F.create_map(*[F.lit(item) for code, text in _DETAILS.items() for item in (int(code), text)])
+    return (
+        refused.join(record, _OP, "left")
+        .join(stored, _OP, "left")
+        .select(
+            F.when(F.col("admin") == 1, "admin").otherwise("op").alias("source"),
+            F.col("op_queue").alias("kafka_partition"),
+            F.col("op_offset").alias("kafka_offset"),
+            named(Refusal, "refusal").alias("reason"),
+            details[F.col("refusal")].alias("detail"),
+            F.coalesce("key", "stored_key").alias("key"),
+            F.coalesce("value", F.col("stored_value").cast("binary")).alias("value"),
+            "headers",
+            moment("now").alias("rejected_at"),
+        )
+    )
+
+
+def _records(warehouse: Warehouse, config: Config, spans: list[Row]) -> DataFrame:
+    """The Kafka records in the spans, as (op_queue, op_offset, admin, key, value, headers)."""
+    starts: dict[str, dict[str, int]] = defaultdict(dict)
+    ends: dict[str, dict[str, int]] = defaultdict(dict)
+    for span in spans:
+        topic = config.kafka.topic("admin" if span["admin"] else "op")
+        starts[topic][str(span["op_queue"])] = span["low"]
+        ends[topic][str(span["op_queue"])] = span["high"] + 1
+    assigned = {topic: [int(partition) for partition in partitions] for topic, partitions in starts.items()}
+    reader = warehouse.spark.read.format("kafka").options(**spark_options(config.kafka), **spark_source_limits(config))
+    reader = (
+        reader.option("assign", json.dumps(assigned)).option("includeHeaders", "true").option("failOnDataLoss", "false")
+    )
+    found = reader.option("startingOffsets", json.dumps(starts)).option("endingOffsets", json.dumps(ends)).load()
+    is_admin = (F.col("source") == "admin").cast("int").alias("admin")
+    at = [F.col("partition").alias("op_queue"), F.col("offset").alias("op_offset"), is_admin]
+    return normalise(found, config.kafka.topic_prefix).select(*at, "key", "value", "headers")

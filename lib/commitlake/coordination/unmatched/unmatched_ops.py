@@ -1,0 +1,200 @@
+"""Answers to COMMIT, ROLLBACK and RESUME whose first half message was not open (contract 4.1, 4.2, 4.6, 4.8)."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from commitlake.coordination.events import Events
+from commitlake.coordination.input_rows import half_rows, op_rows
+from commitlake.coordination.unmatched.lookup import Tables, asked, is_part, near, with_first
+from commitlake.coordination.unmatched.resolution import Answers, Verdict, events
+from commitlake.protocol.states import Event, Kind, Refusal, Source
+from commitlake.spark.frames import materialized
+from commitlake.tables.rounds import newest
+from commitlake.tables.spans import spans_of, within
+
+_OP = ["op_queue", "op_offset", "admin"]
+_AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
+
+
+def answer(batch: Events, tables: Tables, timeout_ms: int) -> Answers:
+    """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen."""
+    asks = materialized(with_record(not_told(asked(batch, Event.ASK_OP, Source.HALF), tables), tables))
+    facts = with_first(asks, tables).join(wrong_parts(asks, tables), _OP, "left")
+    judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
+    judged = materialized(_meet_what_is_reopened(_accept_the_first(judged)))
+    again = once_more(judged)
+    return Answers(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)))
+
+
+def once_more(judged: DataFrame) -> DataFrame:
+    """Input rows of the ops that wait on; their park time goes on too."""
+    waiting = judged.where(F.col("verdict") == int(Verdict.AGAIN))
+    return op_rows(waiting.select("record.*", F.col("since").alias("seen")), since=F.col("seen"))
+
+
+def refusals(judged: DataFrame) -> DataFrame:
+    """REFUSED events of what was judged so."""
+    refused = judged.where(F.col("verdict") > 0)
+    where = {name: F.col(name) for name in ("op_queue", "op_offset", "admin", "src", "now")}
+    return events(refused, event=Event.REFUSED, reason=F.col("verdict"), **where)
+
+
+def not_told(asks: DataFrame, tables: Tables) -> DataFrame:
+    """The asks less those that were answered before: a RESUME and a RECALL ask twice."""
+    told = near(tables.rejected, asks, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
+        F.col("kafka_partition").alias("op_queue"),
+        F.col("kafka_offset").alias("op_offset"),
+        F.when(F.col("source") == "admin", 1).when(F.col("source") == "op", 0).alias("admin"),
+    )
+    accepted = tables.reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("op_offset") >= 0)).select(*_OP)
+    return asks.join(told.union(accepted), _OP, "left_anti")
+
+
+def with_record(asks: DataFrame, tables: Tables) -> DataFrame:
+    """Adds the op record as `record`."""
+    record = near(tables.op, asks, *_AT_OP)
+    columns = [F.col("queue").alias("op_queue"), F.col("op_offset"), F.col("admin").cast("int").alias("admin")]
+    return asks.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
+
+
+def wrong_parts(asks: DataFrame, tables: Tables) -> DataFrame:
+    """What is wrong with the further half messages that ops list, a row for each; false or null where nothing is."""
+    listed = asks.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
+        *_OP,
+        "record",
+        "first_queue",
+        "first_offset",
+        F.col("m.queue").alias("queue"),
+        F.col("m.offset").alias("queue_offset"),
+    )
+    spans = spans_of(listed, "queue", "queue_offset")
+    half = tables.half.where(within(spans, "queue", "queue_offset")).select(
+        "queue",
+        "queue_offset",
+        F.struct("transaction_id", "producer_group", "first_queue", "first_offset").alias("part"),
+    )
+    orphans = tables.transactions.where(within(spans, "queue", "half_offset") & (F.col("reason") == "ORPHAN"))
+    orphans = orphans.select("queue", F.col("half_offset").alias("queue_offset"))
+    found = listed.join(half, ["queue", "queue_offset"], "left").join(
+        orphans.withColumn("orphan", F.lit(True)), ["queue", "queue_offset"], "left"
+    )
+    own = F.struct("part.first_queue", "part.first_offset") == F.struct("first_queue", "first_offset")
+    return found.groupBy(*_OP).agg(
+        F.max(F.col("part").isNull()).alias("missing"),
+        F.max(F.col("part.transaction_id") != F.col("record.transaction_id")).alias("other_id"),
+        F.max(F.col("part.producer_group") != F.col("record.producer_group")).alias("other_group"),
+        F.max(~own).alias("foreign"),
+        F.max("orphan").alias("orphan"),
+    )
+
+
+def _yes(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))
+
+
+def _wrong_id() -> Column:
+    return _yes(F.col("record.transaction_id") != F.col("first.transaction_id")) | _yes(F.col("other_id"))
+
+
+def _wrong_group() -> Column:
+    group = _yes(F.col("record.producer_group") != F.col("first.producer_group")) | _yes(F.col("other_group"))
+    return (F.col("admin") == 0) & group
+
+
+def _is_before(resumed: Column, op_offset: Column) -> Column:
+    """Whether an op came before a RESUME: an administrator's by its place in their one partition, others by time."""
+    older = F.unix_millis("record.stored_at") <= resumed
+    return F.when(F.col("admin") == 1, F.col("op_offset") <= op_offset).otherwise(older)
+
+
+def _already() -> Column:
+    """The refusal that tells how the transaction ended, null where it has not, or as the op says."""
+    same = F.when(F.col("record.decision") == "COMMIT", "COMMITTED").otherwise("ROLLED_BACK")
+    names = {
+        "COMMITTED": Refusal.ALREADY_COMMITTED,
+        "ROLLED_BACK": Refusal.ALREADY_ROLLED_BACK,
+        "DISCARDED": Refusal.ALREADY_DISCARDED,
+    }
+    table = F.create_map(*[F.lit(item) for name, code in names.items() for item in (name, int(code))])
+    ended = ~F.col("pending") & (F.col("ledger.state") != same)
+    before_resume = F.col("pending") & _is_before(F.col("open_since"), F.col("open_op_offset"))
+    return F.when(_yes(ended), table[F.col("ledger.state")]).when(
+        _yes(before_resume) | _yes(F.col("orphan")), int(Refusal.ALREADY_DISCARDED)
+    )
+
+
+def _decision() -> Column:
+    """The reasons in their order: id, group, how it ended; NO_HALF_MESSAGE only when something never landed."""
+    missing = F.col("first").isNull() | _yes(F.col("missing"))
+    return (
+        F.when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
+        .when(_wrong_group(), int(Refusal.WRONG_PRODUCER_GROUP))
+        .when(_yes(is_part()), int(Refusal.BAD_FIRST_HALF))
+        .when(F.col("first").isNotNull() & _already().isNotNull(), _already())
+        .when(missing, int(Refusal.NO_HALF_MESSAGE))
+        .when(_yes(F.col("foreign")), int(Refusal.BAD_FIRST_HALF))
+        .when(~F.col("pending"), int(Verdict.NOTHING))
+        .otherwise(int(Verdict.AGAIN))
+    )
+
+
+def _resume() -> Column:
+    """Only what is DISCARDED, and no ORPHAN, opens again."""
+    orphan = _yes(F.col("ledger.reason") == "ORPHAN")
+    discarded = ~F.col("pending") & (F.col("ledger.state") == "DISCARDED")
+    never = F.when(F.col("last") == 1, int(Refusal.NO_HALF_MESSAGE)).otherwise(int(Verdict.NOTHING))
+    return (
+        F.when(F.col("first").isNull(), never)
+        .when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
+        .when(is_part() & ~orphan, int(Refusal.BAD_FIRST_HALF))
+        .when(_yes(discarded) & ~orphan, int(Verdict.ACCEPT))
+        .otherwise(int(Refusal.NOT_DISCARDED))
+    )
+
+
+def _accept_the_first(judged: DataFrame) -> DataFrame:
+    """Of several RESUMEs of one transaction in a batch the first opens it; for the others it is open then."""
+    accepted = F.col("verdict") == int(Verdict.ACCEPT)
+    order = Window.partitionBy("first_queue", "first_offset", accepted).orderBy("record.stored_at", "op_offset")
+    late = accepted & (F.row_number().over(order) > 1)
+    return judged.withColumn("verdict", F.when(late, int(Refusal.NOT_DISCARDED)).otherwise(F.col("verdict")))
+
+
+def _meet_what_is_reopened(judged: DataFrame) -> DataFrame:
+    """What came after a RESUME of this batch waits for the next one, in which the transaction is open again."""
+    came = F.struct(F.unix_millis("record.stored_at").alias("at"), F.col("op_offset").alias("op_offset"))
+    resume = F.max(F.when(F.col("verdict") == int(Verdict.ACCEPT), came)).over(
+        Window.partitionBy("first_queue", "first_offset")
+    )
+    after = ~_is_before(resume["at"], resume["op_offset"])
+    ended = (F.col("verdict") == int(Refusal.ALREADY_DISCARDED)) & (F.col("kind") != int(Kind.RESUME))
+    return judged.withColumn("verdict", F.when(ended & _yes(after), int(Verdict.AGAIN)).otherwise(F.col("verdict")))
+
+
+def _reopen(judged: DataFrame, tables: Tables, timeout_ms: int) -> DataFrame:
+    """The rows of reopened transactions: the first half message and the parts that were discarded with it."""
+    accepted = judged.where(F.col("verdict") == int(Verdict.ACCEPT)).select(
+        "first_queue",
+        "first_offset",
+        *[F.col(name).alias(f"resume_{name}") for name in ("op_queue", "op_offset")],
+        F.unix_millis("record.stored_at").alias("resumed"),
+        (F.col("ledger.round") + 1).alias("new_round"),
+    )
+    where = (("first_queue", "first_queue"), ("first_offset", "first_offset"))
+    half = near(tables.half, accepted, *where).join(accepted, ["first_queue", "first_offset"])
+    ended = newest(tables.transactions.where("state = 'DISCARDED'")).where("reason != 'ORPHAN'")
+    half = half.join(
+        ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi"
+    )
+    first = (F.col("first_queue") == F.col("queue")) & (F.col("first_offset") == F.col("queue_offset"))
+    return half_rows(
+        half,
+        op_queue=F.col("resume_op_queue"),
+        op_offset=F.col("resume_op_offset"),
+        admin=1,
+        round=F.col("new_round"),
+        since=F.when(first, F.col("resumed")).otherwise(-1),
+        due=F.when(first, F.col("resumed") + timeout_ms + 1).otherwise(-1),
+    )

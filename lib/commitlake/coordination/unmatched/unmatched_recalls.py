@@ -1,0 +1,41 @@
+"""Answers to recalls of messages that were not waiting (contract 4.10)."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from commitlake.coordination.events import Events
+from commitlake.coordination.unmatched.lookup import Tables, asked, near
+from commitlake.coordination.unmatched.resolution import Answers, Verdict
+from commitlake.coordination.unmatched.unmatched_ops import not_told, once_more, refusals, with_record
+from commitlake.protocol.states import Event, Refusal, Source
+from commitlake.spark.frames import materialized
+
+_AT = ["first_queue", "first_offset"]
+
+
+def answer(batch: Events, tables: Tables) -> Answers:
+    """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
+    asks = materialized(with_record(not_told(asked(batch, Event.ASK_OP, Source.MESSAGES), tables), tables))
+    where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
+    at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
+    message = near(tables.delayed, asks, *where).select(*at, F.struct("message_id", "topic").alias("message"))
+    ended = near(tables.deliveries.where("source = 'messages'"), asks, *where).select(
+        *at, F.col("state").alias("ended")
+    )
+    facts = asks.join(message, _AT, "left").join(ended, _AT, "left")
+    judged = materialized(facts.withColumn("verdict", _verdict()))
+    return Answers(refusals(judged), once_more(judged))
+
+
+def _verdict() -> Column:
+    last = F.col("last") == 1
+    same = F.struct("message.message_id", "message.topic") == F.struct("record.message_id", "record.topic")
+    return (
+        F.when(F.col("message").isNull(), F.when(last, int(Refusal.NO_DELAYED_MESSAGE)).otherwise(int(Verdict.NOTHING)))
+        .when(~same, int(Refusal.NO_DELAYED_MESSAGE))
+        .when(F.col("ended") == "DELIVERED", int(Refusal.RECALL_TOO_LATE))
+        .when(F.col("ended") == "RECALLED", int(Verdict.NOTHING))
+        .otherwise(F.when(last, int(Verdict.AGAIN)).otherwise(int(Verdict.NOTHING)))
+    )

@@ -1,0 +1,199 @@
+"""Keeps a warehouse small and quick: old rows go, small files become few, files that nobody uses any more vanish.
+
+Every batch writes a file or more for each queue and table, so a table that gets a batch a second has 14 000 files
+after an hour, and every batch looks through their list.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType
+
+from commitlake.config import Config
+from commitlake.errors import CommitLakeError, root_reason
+from commitlake.landing import positions
+from commitlake.maintenance import retention
+from commitlake.spark import session
+from commitlake.spark.frames import materialized
+from commitlake.tables import TABLES, Warehouse, log_cleanup
+
+log = logging.getLogger(__name__)
+
+_FEW_FILES = 16
+"""A table with no more files needs no compaction: 4 queues with a small rest of files each."""
+_DELETE_EVERY = 0.01
+"""A part of the retention: to find that nothing is old costs 10 s of CPU, and a hundredth later is early enough."""
+_VACUUM_EVERY = 0.25
+"""A part of the time for which files are kept: a table's directory holds at most a quarter more than it has to."""
+_HOUR_MS = 3_600_000
+Pause = Callable[[], AbstractContextManager[object]]
+"""A context in which no batch runs."""
+
+
+@dataclass
+class Report:
+    """What a run did, by table: rows deleted, files compacted, what failed; `kept` says why no row was deleted."""
+
+    deleted: dict[str, int] = field(default_factory=dict)
+    compacted: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    kept: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        rows = ", ".join(f"{name} {count}" for name, count in self.deleted.items()) or self.kept or "none"
+        files = ", ".join(f"{name} {count}" for name, count in self.compacted.items()) or "none"
+        failed = f"; failed, and is tried again: {'; '.join(self.failed)}" if self.failed else ""
+        return f"rows deleted: {rows}; files compacted: {files}{failed}"
+
+
+class Maintenance:
+    """Maintains the tables of one warehouse, in a Spark session of its own: some settings hold for it only.
+
+    Args:
+        spark: any session of the application.
+        config: the configuration.
+        pause: a context in which no batch of this process runs, while rows are deleted.
+        go_on: asked between two tables; False ends the run.
+        is_owner: whether no other process writes to these tables.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        pause: Pause = nullcontext,
+        go_on: Callable[[], bool] = lambda: True,
+        is_owner: bool = False,
+    ) -> None:
+        own = session.beside(spark, config, session.MAINTENANCE_SETTINGS)
+        self._config, self._warehouse = config, Warehouse(own, config.warehouse)
+        self._pause, self._go_on, self._is_owner = pause, go_on, is_owner
+        self._next_delete = time.monotonic()
+        self._next_vacuum: dict[str, float] = {}
+
+    def run(self) -> Report:
+        """Deletes old rows, compacts tables with many files, and vacuums each from time to time.
+
+        What fails is told and left for the next run; the rest is done.
+        """
+        report, now = Report(), time.monotonic()
+        # An append that was held up for hours is over after this pause, and the files of later ones are young: what
+        # VACUUM takes for left behind is.
+        with self._pause():
+            if self._is_owner:
+                positions.renewed(self._warehouse)  # compaction and VACUUM are commits too
+        if now >= self._next_delete:
+            self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
+            self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
+        for name, table, keep_ms in self._tables():
+            if self._go_on():
+                self._try(partial(self._tidy, report, name, table, keep_ms), name, report)
+        return report
+
+    def _try(self, step: Callable[[], None], name: str, report: Report) -> None:
+        try:
+            step()
+        except (PySparkException, Py4JError, CommitLakeError) as error:
+            if self._go_on():
+                report.failed.append(f"{name}: {root_reason(error)}")
+
+    def _delete_old_rows(self, report: Report) -> None:
+        cut, report.kept = self._cut()
+        if cut is None:
+            return
+        for step in retention.steps(self._warehouse, cut):
+            if self._go_on():
+                self._delete(report, step, cut)
+
+    def _cut(self) -> tuple[retention.Cut | None, str]:
+        timing, now = self._config, time.time_ns() // 1_000_000
+        stored = now - max(timing.maintenance.retention_ms, timing.transaction.op_park_time_ms)
+        ended = stored - timing.transaction.op_park_time_ms
+        last = self._warehouse.newest_batch()
+        if last < 0:
+            return None, "none, nothing has ended yet"
+        newest = positions.newest(self._warehouse)
+        if newest is not None and not positions.is_complete(self._warehouse, newest):
+            # The next start finds out what it left out by what stands in the tables.
+            return None, "none, a landing was cut short; start the coordinator first"
+        return retention.Cut(last, ended, stored), ""
+
+    def _delete(self, report: Report, step: retention.Step, cut: retention.Cut) -> None:
+        old = materialized(step.rows())
+        count = old.count()
+        if not count:
+            return
+        if not report.deleted:
+            self._tell(cut)
+        same = " AND ".join([f"t.{name} = old.{name}" for name in step.on] + _bounds(old, step.on))
+        with self._pause():  # a MERGE lets Spark evaluate cached frames of a batch anew
+            merge = self._warehouse.table(step.table).alias("t").merge(old.alias("old"), same)
+            merge.whenMatchedDelete().execute()
+        report.deleted[step.table] = count
+
+    def _tell(self, cut: retention.Cut) -> None:
+        """An audit must know what may be gone before the first row is."""
+        moment = self._warehouse.spark.sql(
+            f"SELECT timestamp_millis({cut.stored_ms}) AS ended_before, current_timestamp() AS maintained_at"
+        )
+        self._warehouse.append(moment, "maintenance")
+
+    def _tables(self) -> Iterator[tuple[str, Callable[[], DeltaTable], int]]:
+        """Each table by its name, and the time for which its unused files are kept."""
+        keep = self._config.maintenance
+        for name in TABLES:
+            yield name, partial(self._warehouse.table, name), keep.file_retention_ms
+        for topic in sorted(self._warehouse.topics()):
+            yield f"topics/{topic}", partial(self._warehouse.topic_table, topic), keep.topic_file_retention_ms
+
+    def _tidy(self, report: Report, name: str, find: Callable[[], DeltaTable], keep_ms: int) -> None:
+        table, now = find(), time.monotonic()
+        if table.detail().select("numFiles").collect()[0][0] > _FEW_FILES:
+            report.compacted[name] = _compact(table)
+        if now >= self._next_vacuum.get(name, now):  # it lists all files, so not more often than needed
+            table.vacuum(keep_ms / _HOUR_MS)
+            log_cleanup.forget(table, keep_ms)
+            self._next_vacuum[name] = now + keep_ms / 1_000 * _VACUUM_EVERY
+
+
+def _bounds(old: DataFrame, on: Sequence[str]) -> list[str]:
+    """Conditions that let Delta skip the files beyond what goes: a MERGE finds none by itself."""
+    numbers = [name for name in on if old.schema[name].dataType in (IntegerType(), LongType())]
+    ends = old.agg(*map(F.min, numbers), *map(F.max, numbers)).collect()[0]
+    lows, highs = ends[: len(numbers)], ends[len(numbers) :]
+    return [f"t.{name} BETWEEN {low} AND {high}" for name, low, high in zip(numbers, lows, highs, strict=True)]
+
+
+def _compact(table: DeltaTable) -> int:
+    done = table.optimize().executeCompaction().select("metrics.numFilesRemoved").collect()
+    return int(done[0]["numFilesRemoved"])
+
+
+def at_intervals(maintenance: Maintenance, interval_ms: int, stopping: threading.Event) -> threading.Thread:
+    """Runs maintenance in a thread until `stopping`; what goes wrong is told and tried again, and stops nothing."""
+
+    def serve() -> None:
+        while not stopping.wait(interval_ms / 1_000):
+            try:
+                report = maintenance.run()
+                log.log(logging.WARNING if report.failed else logging.INFO, "maintenance: %s", report)
+            except Exception as error:  # without this thread the tables' files would grow for ever
+                if not stopping.is_set():
+                    log.warning("maintenance failed, and is tried again: %s", root_reason(error))
+
+    thread = threading.Thread(target=serve, name="maintenance", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,176 @@
+"""Answers to check requests: read from Kafka, answered in a bounded pool, committed after the answer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka.errors import KafkaError as ClientError
+
+from commitlake.errors import CommitLakeError, RecordError
+from commitlake.kafka.clients import python_group_options
+from commitlake.kafka.refusals import is_refusal
+from commitlake.producer.check_progress import Progress
+from commitlake.producer.link import KafkaLink
+from commitlake.protocol import wire
+
+log = logging.getLogger(__name__)
+
+THREADS = 5
+WAITING = 2_000
+"""Checks read and not yet answered; above it polling pauses, so that another instance can take them over."""
+POLL_RECORDS = 100
+POLL_MS = 200
+RETRY_S = 1.0
+REFUSED_S = 30.0
+"""Wait after a refusal: a right that is given later must not need a restart."""
+
+Done = Callable[[Exception | None], None]
+Answer = Callable[[wire.CheckRecord, Done], None]
+
+
+class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
+    """One Kafka consumer, in a thread of its own, of the consumer group that all instances of a producer group share.
+
+    Args:
+        link: where Kafka is.
+        group: producer group whose checks are answered.
+        answer: answers one check and calls back when the answer is acknowledged, or with an error.
+        executor: runs `answer`; None for a pool of its own.
+    """
+
+    def __init__(self, link: KafkaLink, group: str, answer: Answer, executor: Executor | None) -> None:
+        self._link = link
+        self._group = group
+        self._answer = answer
+        self._own_pool = None if executor else ThreadPoolExecutor(THREADS, thread_name_prefix="commitlake-check")
+        self._executor: Executor = executor or self._own_pool  # type: ignore[assignment]
+        self._topic = link.kafka.topic("check")
+        self._progress: dict[TopicPartition, Progress] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._running: set[Future[None]] = set()
+        self._failed: deque[tuple[Progress, int, wire.CheckRecord]] = deque()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commitlake-checks", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read checks, the oldest uncommitted first."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more checks, finish those being answered, commit, and leave the consumer group."""
+        self._stopping.set()
+        self._thread.join()
+        if self._own_pool:
+            self._own_pool.shutdown()
+
+    def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
+        """Kafka's call when this instance gets partitions."""
+        self._progress.update({partition: Progress() for partition in assigned if partition not in self._progress})
+
+    def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
+        """Kafka's call when it loses them; answers still on their way are harmless there."""
+        self._commit()
+        for partition in revoked:
+            self._progress.pop(partition, None)
+            self._committed.pop(partition, None)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._consume()
+            except (ClientError, CommitLakeError, OSError, RuntimeError) as error:
+                refused = is_refusal(error)
+                told = self._link.explain(error) if refused else error
+                log.warning("Reading checks from %s failed, trying again: %s", self._topic, told)
+                self._stopping.wait(REFUSED_S if refused else RETRY_S)
+
+    def _consume(self) -> None:
+        self._progress.clear()
+        self._committed.clear()
+        consumer = self._consumer = KafkaConsumer(
+            **self._link.client_options(),
+            **python_group_options(self._link.kafka),
+            group_id=f"{self._topic}.{self._group}",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+        try:
+            consumer.subscribe([self._topic], listener=self)
+            consumer.partitions_for_topic(self._topic)  # else kafka-python joins without them, and a second time with
+            while not self._stopping.is_set():
+                self._hold_back(consumer)
+                for partition, records in consumer.poll(timeout_ms=POLL_MS, max_records=POLL_RECORDS).items():
+                    self._take(self._progress.setdefault(partition, Progress()), records)
+                self._try_again()
+                self._commit()
+            self._finish()
+        finally:
+            consumer.close(autocommit=False)
+
+    def _hold_back(self, consumer: KafkaConsumer) -> None:
+        """Pause all partitions while the pool is full; polling goes on, for Kafka takes silence for death."""
+        if len(self._running) + POLL_RECORDS > WAITING:
+            consumer.pause(*consumer.assignment())
+        elif consumer.paused():
+            consumer.resume(*consumer.paused())
+
+    def _take(self, progress: Progress, records: Sequence[Any]) -> None:
+        for record in records:
+            progress.begin(record.offset)
+            check = self._read(record)
+            if check is None:
+                progress.done(record.offset)
+            else:
+                self._submit(progress, record.offset, check)
+
+    def _read(self, record: Any) -> wire.CheckRecord | None:
+        """The check, or None when it is another group's or no check at all."""
+        if (wire.PGROUP, self._group.encode()) not in record.headers:
+            return None
+        try:
+            return wire.decode_check(record.value, record.headers)
+        except RecordError as error:
+            log.warning("Record %s-%s of %s passed over: %s", record.partition, record.offset, self._topic, error)
+            return None
+
+    def _submit(self, progress: Progress, offset: int, check: wire.CheckRecord) -> None:
+        def done(error: Exception | None) -> None:
+            if error:
+                log.warning("The answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
+                self._failed.append((progress, offset, check))
+            else:
+                progress.done(offset)
+
+        future = self._executor.submit(self._answer, check, done)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+
+    def _try_again(self) -> None:
+        for _ in range(len(self._failed)):
+            self._submit(*self._failed.popleft())
+
+    def _commit(self) -> None:
+        """Commit, for each partition, the offset up to which every check is answered."""
+        positions = {partition: progress.position for partition, progress in self._progress.items()}
+        news = {p: at for p, at in positions.items() if at > self._committed.get(p, 0)}
+        if not news:
+            return
+        try:
+            self._consumer.commit({partition: OffsetAndMetadata(at) for partition, at in news.items()})
+            self._committed.update(news)
+        except ClientError as error:
+            log.info("Offsets of %s not committed, those checks may come again: %s", self._topic, error)
+
+    def _finish(self) -> None:
+        """Drop what waits, let running answers end, and commit what Kafka has acknowledged."""
+        for future in list(self._running):
+            future.cancel()
+        wait(list(self._running))
+        self._link.flush()
+        self._commit()

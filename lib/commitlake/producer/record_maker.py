@@ -1,0 +1,185 @@
+"""From messages to records, and the refusals that need no broker.
+
+The reasons and their order are landing's, so what would be in `rejected` is told before the local transaction runs.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from commitlake.errors import MQClientException, RecordError
+from commitlake.producer.message import Message
+from commitlake.protocol import delay, message_batch, topic_names, wire
+from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
+
+
+def new_id() -> str:
+    """A message id that no other has."""
+    return uuid.uuid4().hex.upper()
+
+
+def now_ms() -> int:
+    """The clock of this machine, ms since epoch, UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def check_group(group: str) -> str:
+    """`group`, or MQClientException `MISSING_PRODUCER_GROUP` when it is no name of a producer group."""
+    if not isinstance(group, str) or not 1 <= len(group) <= MAX_ID_LENGTH:
+        msg = f"producer group is {group!r}; it must be a string of 1 to {MAX_ID_LENGTH} characters"
+        raise MQClientException(msg, "MISSING_PRODUCER_GROUP")
+    return group
+
+
+@dataclass(frozen=True)
+class RecordMaker:
+    """Makes the records of one producer group under one version of the settings.
+
+    Every method gives each message an id of its own, and raises `RecordError` with landing's reason when the message
+    would be rejected.
+    """
+
+    group: str
+    settings: wire.Settings
+
+    def message(self, message: Message) -> wire.MessageRecord:
+        """The record of a normal or delayed message."""
+        return wire.MessageRecord(**self._fields(message))
+
+    def half(
+        self, message: Message, first: wire.HalfRecord | None = None, first_half: Position | None = None
+    ) -> wire.HalfRecord:
+        """The record of a half message; a further one is given the transaction's first and its place."""
+        # An id that an earlier send of the same object chose is no choice of the application's.
+        chosen = message.transaction_id if message.transaction_id != message.msg_id else None
+        if chosen is not None and len(chosen) > MAX_ID_LENGTH:
+            msg = f"the transaction id has {len(chosen)} characters; it may have {MAX_ID_LENGTH}"
+            raise RecordError(msg, "MISSING_UNIQ_KEY")
+        fields = self._fields(message)
+        if self.settings.reject_transactions:
+            msg = "the coordinator takes no transactions now (transaction.reject is on)"
+            raise RecordError(msg, "TRANSACTIONS_REJECTED")
+        return wire.HalfRecord(
+            **fields,
+            transaction_id=first.transaction_id if first else chosen or fields["msg_id"],
+            first_half=first_half,
+            check_immunity_s=message.check_immunity_seconds,
+        )
+
+    def batch(self, messages: Sequence[Message]) -> tuple[wire.MessageRecord, list[str]]:
+        """The record of a batch, and the ids of its members."""
+        if not messages:
+            msg = "the batch is empty; it needs at least one message"
+            raise RecordError(msg, "BAD_BATCH")
+        first = messages[0]
+        for message in messages:
+            _check_body(message.body)
+            _check_member(message, first)
+        members = [_member(message) for message in messages]
+        body = message_batch.pack(members)
+        self._check(first, body)
+        record = wire.MessageRecord(**_common(first, self.group), body=body, batch=len(members))
+        return record, [member.properties[wire.UNIQ_KEY] for member in members]
+
+    def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
+        """Cut `messages` into lists that fit into one batch each."""
+        most = self.settings.max_message_size
+        return message_batch.split(messages, lambda message: message_batch.packed_size(_member(message)), most)
+
+    def is_delayed(self, record: wire.MessageRecord) -> bool:
+        """Whether the record's delay headers make it wait, so that it can be recalled."""
+        return self._delay(record.delays) is not None
+
+    def _delay(self, headers: Mapping[str, str]) -> delay.Delay | None:
+        levels = [delay.level_ms(level) for level in self.settings.delay_levels]
+        return delay.parse(headers, levels, self.settings.delay_max_ms, now_ms())
+
+    def _fields(self, message: Message) -> dict[str, Any]:
+        self._check(message, message.body)
+        delays = _delays(message)
+        self._delay(delays)
+        return {
+            **_common(message, self.group),
+            "body": _bytes(message.body),
+            "tags": message.tags,
+            "keys": message.keys,
+            "properties": dict(message.properties),
+            "delays": delays,
+        }
+
+    def _check(self, message: Message, body: bytes | str) -> None:
+        """Landing's rules, in landing's order, for where a message goes and how large its record's value is."""
+        rules = self.settings
+        topic_names.check_name(message.topic)
+        topic_names.check_admitted(message.topic, rules.topics_allowed, rules.topics, rules.topics_max)
+        if message.queue_id is not None and not 0 <= message.queue_id < rules.max_queues:
+            msg = f"queue id is {message.queue_id}; it must be 0 to {rules.max_queues - 1} (topics.max_queues)"
+            raise RecordError(msg, "BAD_QUEUE_ID")
+        _check_body(message.body)
+        if len(_bytes(body)) > rules.max_message_size:
+            msg = f"the record's value has {len(_bytes(body))} bytes; max_message_size is {rules.max_message_size}"
+            raise RecordError(msg, "BODY_TOO_LARGE")
+
+
+def _common(message: Message, group: str) -> dict[str, Any]:
+    return {
+        "topic": message.topic,
+        "msg_id": new_id(),
+        "producer_group": group,
+        "queue_id": message.queue_id,
+        "sharding_key": None if message.sharding_key is None else _bytes(message.sharding_key),
+        "born_timestamp": now_ms(),
+    }
+
+
+def _delays(message: Message) -> dict[str, str]:
+    at = message.deliver_at
+    values = {
+        wire.DELAY: message.delay_time_level,
+        wire.TIMER_DELAY_SEC: message.delay_seconds,
+        wire.TIMER_DELAY_MS: message.delay_milliseconds,
+        wire.TIMER_DELIVER_MS: _epoch_ms(at) if isinstance(at, datetime) else at,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _epoch_ms(at: datetime) -> int:
+    if at.tzinfo is None:
+        msg = f"deliver_at is {at.isoformat()} without a time zone; give an aware datetime or ms since epoch"
+        raise RecordError(msg, "BAD_DELAY")
+    return round(at.timestamp() * 1_000)
+
+
+def _member(message: Message) -> message_batch.Member:
+    own = {wire.UNIQ_KEY: new_id(), wire.TAGS: message.tags, wire.KEYS: message.keys}
+    present = {name: value for name, value in own.items() if value is not None}
+    return message_batch.Member(_bytes(message.body), {**message.properties, **present})
+
+
+def _check_member(message: Message, first: Message) -> None:
+    """What one record can't say of its members one by one, must be the same for all, or absent."""
+    place = (message.topic, message.queue_id, message.sharding_key)
+    if place != (first.topic, first.queue_id, first.sharding_key):
+        msg = f"a batch has one topic, queue id and sharding key; {place} is not that of its first message"
+        raise RecordError(msg, "BAD_BATCH")
+    if _delays(message) or message.check_immunity_seconds is not None:
+        msg = "a message of a batch has a delay or a check immunity; send it alone"
+        raise RecordError(msg, "BAD_BATCH")
+    if message.topic.startswith(topic_names.RETRY_PREFIX):
+        msg = f"topic {message.topic!r} is a retry topic, which takes no batch"
+        raise RecordError(msg, "BAD_BATCH")
+
+
+def _check_body(body: object) -> None:
+    if not isinstance(body, bytes | str):
+        msg = f"the body is {type(body).__name__}; it must be bytes, which may be empty, or a string"
+        raise RecordError(msg, "NULL_BODY")
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text.encode() if isinstance(text, str) else text

@@ -1,0 +1,3 @@
+"""A start: one coordinator a warehouse, a cut-short batch completed, what is open worked out from the tables."""
+
+from __future__ import annotations

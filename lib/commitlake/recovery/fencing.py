@@ -1,0 +1,176 @@
+"""One coordinator a warehouse: a lock where the file system has one, and epochs everywhere (contract 4.7)."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.config import Config, is_local
+from commitlake.errors import FencedError, WarehouseError
+from commitlake.tables import TABLES, Warehouse
+from commitlake.tables.append_guard import Guard
+
+log = logging.getLogger(__name__)
+
+FENCED = tuple(name for name in TABLES if name != "epochs")
+"""Tables that a new epoch marks where there is no lock: an append in flight by an older coordinator then fails."""
+_MARK = "commitlake.epoch"
+_ORDER = ("epoch", "started_at", "host", "pid")  # of two that took the same number, one is the newer all the same
+
+FIRST_EPOCH = 1
+
+
+class WarehouseLock:
+    """An OS lock on a local warehouse for the life of the process.
+
+    Delta's commit is not atomic between processes on a local file system, so epochs alone would not do there. The
+    lock is taken before anything is appended: a newcomer that appended its epoch first would fence the coordinator
+    that runs.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory.removeprefix("file:").replace("//", "/")) / ".coordinator.lock"
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Takes the lock.
+
+        Raises:
+            FencedError: another process holds it.
+            WarehouseError: the warehouse can't be written.
+        """
+        file = self._open()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = self._path.read_text(encoding="utf-8").strip() or "unknown"
+            msg = f"another coordinator runs on this warehouse: {holder}; stop it first, or use another `warehouse`"
+            raise FencedError(msg) from error
+        self._file = file
+        self.tell(epoch=None)
+        return self
+
+    def _open(self) -> IO[str]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._path.open("a+", encoding="utf-8")
+        except OSError as error:
+            msg = f"warehouse: cannot write to {self._path.parent}: {error.strerror}; choose another place, or allow it"
+            raise WarehouseError(msg) from error
+
+    def tell(self, epoch: int | None) -> None:
+        """Writes who holds the lock, for the error of a newcomer."""
+        if self._file is None:
+            return
+        self._file.truncate(0)
+        self._file.write(describe(socket.gethostname(), os.getpid(), epoch))
+        self._file.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Frees the lock."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def describe(host: str, pid: int, epoch: int | None) -> str:
+    """A coordinator as errors name it."""
+    return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
+
+
+def begin_epoch(warehouse: Warehouse, version: str) -> int:
+    """Appends this start to `epochs`; returns its number."""
+    newest = _newest(warehouse).collect()[0]["epoch"]
+    epoch = FIRST_EPOCH if newest is None else int(newest) + 1
+    row = warehouse.spark.createDataFrame(
+        [(epoch, socket.gethostname(), os.getpid(), version)], "epoch bigint, host string, pid int, version string"
+    )
+    warehouse.append(row.withColumn("started_at", F.current_timestamp()), "epochs", {"epoch": epoch})
+    return epoch
+
+
+def mark(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
+    """Marks fixed tables with the epoch; the mark is a commit, from which coordination reads on."""
+    _each(lambda name: warehouse.set_property(name, _MARK, _own(epoch)), names)
+
+
+class EpochGuard(Guard):
+    """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` tells why it has no gap.
+
+    An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
+    from, and fails when there is a newer epoch. A newer coordinator appends its epoch, and then marks the tables. So
+    an older one's append has either read the newer epoch, or started from a version before the mark, or is committed
+    before the newer one has read anything: the mark makes the second fail as a conflict.
+    """
+
+    def __init__(self, warehouse: Warehouse, epoch: int) -> None:
+        self._warehouse, self._epoch = warehouse, epoch
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """The rows, for as long as there is no newer epoch when they are written."""
+        newest = _newest(self._warehouse, self._epoch)
+        own = F.struct(F.lit(self._epoch).cast("bigint"), F.lit(socket.gethostname()), F.lit(os.getpid()))
+        error = F.raise_error(F.lit("a newer epoch has begun"))
+        passes = F.when(F.struct("epoch", "host", "pid") == own, True).otherwise(error)
+        return rows.where(newest.select(passes).scalar())
+
+    def claim(self, topics: Iterable[str]) -> None:
+        """Marks topic tables; only those of a batch that was cut short may have an append under way."""
+        _each(lambda topic: self._warehouse.set_topic_property(topic, _MARK, _own(self._epoch)), topics)
+
+
+def check(warehouse: Warehouse, epoch: int) -> None:
+    """Stops an older coordinator, and one of two that started at the same moment and took the same number.
+
+    Raises:
+        FencedError: a newer one has started.
+    """
+    newest = _newest(warehouse, epoch).collect()[0]
+    if (newest["epoch"], newest["host"], newest["pid"]) != (epoch, socket.gethostname(), os.getpid()):
+        other = describe(newest["host"], newest["pid"], newest["epoch"])
+        msg = (
+            f"another coordinator has taken over this warehouse: {other}; this one (epoch {epoch}) stops; run only one"
+        )
+        raise FencedError(msg)
+
+
+def _newest(warehouse: Warehouse, since: int = FIRST_EPOCH) -> DataFrame:
+    """The newest start, one row; of nulls when there is none. `since` saves the files of older ones."""
+    found = warehouse.read("epochs").where(F.col("epoch") >= since)
+    return found.agg(F.max(F.struct(*_ORDER)).alias("newest")).select("newest.*")
+
+
+def _own(epoch: int) -> str:
+    return describe(socket.gethostname(), os.getpid(), epoch)
+
+
+def _each(act: Callable[[str], None], names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(act, names))
+
+
+@contextmanager
+def lock(config: Config) -> Iterator[WarehouseLock | None]:
+    """The lock of a local warehouse, None of another.
+
+    Raises:
+        FencedError: another coordinator holds it.
+    """
+    if is_local(config.warehouse):
+        with WarehouseLock(config.warehouse) as taken:
+            yield taken
+    else:
+        yield None

@@ -1,0 +1,167 @@
+"""What is open, from the tables alone: the input rows with which every start of coordination begins.
+
+The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign
+checkpoint, a changed state layout, changed timing keys and another number of shuffle partitions are all the same
+case: the ordinary start. Decided history is read by its key columns only, and nothing decided is decided or told
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.config import TransactionConfig
+from commitlake.coordination.input_rows import delayed_rows, half_rows, op_rows, waiting_rows
+from commitlake.protocol.states import Kind, Source
+from commitlake.tables import Warehouse
+from commitlake.tables.columns import coordinate, hashed
+
+_STATE_OF = {"COMMIT": "COMMITTED", "ROLLBACK": "ROLLED_BACK"}
+
+
+def open_rows(warehouse: Warehouse, versions: Mapping[str, int], timing: TransactionConfig) -> DataFrame:
+    """All input rows that are not done with.
+
+    Args:
+        warehouse: the tables.
+        versions: the version of each table that coordination streams; later commits come by the stream.
+        timing: next deadlines follow it, so changed timing keys hold from the next start on.
+    """
+    half, op, delayed = (_with_landing_time(warehouse.read(name, versions[name])) for name in ("half", "op", "delayed"))
+    ended, delivered = warehouse.read("transactions"), warehouse.read("deliveries")
+    again = warehouse.read("reentries")
+    parts = [
+        _open_halves(half, ended, again, warehouse.read("checks"), timing),
+        op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected")), since=F.col("landed")),
+        delayed_rows(_without_delivery(delayed, delivered, Source.MESSAGES, "queue_offset")),
+        waiting_rows(
+            _without_delivery(
+                ended.where("state = 'COMMITTED' AND deliver_at IS NOT NULL"), delivered, Source.HALF, "half_offset"
+            ),
+            "half_offset",
+            F.unix_millis("deliver_at"),
+        ),
+    ]
+    return parts[0].union(parts[1]).union(parts[2]).union(parts[3])
+
+
+def _with_landing_time(table: DataFrame) -> DataFrame:
+    """Adds `landed` (ms): the batch that first saw a row came right after, so park times go on across starts."""
+    return table.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
+
+
+def _open_halves(
+    half: DataFrame, ended: DataFrame, again: DataFrame, checks: DataFrame, timing: TransactionConfig
+) -> DataFrame:
+    """Half messages without an end in their newest round, with the checks of that round."""
+    narrow = half.drop("body", "sharding_key", "properties", "message_id", "topic", "tags", "keys")
+    resumed = again.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
+    latest = resumed.groupBy(F.col("queue").alias("first_queue"), F.col("offset").alias("first_offset")).agg(
+        F.max(F.struct("round", "since", "op_queue", "op_offset")).alias("resume")
+    )
+    ends = ended.select(
+        coordinate("queue", "half_offset").alias("ended_at"), F.col("round").alias("ended_round"), "reason"
+    )
+    found = narrow.join(F.broadcast(latest), ["first_queue", "first_offset"], "left").withColumn(
+        "open_round", F.coalesce("resume.round", F.lit(0))
+    )
+    done = (F.col("ended_round") >= F.col("open_round")) | (F.col("reason") == "ORPHAN")
+    is_open = found.join(ends, (coordinate("queue", "queue_offset") == F.col("ended_at")) & done, "left_anti")
+    sent = checks.groupBy("queue", F.col("half_offset").alias("queue_offset"), F.col("round").alias("open_round")).agg(
+        F.max("check_no").alias("sent"), F.max("requested_at").alias("last")
+    )
+    return _with_deadlines(is_open.join(sent, ["queue", "queue_offset", "open_round"], "left"), timing)
+
+
+def _with_deadlines(halves: DataFrame, timing: TransactionConfig) -> DataFrame:
+    first = (F.col("first_queue") == F.col("queue")) & (F.col("first_offset") == F.col("queue_offset"))
+    since = F.coalesce("resume.since", F.lit(-1))
+    resumed = F.when(since >= 0, since + timing.timeout_ms + 1).otherwise(-1)
+    due = F.coalesce(F.unix_millis("last") + timing.check_interval_ms, resumed)
+
+    def only_first(column: Column, part: Column | None = None) -> Column:  # a part has no deadline of its own
+        return F.when(first, column).otherwise(F.lit(-1) if part is None else part)
+
+    return half_rows(
+        halves,
+        checks=F.coalesce("sent", F.lit(0)),
+        round=F.col("open_round"),
+        since=only_first(since, part=F.col("landed")),
+        due=only_first(due),
+        op_queue=only_first(F.coalesce("resume.op_queue", F.lit(-1))),
+        op_offset=only_first(F.coalesce("resume.op_offset", F.lit(-1))),
+    )
+
+
+def _open_ops(
+    op: DataFrame, ended: DataFrame, delivered: DataFrame, again: DataFrame, rejected: DataFrame
+) -> DataFrame:
+    """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
+    asks = op.where("decision IN ('COMMIT', 'ROLLBACK', 'RESUME', 'RECALL')").withColumn(
+        "first", F.col("half_messages")[0]
+    )
+    refused = rejected.where("source IN ('op', 'admin')").select(
+        F.col("kafka_partition").alias("queue"),
+        F.col("kafka_offset").alias("op_offset"),
+        (F.col("source") == "admin").alias("admin"),
+    )
+    resumed = again.where((F.col("kind") == int(Kind.HALF)) & (F.col("op_offset") >= 0)).select(
+        F.col("op_queue").alias("queue"), "op_offset", (F.col("admin") == 1).alias("admin")
+    )
+    left = asks.join(F.broadcast(refused.union(resumed)), ["queue", "op_offset", "admin"], "left_anti")
+    recalls = left.where("decision = 'RECALL'").join(_recalled(delivered), _same_recall(), "left_anti")
+    decisions = left.where("decision != 'RECALL'").join(_ends(ended), _same_end(), "left_anti")
+    return decisions.union(recalls)
+
+
+def _ends(ended: DataFrame) -> DataFrame:
+    """Narrow, hashed: tens of millions of rows are compared."""
+    return ended.select(
+        coordinate("queue", "half_offset").alias("e_at"),
+        F.col("op_queue").alias("e_op_queue"),
+        F.col("op_offset").alias("e_op_offset"),
+        (F.col("reason") == "ADMIN").alias("e_admin"),
+        F.col("state").alias("e_state"),
+        hashed("transaction_id").alias("e_tid"),
+        hashed("producer_group").alias("e_grp"),
+    )
+
+
+def _same_end() -> Column:
+    """The op decided this, or says once more what was decided."""
+    states = F.create_map(*[F.lit(text) for pair in _STATE_OF.items() for text in pair])
+    decided = (
+        (F.col("e_op_queue") == F.col("queue"))
+        & (F.col("e_op_offset") == F.col("op_offset"))
+        & (F.col("e_admin") == F.col("admin"))
+    )
+    repeats = (
+        (F.size("half_messages") == 1)
+        & (F.col("e_state") == states[F.col("decision")])
+        & (F.col("e_tid") == hashed("transaction_id"))
+        & (F.col("admin") | (F.col("e_grp") == hashed("producer_group")))
+    )
+    return (coordinate("first.queue", "first.offset") == F.col("e_at")) & (decided | repeats)
+
+
+def _recalled(delivered: DataFrame) -> DataFrame:
+    done = delivered.where("source = 'messages' AND state = 'RECALLED'")
+    return done.select(
+        coordinate("queue", "queue_offset").alias("r_at"),
+        F.col("message_id").alias("r_id"),
+        F.col("topic").alias("r_topic"),
+    )
+
+
+def _same_recall() -> Column:
+    same = (F.col("r_id") == F.col("message_id")) & (F.col("r_topic") == F.col("topic"))
+    return (coordinate("first.queue", "first.offset") == F.col("r_at")) & same
+
+
+def _without_delivery(messages: DataFrame, delivered: DataFrame, source: Source, offset: str) -> DataFrame:
+    """The messages with a delay that have not reached its end."""
+    done = delivered.where(F.col("source") == source.name.lower()).select("queue", F.col("queue_offset").alias(offset))
+    return messages.join(done, ["queue", offset], "left_anti")

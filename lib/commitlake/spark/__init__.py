@@ -1,0 +1,3 @@
+"""Spark around the pipeline: session, submit, process, checkpoints."""
+
+from __future__ import annotations

@@ -1,0 +1,21 @@
+"""Data frames that Spark must treat in a certain way: materialized ones, and the smaller side of a join."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+_SMALL = 500_000  # rows of some 100 bytes: 50 MB on the wire; a shuffle of the other side costs twice the time
+
+
+def sized(frame: DataFrame, rows: int) -> DataFrame:
+    """Says how the smaller side of a join travels; Spark would guess, 10 times too low, from compressed sizes."""
+    return frame.hint("broadcast" if rows <= _SMALL else "shuffle_hash")
+
+
+def materialized(frame: DataFrame) -> DataFrame:
+    """The few rows of `frame`, evaluated now and never again, without the plan that led to them.
+
+    `persist` would not do: Delta evaluates cached frames anew when a table that they read gets a commit, so after
+    the ledger's commit the answers of the batch would differ. And each query would analyse and ship their plan.
+    """
+    return frame.localCheckpoint()

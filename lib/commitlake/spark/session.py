@@ -1,0 +1,179 @@
+"""Spark sessions: every Spark setting of CommitLake, and why it is so, stands here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commitlake.config import Config, is_local
+from commitlake.spark import runtime
+from commitlake.spark.runtime import KAFKA_BROKER_PACKAGE, PACKAGES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["KAFKA_BROKER_PACKAGE", "PACKAGES", "apply_settings", "beside", "build", "submit_settings"]
+
+# May be set on a session that runs already, such as that of a notebook.
+RUNTIME_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    # Plans are small and many: planning them anew costs more than it saves (0.2 s of a 0.6 s Delta append).
+    "spark.sql.adaptive.enabled": "false",
+    # Spark takes the compressed size of a cached frame for its size, and runs out of memory; joins say it themselves.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    # A batch is cached for seconds: looking for a compression costs a seventh of landing's time, and saves memory only.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # A Kafka record may repeat a header; the last one counts.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    # A coordinator without new data runs about 86 400 batches a day; keep what a report needs.
+    "spark.sql.streaming.numRecentProgressUpdates": "50",
+    # Delta's state of a table here is small: 50 tasks to rebuild it, the default, are 48 too many.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # A landing without ops commits nothing but its marker to `op`; left out, its records would land again.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+    # A nullable or too wide number must fail, never be rounded or wrapped.
+    "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
+}
+# For joins with all of history, tens of millions of keys or none. Sorted in two partitions, as batches are, 20 million
+# do not fit a heap of 2 GiB; where they are few, adaptive execution puts the partitions together again.
+HISTORY_SETTINGS = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "128",
+}
+# Only for maintenance. With Delta's 1 GiB for both sizes every run would rewrite up to a gigabyte of each queue.
+MAINTENANCE_SETTINGS = {
+    **HISTORY_SETTINGS,
+    "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
+    "spark.databricks.delta.optimize.maxThreads": "2",
+    # Delta lists a directory in 10 000 tasks by default: a VACUUM of a small table took minutes.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
+    # The configuration says how long files are kept; the coordinator's own files are never read late.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+}
+# On a local file system Hadoop starts a process for every file to set its permissions; this manager does not.
+LOCAL_CHECKPOINTS = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    )
+}
+# Need to be there before the JVM is.
+STATIC_SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.ui.showConsoleProgress": "false",
+    # Landing and coordination run some 300 generated classes a round; of more than 100, the default, each is made and
+    # compiled anew every time: 65 classes a second, and half a core for Java's compiler.
+    "spark.sql.codegen.cache.maxEntries": "1000",
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|credential|keystore[.]key",
+}
+# A machine of a few cores: more shuffle partitions only make more tasks, files and state stores.
+LOCAL_SETTINGS = {
+    # Driver and executors in one heap: enough for a million open transactions.
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    # Loopback, whatever the machine's name resolves to.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+# A query with a wide plan that is stopped in the middle overflows the default stack of 1 MiB.
+# Java never compiles a method above 8 000 bytecodes, and Spark makes one of each wide plan: interpreted, the records of
+# `half` took 4 times as long to judge and those of `op` 3.5 times (see docs/benchmarks.md).
+_JAVA_OPTIONS = "-Xss8m -XX:-DontCompileHugeMethods"
+# The optimising compiler pays back after minutes only: the first batches take 8, 5, 2 s instead of 11, 10, 4 s.
+# That alone would leave 48 MiB for code, which the plans of some minutes fill: then nothing is compiled any more.
+_SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+
+
+def build(
+    config: Config | None = None,
+    master: str | None = None,
+    app_name: str = "commitlake",
+    short_lived: bool = False,
+) -> SparkSession:
+    """Return the Spark session: a new one with all it needs, or the one that runs (under spark-submit, in a notebook).
+
+    Args:
+        config: says where checkpoints are; None for local ones.
+        master: Spark's master; None for what spark-submit or the environment says, else `local[*]`.
+        app_name: shown in Spark's UI.
+        short_lived: whether the application ends within minutes, so that a quick start beats top speed.
+
+    Raises:
+        SetupError: no fitting Java, or jars that cannot be resolved.
+    """
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    if not _has_jvm():
+        master = master or os.environ.get("MASTER") or "local[*]"
+        _let_workers_import_commitlake()
+        for name, value in submit_settings(master, short_lived).items():
+            builder = builder.config(name, value)
+        builder = builder.master(master)
+    spark = _with_own_interrupt_handler(builder.getOrCreate)
+    apply_settings(spark, config)
+    return spark
+
+
+def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapping[str, str] | None = None) -> None:
+    """Set on a running session what may be set there, and `more`; the rest is up to the cluster."""
+    settings = RUNTIME_SETTINGS | (LOCAL_CHECKPOINTS if config is None or is_local(config.checkpoints) else {})
+    settings |= more or {}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+
+
+def beside(spark: SparkSession, config: Config, more: Mapping[str, str]) -> SparkSession:
+    """Return another session of the same application, in which `more` holds too."""
+    own = spark.newSession()
+    apply_settings(own, config, more)
+    return own
+
+
+def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
+    """Return the settings that a new JVM starts with, jars included.
+
+    Raises:
+        SetupError: no fitting Java, or jars that cannot be resolved.
+    """
+    runtime.java()
+    log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+    options = [_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log4j}", _SHORT_LIVED_OPTIONS if short_lived else ""]
+    return {
+        **RUNTIME_SETTINGS,
+        **STATIC_SETTINGS,
+        **(LOCAL_SETTINGS if master.startswith("local") else {}),
+        "spark.jars": ",".join(runtime.jars(PACKAGES)),
+        "spark.driver.extraJavaOptions": " ".join(filter(None, options)),
+    }
+
+
+def _with_own_interrupt_handler(create: Callable[[], SparkSession]) -> SparkSession:
+    """Keep the handler of SIGINT: a new SparkContext sets one that cancels all jobs, in the middle of a batch."""
+    handler = signal.getsignal(signal.SIGINT)
+    spark = create()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
+    return spark
+
+
+def _has_jvm() -> bool:
+    from pyspark import SparkContext
+
+    return "PYSPARK_GATEWAY_PORT" in os.environ or SparkContext._gateway is not None
+
+
+def _let_workers_import_commitlake() -> None:
+    """Put this package on the path of Spark's Python workers, which run the interpreter of this process."""
+    library = str(Path(__file__).parents[2])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", library)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([library, *paths])
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

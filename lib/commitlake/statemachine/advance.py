@@ -1,0 +1,85 @@
+"""The state machine of a segment: half messages meet their ops, checks fall due, delays end.
+
+`advance` is the whole of coordination for one segment and one batch; the order of its steps is the protocol:
+
+1. what has landed joins what is open;
+2. further half messages join their first (`group`);
+3. ops apply, the earliest first (`ops`);
+4. deadlines of what is still open: checks and discards (`checks`);
+5. delays that have ended, after the recalls (`timers`);
+6. what has waited `op_park_time` for its message asks the ledger and goes (`park`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commitlake.protocol.states import Kind
+from commitlake.statemachine import deadlines, delays, ops, park, parts
+from commitlake.statemachine.model import Rules, Segment, Step
+from commitlake.statemachine.rows import EVENT, Rows, join
+
+_OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)
+
+
+def advance(state: Rows, arrived: Rows, now: int, rules: Rules) -> Step:
+    """Applies what arrived and what is due at `now` to a segment.
+
+    Args:
+        state: `ROW`s still open after the last batch.
+        arrived: `ROW`s that this batch brought, in any order.
+        now: the batch's time, ms since epoch, UTC.
+        rules: the timing rules.
+    """
+    segment = _merge(state, arrived, now, rules)
+    parts.attach(segment)
+    ops.apply(segment)
+    deadlines.sweep(segment, now, rules)
+    delays.sweep(segment, now)
+    park.sweep(segment, now, rules)
+    return Step(segment.open_rows(), join(segment.events, EVENT), _wake_at(segment, rules))
+
+
+def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
+    old, new = _split(state), _split(arrived)
+    halves = join([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
+    new_parts, new_ops = park.stamp_seen(new["parts"], now), park.stamp_seen(new["ops"], now)
+    return Segment(
+        halves=halves[np.argsort(halves["offset"], kind="stable")],
+        parts=join([_without(old["parts"], new_parts), new_parts]),
+        ops=join([old["ops"], new_ops]),
+        listed=join([old["listed"], new["listed"]]),
+        timers=join([old["timers"], new["timers"]]),
+        fresh_ops=len(new_ops),
+        fresh_parts=len(new_parts),
+    )
+
+
+def _split(rows: Rows) -> dict[str, Rows]:
+    kind = rows["kind"]
+    return {
+        "halves": rows[kind == Kind.HALF],
+        "parts": rows[kind == Kind.PART],
+        "ops": rows[np.isin(kind, _OPS)],
+        "listed": rows[kind == Kind.LISTED],
+        "timers": rows[(kind == Kind.DELAYED) | (kind == Kind.WAITING)],
+    }
+
+
+def _without(old: Rows, new: Rows) -> Rows:
+    """`old` less what `new` brings again: a reopened part replaces its parked self, so that it can't end twice."""
+    if not len(old) or not len(new):
+        return old
+    return old[~np.isin(parts.part_key(old), parts.part_key(new))]
+
+
+def _wake_at(segment: Segment, rules: Rules) -> int | None:
+    parked = np.concatenate([segment.parts["since"], segment.ops["since"]])
+    times = np.concatenate(
+        [
+            deadlines.next_deadline(segment.halves, rules),
+            segment.timers["deliver_at"],
+            parked[parked >= 0] + rules.op_park_ms,
+        ]
+    )
+    return int(times.min()) if len(times) else None

@@ -1,0 +1,66 @@
+"""Delays: a message is delivered at the first batch after its due time, unless it was recalled (contract 4.10)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commitlake.protocol.states import Delivery, Event, Kind, Refusal
+from commitlake.statemachine.model import Segment
+from commitlake.statemachine.ops import op_events
+from commitlake.statemachine.rows import EVENT, Mask, Rows, find, make
+
+
+def sweep(segment: Segment, now: int) -> None:
+    """Recalls first, as ops come before deadlines; then delivers what is due."""
+    _recall(segment)
+    due = segment.timers["deliver_at"] <= now
+    _end(segment, due, Delivery.DELIVERED)
+
+
+def _recall(segment: Segment) -> None:
+    """A recall needs the id and the topic of its message; of a message that is not waiting, the ledger knows.
+
+    A recall that has asked may have been refused already, so from then on only the ledger refuses it.
+    """
+    ops = segment.ops
+    recalls = ops["kind"] == Kind.RECALL
+    if not recalls.any():
+        return
+    order = np.argsort(segment.timers["offset"], kind="stable")
+    waiting = segment.timers[order]
+    at = find(waiting["offset"], ops["offset"])
+    met = recalls & (at >= 0)
+    message = waiting[at] if len(waiting) else ops
+    same = (ops["tid"] == message["tid"]) & (ops["grp"] == message["grp"])
+    fresh = np.arange(len(ops)) >= len(ops) - segment.fresh_ops
+    _say(segment, ops[met & ~same & fresh], event=Event.REFUSED, reason=Refusal.NO_DELAYED_MESSAGE)
+    _say(segment, ops[met & ~same & ~fresh], event=Event.ASK_OP, last=1)
+    _say(segment, ops[recalls & ~met & fresh], event=Event.ASK_OP, last=0)
+    recalled = np.isin(segment.timers["offset"], ops["offset"][met & same])
+    segment.ops = ops[~met]
+    _end(segment, recalled, Delivery.RECALLED)
+
+
+def _say(segment: Segment, ops: Rows, **columns: object) -> None:
+    if len(ops):
+        segment.events.append(op_events(ops, **columns))
+
+
+def _end(segment: Segment, ended: Mask, state: Delivery) -> None:
+    """A delayed message is told by its own coordinates, a committed half message by its own, not its first's."""
+    rows = segment.timers[ended]
+    if not len(rows):
+        return
+    committed = rows["kind"] == Kind.WAITING
+    event = make(
+        EVENT,
+        len(rows),
+        event=Event.DELIVERY,
+        queue=np.where(committed, rows["part_queue"], -1),
+        offset=np.where(committed, rows["part_offset"], rows["offset"]),
+        anchor_offset=rows["offset"],
+        state=state,
+        deliver_at=rows["deliver_at"],
+    )
+    segment.events.append(event)
+    segment.timers = segment.timers[~ended]

@@ -1,0 +1,87 @@
+"""Which op decides: the first that fits, in the order of the broker's append time (contract 4.1, 4.2, 4.6, 4.8)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
+from commitlake.statemachine.decide import decide
+from commitlake.statemachine.model import Segment
+from commitlake.statemachine.parts import forget_listed, incomplete
+from commitlake.statemachine.rows import EVENT, Mask, Rows, find, make
+
+_DECISIONS = (Kind.COMMIT, Kind.ROLLBACK)
+
+
+def apply(segment: Segment) -> None:
+    """Applies ops to open half messages; what fits none stays parked.
+
+    An op that comes late, twice or too early looks the same here, a decision without an open message, so nothing is
+    kept of what has been decided: `park` asks the ledger when the park time is over.
+    """
+    ops = segment.ops
+    if not len(ops):
+        return
+    at = find(segment.halves["offset"], ops["offset"])
+    half = segment.halves[at] if len(segment.halves) else ops
+    fresh = np.arange(len(ops)) >= len(ops) - segment.fresh_ops
+    _ask_at_once(segment, ops[fresh & (at < 0) & (ops["kind"] == Kind.RESUME)])
+    meets = (at >= 0) & _applicable(ops, half, fresh)
+    refusal = np.where(meets, _mismatch(ops, half), 0)
+    refused = refusal > 0
+    _refuse(segment, ops[refused], refusal[refused])
+    ready = meets & ~refused & np.isin(ops["kind"], _DECISIONS) & ~incomplete(segment)
+    winners = _first_of_each(ops, np.flatnonzero(ready))
+    segment.ops = np.delete(ops, np.concatenate([winners, np.flatnonzero(refused)]))
+    forget_listed(segment)
+    _decide(segment, ops[winners])
+
+
+def _applicable(ops: Rows, half: Rows, fresh: Mask) -> Mask:
+    """A COMMIT or ROLLBACK from before a RESUME never applies to the new round; a RESUME asks only when it comes.
+
+    Admin records have offsets to compare; for an op of the very millisecond of the RESUME "before" is taken.
+    """
+    reopened = half["op_offset"] >= 0
+    after = (ops["stored"] > half["since"]) | ((ops["admin"] == 1) & (ops["op_offset"] > half["op_offset"]))
+    asks = fresh & (ops["kind"] == Kind.RESUME)
+    return np.asarray(np.where(np.isin(ops["kind"], _DECISIONS), ~reopened | after, asks))
+
+
+def _mismatch(ops: Rows, half: Rows) -> np.ndarray:
+    """Why an op can't apply to its open half message, 0 when it can: the id first, then the group (admin has any)."""
+    group = np.where((ops["admin"] == 0) & (ops["grp"] != half["grp"]), Refusal.WRONG_PRODUCER_GROUP, 0)
+    refusal = np.where(ops["tid"] != half["tid"], Refusal.WRONG_TRANSACTION_ID, group)
+    return np.where((refusal == 0) & (ops["kind"] == Kind.RESUME), Refusal.NOT_DISCARDED, refusal)
+
+
+def _first_of_each(ops: Rows, ready: np.ndarray) -> np.ndarray:
+    """The earliest of `ready` of each half message, by (stored_at, op queue, op_offset); sorted by half offset."""
+    rows = ops[ready]
+    order = np.lexsort((rows["admin"], rows["op_offset"], rows["op_queue"], rows["stored"], rows["offset"]))
+    _, first = np.unique(rows["offset"][order], return_index=True)
+    return ready[order[first]]
+
+
+def _decide(segment: Segment, winners: Rows) -> None:
+    ended = find(segment.halves["offset"], winners["offset"])
+    state = np.where(winners["kind"] == Kind.COMMIT, State.COMMITTED, State.ROLLED_BACK)
+    reason = np.where(winners["from_check"] == 1, Reason.CHECK, Reason.DIRECT)
+    decide(segment, ended, state, np.where(winners["admin"] == 1, Reason.ADMIN, reason), winners)
+
+
+def _refuse(segment: Segment, ops: Rows, refusal: np.ndarray) -> None:
+    if len(ops):
+        segment.events.append(op_events(ops, event=Event.REFUSED, reason=refusal))
+
+
+def _ask_at_once(segment: Segment, ops: Rows) -> None:
+    """An operator waits for the answer, so a RESUME does not wait for its park time to end."""
+    if len(ops):
+        segment.events.append(op_events(ops, event=Event.ASK_OP, last=0))
+
+
+def op_events(ops: Rows, **columns: object) -> Rows:
+    """Events about op records."""
+    where = {name: ops[name] for name in ("op_queue", "op_offset", "admin", "kind", "since")}
+    return make(EVENT, len(ops), anchor_offset=ops["offset"], **where, **columns)

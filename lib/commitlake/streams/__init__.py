@@ -1,1 +1,0 @@
-"""The streaming queries: landing, coordination, and what a start does before them."""

@@ -1,0 +1,57 @@
+"""Spans: ranges of offsets by which Delta skips the files that hold none of what is looked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.statemachine.rows import SEGMENT_SIZE
+
+_GAPS = 16  # left out of the spans of a batch; each is one more comparison a row
+_CELLS = 10_000  # segments that asks are about; ops of a flood may name as many as they like
+
+
+@dataclass(frozen=True)
+class Span:
+    """The offsets of one queue that some events touch; both ends belong to it."""
+
+    queue: int
+    low: int
+    high: int
+
+
+def within(spans: list[Span], queue: str, offset: str) -> Column:
+    """The rows that lie in `spans`: Delta skips the other partitions, and files by their statistics."""
+    each = [(F.col(queue) == span.queue) & F.col(offset).between(span.low, span.high) for span in spans]
+    return reduce(Column.__or__, each, F.lit(False))
+
+
+def spans_of(frame: DataFrame, queue: str, offset: str) -> list[Span]:
+    """Few spans that hold the coordinates of a frame's rows."""
+    ends = [F.min(offset).alias("low"), F.max(offset).alias("high")]
+    rows = frame.groupBy(queue, F.expr(f"{offset} div {SEGMENT_SIZE}")).agg(*ends).limit(_CELLS + 1).collect()
+    if len(rows) > _CELLS:
+        rows = frame.groupBy(queue).agg(*ends).collect()
+    return joined([Span(row[0], row["low"], row["high"]) for row in rows])
+
+
+def joined(spans: list[Span]) -> list[Span]:
+    """Few spans that hold all these: neighbours become one, but at the widest gaps.
+
+    An old message and a new one may end in one batch, and all that lies between them need not be read.
+    """
+    spans = sorted(spans, key=lambda span: (span.queue, span.low))
+    gaps = sorted(after.low - before.high for before, after in pairwise(spans) if before.queue == after.queue)
+    narrow = max([SEGMENT_SIZE, *gaps[:-_GAPS][-1:]])
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found else None
+        if last and last.queue == span.queue and span.low - last.high <= narrow:
+            found[-1] = Span(last.queue, last.low, max(last.high, span.high))
+        else:
+            found.append(span)
+    return found
