@@ -24,6 +24,7 @@ from commitlake.demo.progress import Progress
 from commitlake.demo.scenario import Scenario
 from commitlake.kafka.embedded import provide
 from commitlake.spark import process, session
+from commitlake.tables import topic_table
 
 DIRECTORY = Path(__file__).parents[1] / "demo"
 
@@ -60,7 +61,7 @@ def demo(spark: SparkSession, conf: Config, place: Path, progress: Progress) -> 
         warehouse.ensure_topic(orders.TOPIC)  # the points service starts before the first order
         progress.say("the coordinator runs")
         with (
-            PointsService(spark, warehouse.locate_topic(orders.TOPIC), place) as points,
+            PointsService(spark, warehouse.locate(topic_table(orders.TOPIC)), place) as points,
             Instances(place / "orders.db", conf.kafka, partial(progress.say, scenario.KILLED)) as shops,
         ):
             story = Scenario(coordinator, table, shops, points, progress)

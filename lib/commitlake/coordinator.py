@@ -5,60 +5,80 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Self
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-import commitlake
+from commitlake import config as configuration
+from commitlake.chain import Chain
 from commitlake.config import Config
 from commitlake.coordination import input_rows, query
-from commitlake.coordination.commit import BatchWriter
+from commitlake.coordination.batch import Surroundings
+from commitlake.coordination.commit import Committer
+from commitlake.coordination.input_table import InputTable
+from commitlake.coordination.recent import RecentHalves
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.embedded import provide
-from commitlake.landing.query import Landing
+from commitlake.landing import judge, kafka_identity, positions
+from commitlake.landing import query as landing_query
+from commitlake.landing import start as landing_start
+from commitlake.landing.land import Landing
+from commitlake.landing.landed_time import DECIDING
+from commitlake.landing.positions import Leftover, Position
+from commitlake.landing.topic_admission import Topics
 from commitlake.maintenance.run import Maintenance, at_intervals
 from commitlake.recovery import complete_batch, fencing, rebuild
-from commitlake.recovery.fencing import WarehouseLock
+from commitlake.recovery.fencing import Ownership, WarehouseLock
 from commitlake.spark import checkpoints, session
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
 
-_AWAITED = ("op", "admin", "half")
-"""What must have landed as far as Kafka held it at the start: ops come before deadlines, half messages before the park
-times of their ops are over."""
 _STOP_TIMEOUT_S = 60
-_FEW_CORES = 4
+_LOOK_S = 0.2
 
 
 class Coordinator:
     """A running coordinator; also what `commitlake.start` returns.
 
-    A start: own the warehouse, and bring up the embedded broker where one is asked for; finish the batch that a kill
-    cut short; land, and meanwhile work out what is open; coordinate as soon as the ops that Kafka held at the start
-    have landed, so that no deadline runs before them.
+    It works in a Spark session of its own, so nothing changes in the caller's.
+
+    Args:
+        spark: any session of the application.
+        config: the configuration.
+        lock: the warehouse's lock where it is held already; else it is taken at the start, where there can be one.
+        on_failure: called, in a thread, with the error that ended the coordinator.
     """
 
-    def __init__(self, spark: SparkSession, config: Config, lock: WarehouseLock | None = None) -> None:
-        self.spark, self.config = spark, config
-        self._lock = lock  # taken before, or taken at the start where there can be one
-        self.warehouse = Warehouse(spark, config.warehouse)
-        self.epoch = 0
-        self._is_new = False
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        lock: WarehouseLock | None = None,
+        on_failure: Callable[[CommitLakeError], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.spark = session.beside(spark, config)
+        self.warehouse = Warehouse(self.spark, config.warehouse)
+        self._on_failure = on_failure
+        self._owner = Ownership(lock=lock)
         self._stack = ExitStack()
-        self._queries: list[StreamingQuery] = []
-        self._busy: list[threading.Lock] = []
-        # On few cores landing and coordination take turns: side by side, each batch takes twice as long, and a row that
-        # needs one of each comes later.
-        self._turn = threading.Lock() if spark.sparkContext.defaultParallelism <= _FEW_CORES else None
         self._stopping = threading.Event()
-        self._failure: Exception | None = None
-        self._scratch = ""
+        self._queries: list[StreamingQuery] = []
+        self._chain: Chain | None = None
+        self._error: CommitLakeError | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Number of this start."""
+        return self._owner.epoch
 
     def start(self, *, available_now: bool = False) -> Self:
         """Starts all queries.
@@ -77,118 +97,117 @@ class Coordinator:
         return self
 
     def _start(self, available_now: bool) -> None:
-        self._own()  # first: a start that is refused must not add queues under the one that runs
-        landing = Landing(
-            self.spark,
-            self.config,
-            self.warehouse,
-            on_topics=self._publish_settings,
-            guard=self._unless_stopping,
-            epoch=self.epoch,
+        """A start.
+
+        1. Own the warehouse: a start that is refused must change nothing under the coordinator that runs.
+        2. Compare Kafka with what the warehouse was filled from, before anything is written to what may be another one.
+        3. Side by side, all from the tables alone: complete the batch that a kill cut short; work out what is open, the
+           first input of coordination; find what a landing that was cut short has written.
+        4. Run coordination, and landing from where it came to.
+        5. Tick, maintain and watch.
+        """
+        self._own()  # step 1
+        position = landing_start.reached(self.warehouse, self.config)  # step 2
+        kafka_identity.check(self.warehouse, self.config, position)
+        self._prepare_kafka()
+        begin = landing_start.begin(self.warehouse, self.config, position)
+        inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table")  # step 3
+        last, leftover = self._recover(inputs, begin.position)
+        around = Surroundings(self.config, self.warehouse, RecentHalves(self.warehouse), inputs)  # step 4
+        awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
+        chain = self._chain = Chain(around, self._landing(begin, leftover), awaited)
+        write = chain.unless_stopping(Committer(around, last + 1, chain.note_wakes))
+        self._queries.append(query.start(self.config, inputs, write, self._scratch("coordination")))
+        chain.coordinate_with(self._queries[0])
+        place = self._scratch("landing")
+        self._queries.append(
+            landing_query.start(self.spark, self.config, begin.offsets, chain.round, place, available_now=available_now)
         )
-        landing.check_kafka()  # before anything is written to what may be another Kafka
-        for warning in topics.ensure_topics(self.config):
-            log.warning("%s", warning)
-        ends = topics.end_offsets(self.config, _AWAITED)
-        clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics()))
-        # Before anything lands: later commits come by the stream, so none is read twice.
-        versions = {name: self.warehouse.version(name) for name in query.STREAMED}
-        landing.recover()
-        last = self._finish()
-        self._queries.append(landing.start(available_now=available_now))
-        rows = self._input_rows(versions)
         if available_now:
-            self._await(self._queries[0])
+            self._work_off(self._queries[1])
         else:
-            self._wait(lambda: landing.passed(ends))
-        writer = BatchWriter(self.config, self.warehouse, last + 1)
-        self._coordinate(rows, self._unless_stopping(writer), available_now)
-        if not available_now and self.config.maintenance.interval_ms:
-            self._maintain()
+            self._serve()  # step 5
 
     def _own(self) -> None:
-        if self._lock is None:
-            self._lock = self._stack.enter_context(fencing.lock(self.config))
+        lock = self._owner.lock or self._stack.enter_context(fencing.lock(self.config))
         self.config = self._stack.enter_context(provide(self.config))
-        self.warehouse.create()
-        self.epoch = fencing.begin_epoch(self.warehouse, commitlake.__version__)
-        self._is_new = self.epoch == fencing.FIRST_EPOCH and self._lock is not None  # else two may be the first
-        if self._lock is not None:
-            self._lock.tell(self.epoch)
-            if not self._is_new:
-                fencing.mark(self.warehouse, self.epoch, [name for name in query.STREAMED if name != "epochs"])
-        else:
-            self.warehouse.guard = fencing.EpochGuard(self.warehouse, self.epoch)
-            fencing.check(self.warehouse, self.epoch)  # a mark of the older of two would stop the newer
-            fencing.mark(self.warehouse, self.epoch, fencing.FENCED)
+        self._owner = fencing.own(self.warehouse, lock)
 
-    def _finish(self) -> int:
-        """Finishes what a kill cut short; returns the newest batch_id. A new warehouse has nothing to look through."""
-        if self._is_new:
-            return -1
-        last = complete_batch.finish_last_batch(self.warehouse)
+    def _prepare_kafka(self) -> None:
+        for warning in topics.ensure_topics(self.config):
+            log.warning("%s", warning)
+        clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics()))
+
+    def _recover(self, inputs: InputTable, position: Position) -> tuple[int, Leftover | None]:
+        """Returns the newest batch_id, and what a landing that was cut short has written."""
+        if self._owner.is_new:  # nothing to look through
+            inputs.create(self.spark.createDataFrame([], input_rows.INPUT_SCHEMA))
+            return -1, None
+        with ThreadPoolExecutor(3) as pool:
+            opened = pool.submit(self._write_open_rows, inputs, position)
+            leftover = pool.submit(positions.leftover, self.warehouse, position)
+            last = pool.submit(self._complete_cut_short_batch)
+            opened.result()
+            return last.result(), leftover.result()
+
+    def _complete_cut_short_batch(self) -> int:
+        last = complete_batch.complete_last_batch(self.warehouse)
         complete_batch.resend_checks(self.warehouse, self.config)
         return last
 
-    def _input_rows(self, versions: Mapping[str, int]) -> DataFrame:
-        """Writes what is open to a table of this run, and reads on from there."""
-        self._scratch = checkpoints.fresh(self.config, "coordination", self.epoch)
-        if self._is_new:
-            opened = self.spark.createDataFrame([], input_rows.INPUT_SCHEMA)
-        else:
-            own = session.beside(self.spark, self.config, session.HISTORY_SETTINGS)
-            tables = Warehouse(own, self.config.warehouse)
-            opened = rebuild.open_rows(tables, versions, self.config.transaction)
-        opened.write.format("delta").save(f"{self._scratch}/open")
-        return query.read(self.warehouse, f"{self._scratch}/open", versions)
+    def _write_open_rows(self, inputs: InputTable, position: Position) -> None:
+        own = rebuild.session_for(self.warehouse, self.config, position.landed())
+        inputs.create(rebuild.open_rows(Warehouse(own, self.config.warehouse), self.config.transaction))
 
-    def _coordinate(self, rows: DataFrame, write: Callable[[DataFrame, int], None], available_now: bool) -> None:
-        while True:
-            before = self.warehouse.version("reentries")
-            place = f"{self._scratch}/checkpoint"
-            started = query.start(self.config, rows, write, place, available_now=available_now)
-            self._queries.append(started)
-            if not available_now:
-                return
-            self._await(started)
-            if self.warehouse.version("reentries") == before:
-                return
-            # What a batch sends back to its own input is there only after the query has looked what there is.
+    def _landing(self, begin: landing_start.Begin, leftover: Leftover | None) -> Landing:
+        rules = judge.LandingRules.of(self.config)
+        known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
+        return Landing(self.warehouse, rules, known, begin.position, leftover, begin.floors)
 
-    def _unless_stopping(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """A batch that begins while stopping never happened: the next start begins from the tables."""
-        busy = self._turn or threading.Lock()
-        self._busy.append(busy)
+    def _work_off(self, landing: StreamingQuery) -> None:
+        assert self._chain is not None
+        while landing.isActive and not self._stopping.is_set():
+            self._stopping.wait(0.05)
+        self._raise_failure()
+        self._queries[0].processAllAvailable()  # also what was open, where nothing landed
+        self._chain.tick(self._is_landed)
+        self._raise_failure()
 
-        def guarded(frame: DataFrame, batch_id: int) -> None:
-            with busy:  # `stop` takes it after it has set the flag, so what begins later sees the flag
-                if self._stopping.is_set():
-                    return
-                try:
-                    write(frame, batch_id)
-                except Exception as error:  # Spark would tell it as the text of a stack trace
-                    self._failure = error
-                    raise
+    def _serve(self) -> None:
+        threading.Thread(target=self._tick_and_watch, name="commitlake-ticks", daemon=True).start()
+        if self.config.maintenance.interval_ms:
+            assert self._chain is not None
+            tidy = Maintenance(
+                self.spark, self.config, self._chain.between_rounds, lambda: not self._stopping.is_set(), is_owner=True
+            )
+            thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping)
+            # Where there is a lock it must not be free while a commit of ours is under way.
+            self._stack.callback(thread.join, _STOP_TIMEOUT_S)
 
-        return guarded
+    def _tick_and_watch(self) -> None:
+        """Ticks at each trigger interval; when a query has failed, stops and reports it, though nobody waits."""
+        assert self._chain is not None
+        while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
+            try:
+                self._chain.tick(self._is_landed)
+            except Exception as error:  # Kafka may be away; what ended a query is reported below
+                log.debug("no tick: %s", error)
+            try:
+                self._raise_failure()
+            except CommitLakeError as error:
+                log.error("the coordinator has stopped: %s", error)
+                if self._on_failure is not None:
+                    self._on_failure(error)
 
-    def _maintain(self) -> None:
-        tidy = Maintenance(
-            self.spark, self.config, self._between_batches, lambda: not self._stopping.is_set(), is_owner=True
-        )
-        thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping)
-        # Where there is a lock it must not be free while a commit of ours is under way.
-        self._stack.callback(thread.join, _STOP_TIMEOUT_S)
-
-    @contextmanager
-    def _between_batches(self) -> Iterator[None]:
-        with ExitStack() as held:
-            for busy in dict.fromkeys(self._busy):  # when they take turns it is one lock
-                held.enter_context(busy)
-            yield
-
-    def _publish_settings(self, names: set[str]) -> None:
-        topics.publish_settings(self.config, names)
+    def _is_landed(self) -> bool:
+        """Whether Kafka holds no half message and no op that has not landed."""
+        assert self._chain is not None
+        position, consumed = self._chain.position, landing_query.consumed(self._queries[1])
+        for source, ends in landing_start.ends(self.config, DECIDING).items():
+            read = consumed.get(self.config.kafka.topic(source), {})
+            if any(end > max(position.next(source, number), read.get(str(number), 0)) for number, end in ends.items()):
+                return False
+        return True
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits until a query ends or `stop` is called; returns whether it has within `timeout` seconds.
@@ -199,55 +218,58 @@ class Coordinator:
         """
         until = None if timeout is None else time.monotonic() + timeout
         while not self._stopping.is_set():
-            if any(not query.isActive for query in self._queries):
+            if any(not each.isActive for each in self._queries):
                 self._raise_failure()
                 return True
             if until is not None and time.monotonic() > until:
                 return False
-            self._stopping.wait(0.2)
+            self._stopping.wait(_LOOK_S)
+        if self._error is not None:
+            raise self._error
         return True
-
-    def _await(self, query: StreamingQuery) -> None:
-        while query.isActive and not self._stopping.is_set():
-            self._stopping.wait(0.05)
-        self._raise_failure()
-
-    def _wait(self, done: Callable[[], bool]) -> None:
-        while not done() and not self._stopping.is_set():
-            self._raise_failure()
-            self._stopping.wait(0.05)
 
     def _raise_failure(self) -> None:
         for each in self._queries:
             cause = None if each.isActive else each.exception()
             if cause is not None and not self._stopping.is_set():
-                name = each.name
+                self._error = self._explained(each.name, cause)
                 self.stop()
-                self._raise_if_fenced()
-                if isinstance(self._failure, CommitLakeError):
-                    raise self._failure
-                raise StreamError(name, root_reason(self._failure or cause)) from self._failure or cause
+                raise self._error
+
+    def _explained(self, name: str, cause: Exception) -> CommitLakeError:
+        try:
+            self._raise_if_fenced()
+        except CommitLakeError as error:
+            return error
+        failure = self._chain.failure if self._chain else None
+        if isinstance(failure, CommitLakeError):
+            return failure
+        explained = StreamError(name, root_reason(failure or cause))
+        explained.__cause__ = failure or cause
+        return explained
 
     def _raise_if_fenced(self) -> None:
         """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
-        if self._lock is None and self.epoch:
+        if self._owner.lock is None and self.epoch:
             with suppress(PySparkException):  # what made the query fail may make this fail too
                 fencing.check(self.warehouse, self.epoch)
 
     def stop(self) -> None:
-        """Stops cleanly: batches under way are finished, none begins.
+        """Stops cleanly: the round under way ends, and none begins.
 
         Safe to call twice, and from a signal handler's thread.
         """
         self._stopping.set()
-        for busy in self._busy:
-            if busy.acquire(timeout=_STOP_TIMEOUT_S):
-                busy.release()
+        if self._chain is not None:
+            self._chain.stop(_STOP_TIMEOUT_S)
         try:
-            for query in self._queries:
-                _stop_quietly(query)
+            for each in reversed(self._queries):
+                _stop_quietly(each)
         finally:
             self._stack.close()
+
+    def _scratch(self, name: str) -> str:
+        return checkpoints.fresh(self.config, name, self.epoch)
 
     def __enter__(self) -> Self:
         """The running coordinator."""
@@ -265,23 +287,29 @@ def _stop_quietly(query: StreamingQuery) -> None:
         log.debug("stopping %s: %s", query.name, error)
 
 
-def start(spark: SparkSession, conf: Config | str | dict[str, object], *, available_now: bool = False) -> Coordinator:
-    """Starts a coordinator in a Spark session that is there, for example a notebook's.
+def start(
+    spark: SparkSession,
+    conf: Config | str | dict[str, object],
+    *,
+    available_now: bool = False,
+    on_failure: Callable[[CommitLakeError], None] | None = None,
+) -> Coordinator:
+    """Starts a coordinator in a Spark application that is there, for example a notebook's.
+
+    It works in a session of its own: no setting of `spark` changes. When it fails later, that is logged as an error
+    at once, whether or not somebody waits for it.
 
     Args:
         spark: a session with Delta and the Kafka connector.
         conf: a configuration, the path of one, or its keys and values.
         available_now: work off all that is there, then return.
+        on_failure: called, in a thread, with the error that ended the coordinator.
 
     Returns:
         A handle with `stop()` and `await_termination()`; its `config` holds the address of an embedded broker.
     """
-    from commitlake import config
-    from commitlake.spark import session
-
     if isinstance(conf, str):
-        conf = config.load(conf)
+        conf = configuration.load(conf)
     elif isinstance(conf, dict):
-        conf = config.from_mapping(conf)
-    session.apply_settings(spark, conf)
-    return Coordinator(spark, conf).start(available_now=available_now)
+        conf = configuration.from_mapping(conf)
+    return Coordinator(spark, conf, on_failure=on_failure).start(available_now=available_now)

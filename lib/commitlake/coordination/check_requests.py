@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from commitlake.config import Config
+from commitlake.kafka.clients import spark_options, spark_sink_limits
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 
 _TIMES = {"BORN_TIMESTAMP": "born_at", "STORED_TIMESTAMP": "stored_at"}
@@ -29,18 +31,15 @@ may have besides its message (`kafka.clients.record_bytes`), so no producer can 
 _EACH = 10  # bytes that Kafka needs for the two lengths of a header
 
 
-def records(half: DataFrame, checks: DataFrame, parts: DataFrame | None, topic: str) -> DataFrame:
-    """Kafka records for rows of `checks`; a row always gives the same record, but for parts that came since.
+def records(checked: DataFrame, parts: DataFrame | None, topic: str) -> DataFrame:
+    """Kafka records of check requests; a check always gives the same record, but for parts that came since.
 
     Args:
-        half: the half messages that are checked, bodies and all; others are ignored.
-        checks: rows of `checks`.
+        checked: half messages, bodies and all, with `round` and `check_no`.
         parts: (first_queue, first_offset, queue, queue_offset) of the parts that have landed; None: there are none.
         topic: the Kafka topic.
     """
-    asked = checks.select("queue", F.col("half_offset").alias("queue_offset"), "round", "check_no")
-    found = half.join(asked, ["queue", "queue_offset"])
-    listed = found.withColumn("parts", F.array()) if parts is None else _with_parts(found, parts)
+    listed = checked.withColumn("parts", F.array()) if parts is None else _with_parts(checked, parts)
     first = F.struct("queue", F.col("queue_offset").alias("offset"))
     return (
         listed.withColumn("half_messages", F.to_json(F.concat(F.array(first), F.col("parts").cast(_LIST))))
@@ -53,6 +52,12 @@ def records(half: DataFrame, checks: DataFrame, parts: DataFrame | None, topic: 
             _headers().alias("headers"),
         )
     )
+
+
+def send(config: Config, requests: DataFrame) -> None:
+    """Writes check requests to Kafka."""
+    options = spark_options(config.kafka) | spark_sink_limits()
+    requests.write.format("kafka").options(**options).save()
 
 
 _LIST = "array<struct<queue:int,offset:bigint>>"

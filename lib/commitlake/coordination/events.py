@@ -1,17 +1,23 @@
-"""A batch's events: where they lie, how they meet the tables, and the names that numbers stand for."""
+"""A batch's events: what the state machine said, cached, and one summary that says what there is to do."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from commitlake.coordination.input_table import SegmentKey
 from commitlake.protocol.states import Event, Source, State
 from commitlake.statemachine.rows import SEGMENT_SIZE
 from commitlake.tables.spans import Span, joined
 
+_OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.WAKE)
+"""Events whose offset lies in their segment; others may be about any record."""
+
 
 class Events:
-    """The events of one batch: a cached frame, and one summary that says what there is to do.
+    """The events of one batch.
 
     The frame is evaluated here, once and whole: a stateful frame that is read in part leaves its state uncommitted,
     and one that is read twice runs the state machine twice.
@@ -19,12 +25,17 @@ class Events:
 
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame.persist()
-        lies = F.col("event").isin(int(Event.DECIDED), int(Event.DELIVERY), int(Event.CHECK))  # others may be anywhere
+        lies = F.col("event").isin(*map(int, _OF_SEGMENT))
         segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
-        spans = [F.min("offset").alias("low"), F.max("offset").alias("high")]
         rows = (
             self.frame.groupBy("event", "src", "queue", "state", segment)
-            .agg(F.count("*").alias("n"), F.max("now").alias("now"), *spans)
+            .agg(
+                F.count("*").alias("n"),
+                F.max("now").alias("now"),
+                F.min("offset").alias("low"),
+                F.max("offset").alias("high"),
+                F.max("deliver_at").alias("latest"),
+            )
             .collect()
         )
         self._summary: list[Row] = rows
@@ -34,13 +45,17 @@ class Events:
         """The batch's time, ms since epoch, UTC."""
         return max((int(row["now"]) for row in self._summary), default=0)
 
-    def count(self, *events: Event) -> int:
-        """How many there are of these events; of all, if none is named."""
-        return sum(row["n"] for row in self._summary if not events or row["event"] in events)
+    def wakes(self) -> Mapping[SegmentKey, int | None]:
+        """When each segment of the batch has to be called next (ms since epoch, UTC); None: when something comes."""
+        return {
+            SegmentKey(row["src"], row["queue"], row["segment"]): row["latest"] if row["latest"] >= 0 else None
+            for row in self._summary
+            if row["event"] == Event.WAKE
+        }
 
-    def count_of(self, event: Event, src: Source) -> int:
-        """How many there are of this event for one source."""
-        return sum(row["n"] for row in self._summary if row["event"] == event and row["src"] == src)
+    def count(self, *events: Event, src: Source | None = None) -> int:
+        """How many there are of these events, of one source or of both."""
+        return sum(row["n"] for row in self._summary if row["event"] in events and src in (None, row["src"]))
 
     def count_discarded(self) -> int:
         """How many half messages are discarded."""
@@ -53,11 +68,15 @@ class Events:
         found = self.frame.where(F.col("event") == int(event))
         return found if src is None else found.where(F.col("src") == int(src))
 
-    def spans(self, event: Event, src: Source = Source.HALF) -> list[Span]:
+    def spans(self, *events: Event, src: Source = Source.HALF) -> list[Span]:
         """Where the messages of these events are."""
-        rows = [row for row in self._summary if row["event"] == event and row["src"] == src]
+        rows = [row for row in self._summary if row["event"] in events and row["src"] == src]
         return joined([Span(row["queue"], row["low"], row["high"]) for row in rows])
 
     def with_more(self, more: DataFrame) -> Events:
         """These events and `more` as one."""
         return Events(self.frame.unionByName(more))
+
+    def release(self) -> None:
+        """Frees the memory of the cache."""
+        self.frame.unpersist()

@@ -6,14 +6,12 @@ would break).
 
 from __future__ import annotations
 
-from functools import reduce
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from commitlake.protocol.states import Kind, Source
-from commitlake.statemachine.rows import ROW, SEGMENT_SIZE
+from commitlake.statemachine.rows import ROW
 from commitlake.tables.columns import hashed, millis
 
 KEY = ("src", "queue", "segment")
@@ -22,7 +20,7 @@ FIELDS = ["src", "queue", *(ROW.names or ())]
 INPUT_SCHEMA = StructType(
     [StructField(name, _WIDTHS[ROW[name].str[1:]] if name in (ROW.names or ()) else IntegerType()) for name in FIELDS]
 )
-"""A `ROW` with its source and its first half message's queue; also the columns of the table `reentries`."""
+"""A `ROW` with its source and its first half message's queue; also the columns of the feedback rows in `reentries`."""
 
 _DECISION_KINDS = {kind.name: int(kind) for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)}
 
@@ -117,19 +115,3 @@ def waiting_rows(committed: DataFrame, offset: str, due: Column) -> DataFrame:
         part_offset=F.col(offset),
         deliver_at=due,
     )
-
-
-def epoch_rows(epochs: DataFrame) -> DataFrame:
-    """A start of a coordinator: a row of no segment, but new data, and so a batch in which due timers fire."""
-    return rows(epochs, kind=Kind.EPOCH, src=-1, queue=0, offset=0)
-
-
-def reentry_rows(table: DataFrame) -> DataFrame:
-    """Rows that were input rows already: of `reentries`, and of a rebuild."""
-    return table.select(*[F.col(field.name).cast(field.dataType) for field in INPUT_SCHEMA])
-
-
-def union(frames: list[DataFrame]) -> DataFrame:
-    """All rows, with the key of their segment."""
-    every = reduce(DataFrame.union, frames)
-    return every.withColumn("segment", F.expr(f"offset div {SEGMENT_SIZE}"))

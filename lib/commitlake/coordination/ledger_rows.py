@@ -1,83 +1,81 @@
-"""Ledger rows of a batch: what its events say, with the names that only the message tables hold."""
+"""Ledger rows of a batch: what its events say, with the names that only the messages hold (`messages_met`)."""
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
-from commitlake.coordination.events import Events
 from commitlake.protocol.states import Delivery, Event, Reason, Source, State
-from commitlake.spark.frames import sized
-from commitlake.tables.columns import coordinate, moment, named, or_null
-from commitlake.tables.spans import within
+from commitlake.tables.columns import moment_sql, named_sql, or_null_sql
+
+_ENDED_AT = f"greatest({moment_sql('e.now')}, stored_at)"
+"""The driver's clock may run behind the broker's; nothing ends before it was stored."""
+
+_TRANSACTION = [
+    "queue",
+    "queue_offset AS half_offset",
+    *("transaction_id", "message_id", "producer_group", "topic"),
+    f"{named_sql(State, 'e.state')} AS state",
+    f"{named_sql(Reason, 'e.reason')} AS reason",
+    f"{or_null_sql('e.op_queue')} AS op_queue",
+    f"{or_null_sql('e.op_offset')} AS op_offset",
+    *("e.checks", "e.round"),
+    f"{moment_sql('e.deliver_at')} AS deliver_at",
+    "stored_at",
+    f"{_ENDED_AT} AS resolved_at",
+]
+_DELIVERY = [
+    *("queue", "queue_offset", "message_id", "topic"),
+    f"{named_sql(Delivery, 'e.state')} AS state",
+    f"{moment_sql('e.deliver_at')} AS deliver_at",
+    f"{_ENDED_AT} AS resolved_at",
+]
+_DISCARDED = [
+    f"{named_sql(Reason, 'e.reason')} AS reason",
+    *("e.checks", "e.round"),
+    f"{_ENDED_AT} AS discarded_at",
+]
+_CHECK = [
+    "queue",
+    "queue_offset AS half_offset",
+    *("transaction_id", "producer_group", "e.round"),
+    "e.checks AS check_no",
+    f"{moment_sql('e.now')} AS requested_at",
+]
 
 
-def messages_at(table: DataFrame, events: Events, event: Event, src: Source = Source.HALF) -> DataFrame:
-    """The messages of `event`s, whole, each with its event's columns as `e.*`."""
-    told = F.struct("state", "reason", "op_queue", "op_offset", "checks", "round", "deliver_at", "now").alias("e")
-    found = events.of(event, src).select(coordinate("queue", "offset").alias("at"), told)
-    near = table.where(within(events.spans(event, src), "queue", "queue_offset"))
-    return near.withColumn("at", coordinate("queue", "queue_offset")).join(
-        sized(found, events.count_of(event, src)), "at"
-    )
-
-
-def transactions(half: DataFrame, events: Events, batch_id: int) -> DataFrame:
+def transactions(halves: DataFrame, batch_id: int) -> DataFrame:
     """Rows of `transactions`: one for each half message that reached its end."""
-    return messages_at(half, events, Event.DECIDED).select(
-        "queue",
-        F.col("queue_offset").alias("half_offset"),
-        *("transaction_id", "message_id", "producer_group", "topic"),
-        named(State, "e.state").alias("state"),
-        named(Reason, "e.reason").alias("reason"),
-        or_null("e.op_queue").alias("op_queue"),
-        or_null("e.op_offset").alias("op_offset"),
-        *("e.checks", "e.round"),
-        moment("e.deliver_at").alias("deliver_at"),
-        "stored_at",
-        _not_before_stored().alias("resolved_at"),
-        F.lit(batch_id).alias("batch_id"),
-    )
+    return halves.where(f"event = {int(Event.DECIDED)}").selectExpr(*_TRANSACTION, _batch(batch_id))
 
 
-def deliveries(messages: DataFrame, events: Events, src: Source, batch_id: int) -> DataFrame:
-    """Rows of `deliveries`: one for each message with a delay that reached its end."""
-    return messages_at(messages, events, Event.DELIVERY, src).select(
-        "queue",
-        F.lit(src.name.lower()).alias("source"),
-        "queue_offset",
-        *("message_id", "topic"),
-        named(Delivery, "e.state").alias("state"),
-        moment("e.deliver_at").alias("deliver_at"),
-        _not_before_stored().alias("resolved_at"),
-        F.lit(batch_id).alias("batch_id"),
-    )
+def deliveries(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
+    """Rows of `deliveries`: one for each message with a delay that reached its end.
+
+    Args:
+        messages: messages of one source, with their events.
+        src: that source.
+        batch_id: the batch.
+    """
+    ended = messages.where(f"event = {int(Event.DELIVERY)}")
+    return ended.selectExpr(*_DELIVERY, f"'{src.name.lower()}' AS source", _batch(batch_id))
 
 
-def discarded(half: DataFrame, events: Events, batch_id: int) -> DataFrame:
-    """Rows of `discarded`: the discarded half messages, whole."""
-    found = messages_at(half, events, Event.DECIDED).where(F.col("e.state") == int(State.DISCARDED))
-    return found.select(
-        *half.columns,
-        named(Reason, "e.reason").alias("reason"),
-        *("e.checks", "e.round"),
-        _not_before_stored().alias("discarded_at"),
-        F.lit(batch_id).alias("batch_id"),
-    )
+def discarded(halves: DataFrame, columns: list[str], batch_id: int) -> DataFrame:
+    """Rows of `discarded`: the discarded half messages, whole.
+
+    Args:
+        halves: half messages with their events.
+        columns: the columns of `half`.
+        batch_id: the batch.
+    """
+    found = halves.where(f"event = {int(Event.DECIDED)} AND e.state = {int(State.DISCARDED)}")
+    return found.selectExpr(*columns, *_DISCARDED, _batch(batch_id))
 
 
-def checks(half: DataFrame, events: Events, batch_id: int) -> DataFrame:
+def checks(halves: DataFrame, batch_id: int) -> DataFrame:
     """Rows of `checks`: one for each check request."""
-    return messages_at(half, events, Event.CHECK).select(
-        "queue",
-        F.col("queue_offset").alias("half_offset"),
-        *("transaction_id", "producer_group", "e.round"),
-        F.col("e.checks").alias("check_no"),
-        moment("e.now").alias("requested_at"),
-        F.lit(batch_id).alias("batch_id"),
-    )
+    return halves.where(f"event = {int(Event.CHECK)}").selectExpr(*_CHECK, _batch(batch_id))
 
 
-def _not_before_stored() -> Column:
-    """The driver's clock may run behind the broker's; nothing ends before it was stored."""
-    return F.greatest(moment("e.now"), F.col("stored_at"))
+def _batch(batch_id: int) -> str:
+    return f"{batch_id}L AS batch_id"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
@@ -15,7 +16,7 @@ from commitlake.landing.judge import normalise
 from commitlake.protocol.states import Event, Refusal
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import moment, named
-from commitlake.tables.spans import Span, within
+from commitlake.tables.spans import Span, spans_of, within
 
 _DETAILS = {
     Refusal.WRONG_TRANSACTION_ID: "the half message at that offset has another transaction id",
@@ -29,6 +30,7 @@ _DETAILS = {
     Refusal.NO_DELAYED_MESSAGE: "there is no delayed message with that offset, id and topic",
     Refusal.RECALL_TOO_LATE: "the message was delivered before",
 }
+OP, ADMIN = "op", "admin"
 _OP = ["op_queue", "op_offset", "admin"]
 
 
@@ -40,13 +42,12 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
     refused = events.frame.where(F.col("event") == int(Event.REFUSED)).select(
         *_OP, F.col("reason").alias("refusal"), "now"
     )
-    spans = (
-        refused.groupBy("admin", "op_queue")
-        .agg(F.min("op_offset").alias("low"), F.max("op_offset").alias("high"))
-        .collect()
-    )
+    spans = {
+        topic: spans_of(refused.where(F.col("admin") == number), "op_queue", "op_offset")
+        for number, topic in enumerate((OP, ADMIN))
+    }
     record = _records(warehouse, config, spans)
-    near = within([Span(span["op_queue"], span["low"], span["high"]) for span in spans], "queue", "op_offset")
+    near = within([*spans[OP], *spans[ADMIN]], "queue", "op_offset")
     stored = (
         warehouse.read("op")
         .where(near)
@@ -78,20 +79,37 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
     )
 
 
-def _records(warehouse: Warehouse, config: Config, spans: list[Row]) -> DataFrame:
-    """The Kafka records in the spans, as (op_queue, op_offset, admin, key, value, headers)."""
-    starts: dict[str, dict[str, int]] = defaultdict(dict)
-    ends: dict[str, dict[str, int]] = defaultdict(dict)
-    for span in spans:
-        topic = config.kafka.topic("admin" if span["admin"] else "op")
-        starts[topic][str(span["op_queue"])] = span["low"]
-        ends[topic][str(span["op_queue"])] = span["high"] + 1
-    assigned = {topic: [int(partition) for partition in partitions] for topic, partitions in starts.items()}
-    reader = warehouse.spark.read.format("kafka").options(**spark_options(config.kafka), **spark_source_limits(config))
-    reader = (
-        reader.option("assign", json.dumps(assigned)).option("includeHeaders", "true").option("failOnDataLoss", "false")
-    )
-    found = reader.option("startingOffsets", json.dumps(starts)).option("endingOffsets", json.dumps(ends)).load()
-    is_admin = (F.col("source") == "admin").cast("int").alias("admin")
+def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[Span]]) -> DataFrame:
+    """The Kafka records in the spans, as (op_queue, op_offset, admin, key, value, headers).
+
+    A read takes one range of a partition, so there is one for all first spans of the partitions, one for all second
+    ones, and so on: a refusal of now and one of ten minutes ago do not bring back all ops between them.
+    """
+    reads: list[dict[str, dict[int, Span]]] = []
+    for source, each in spans.items():
+        for span in each:
+            place = config.kafka.topic(source)
+            free = next((read for read in reads if span.queue not in read.get(place, {})), None)
+            if free is None:
+                reads.append(free := {})
+            free.setdefault(place, {})[span.queue] = span
+    found = reduce(DataFrame.unionAll, [_read(warehouse, config, ranges) for ranges in reads])
+    is_admin = (F.col("source") == ADMIN).cast("int").alias("admin")
     at = [F.col("partition").alias("op_queue"), F.col("offset").alias("op_offset"), is_admin]
     return normalise(found, config.kafka.topic_prefix).select(*at, "key", "value", "headers")
+
+
+def _read(warehouse: Warehouse, config: Config, ranges: Mapping[str, Mapping[int, Span]]) -> DataFrame:
+    """One range of each partition; what Kafka has dropped is left out."""
+    begins = {topic: {number: span.low for number, span in each.items()} for topic, each in ranges.items()}
+    ends = {topic: {number: span.high + 1 for number, span in each.items()} for topic, each in ranges.items()}
+    found: DataFrame = (
+        warehouse.spark.read.format("kafka")
+        .options(**spark_options(config.kafka), **spark_source_limits(config))
+        .options(includeHeaders="true", failOnDataLoss="false")
+        .option("assign", json.dumps({topic: list(each) for topic, each in ranges.items()}))
+        .option("startingOffsets", json.dumps(begins))
+        .option("endingOffsets", json.dumps(ends))
+        .load()
+    )
+    return found

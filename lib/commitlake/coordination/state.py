@@ -12,9 +12,10 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from commitlake.coordination.input_rows import KEY
+from commitlake.protocol.states import Event, Kind
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import EVENT, ROW, Rows, empty, pack, unpack
+from commitlake.statemachine.rows import ABSENT, EVENT, ROW, SEGMENT_SIZE, Rows, concat, empty, make, pack, unpack
 
 _ADDED = {"src": "i4", "anchor_queue": "i4", "now": "i8"}
 _TYPES = {"i4": IntegerType(), "i8": LongType()}
@@ -29,19 +30,24 @@ _Call = Callable[[tuple[Any, ...], Iterable[pd.DataFrame], GroupState], Iterator
 
 
 def join_and_time(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Runs the state machine over the input rows, a state per (source, queue, segment); returns its events."""
+    """Runs the state machine over the input rows, a state per (source, queue, segment); returns its events.
+
+    Spark's timeouts are not used: with them Spark goes through all states in every batch. A segment says when it has
+    to be called next, and a tick calls it.
+    """
     return rows.groupBy(*KEY).applyInPandasWithState(
-        _advance_segment(rules), EVENT_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.ProcessingTimeTimeout
+        _advance_segment(rules), EVENT_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
 
 
 def _advance_segment(rules: Rules) -> _Call:
     def call(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         now = state.getCurrentProcessingTimeMs()
-        step = advance(_kept(state), _rows(frames), now, rules)
-        _keep(state, step.state, step.wake_at, now)
-        if len(step.events):
-            yield _frame(step.events, int(key[0]), int(key[1]), now)
+        rows, landed = _rows(frames)
+        step = advance(_kept(state), rows, now, rules, landed)
+        _keep(state, step.state)
+        wake = make(EVENT, 1, event=Event.WAKE, offset=int(key[2]) * SEGMENT_SIZE, deliver_at=step.wake_at or ABSENT)
+        yield _frame(concat([step.events, wake], EVENT), int(key[0]), int(key[1]), now)
 
     return call
 
@@ -50,26 +56,28 @@ def _kept(state: GroupState) -> Rows:
     return unpack(state.get[0]) if state.exists else empty()
 
 
-def _keep(state: GroupState, rows: Rows, wake_at: int | None, now: int) -> None:
-    """A segment with nothing open has no state. Spark clears the timeout at each call, so each sets it anew."""
-    if wake_at is None:
-        if state.exists:
-            state.remove()
-        return
-    state.update((pack(rows),))
-    state.setTimeoutDuration(max(1, wake_at - now))
+def _keep(state: GroupState, rows: Rows) -> None:
+    """A segment with nothing open has no state."""
+    if len(rows):
+        state.update((pack(rows),))
+    elif state.exists:
+        state.remove()
 
 
-def _rows(frames: Iterable[pd.DataFrame]) -> Rows:
-    """A timed-out call brings one empty frame of object columns; a large group comes in several frames."""
+def _rows(frames: Iterable[pd.DataFrame]) -> tuple[Rows, int]:
+    """The rows of a call, without ticks, and the newest landed time (ms since epoch, UTC).
+
+    A large group comes in several frames.
+    """
     chunks = [frame for frame in frames if len(frame)]
     rows = np.empty(sum(map(len, chunks)), dtype=ROW)
-    at = 0
+    at, landed = 0, ABSENT
     for chunk in chunks:
         for name in ROW.names or ():
             rows[name][at : at + len(chunk)] = chunk[name].to_numpy()
         at += len(chunk)
-    return rows
+        landed = max(landed, int(chunk["landed"].max()))
+    return rows[rows["kind"] != Kind.TICK], landed
 
 
 def _frame(events: Rows, src: int, queue: int, now: int) -> pd.DataFrame:

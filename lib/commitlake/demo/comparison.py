@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.kafka import topics
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 _NAMED = 5
 _PLACE = ("source", "topic", "queue", "queue_offset")
@@ -68,7 +68,7 @@ class Ledger:
         """What consumers of a topic see in a column; nothing when the topic has no table yet."""
         if topic not in self._warehouse.topics():
             return Counter()
-        return _collect(self._warehouse.read_topic(topic), column)
+        return _collect(self._warehouse.read(topic_table(topic)), column)
 
     def identities(self) -> list[Comparison]:
         """What must hold when nothing is pending: all records in Kafka have landed, all messages have ended."""
@@ -102,7 +102,9 @@ class Ledger:
         """The rows of all topic tables that coordination wrote."""
         found: Counter[str] = Counter()
         for topic in self._warehouse.topics():
-            rows = self._warehouse.read_topic(topic).where("batch_id IS NOT NULL").withColumn("topic", F.lit(topic))
+            rows = (
+                self._warehouse.read(topic_table(topic)).where("batch_id IS NOT NULL").withColumn("topic", F.lit(topic))
+            )
             found += _collect(rows, "source", "topic", "source_queue", "source_offset")
         return found
 

@@ -9,7 +9,7 @@ from pyspark.sql import Row
 from commitlake.demo.orders import TOPIC
 from commitlake.demo.scenario import Scenario
 from commitlake.demo.shop import TOTAL
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 _ROWS = 3
 
@@ -49,7 +49,7 @@ def _reasons(counts: Counter[str], state: str) -> str:
 def rows(warehouse: Warehouse, topic: str) -> list[str]:
     """The first rows of a topic table, as a consumer reads them."""
     columns = ("queue_id", "keys", "body", "stored_at", "visible_at")
-    found = warehouse.read_topic(topic).select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
+    found = warehouse.read(topic_table(topic)).select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
     return [f"the first {_ROWS} rows of topics/{topic}, as a consumer sees them:", *map(_row, found)]
 
 

@@ -14,7 +14,7 @@ from commitlake.config import Config
 from commitlake.errors import IdentityError
 from commitlake.kafka.topics import Identity, end_offsets, identity
 from commitlake.landing.judge import SOURCES
-from commitlake.landing.positions import Offsets
+from commitlake.landing.positions import Offsets, Position
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -30,47 +30,53 @@ class Known:
     begins: Offsets
 
 
-def known(warehouse: Warehouse) -> Known | None:
-    """What the table `half` holds of it as a property; None before the first start."""
-    told = warehouse.property("half", _PROPERTY)
-    if told is None:
-        return None
-    kept = json.loads(told)
-    begins = {topic: {int(at): begin for at, begin in ends.items()} for topic, ends in kept.get("begins", {}).items()}
-    return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
-
-
-def compare(config: Config, before: Known, reached: Offsets) -> None:
-    """Refuses another Kafka than before.
+def check(warehouse: Warehouse, config: Config, position: Position) -> None:
+    """Refuses another Kafka than the one that the warehouse remembers; nothing is written to either.
 
     Args:
+        warehouse: the tables.
         config: with the options that accept a difference.
-        before: what the warehouse remembers.
-        reached: the next offset to land of each partition.
+        position: the next offset to land of each partition.
 
     Raises:
         IdentityError: it is another cluster, or a topic was deleted and created again, and that is not accepted.
+        KafkaError: Kafka is out of reach.
     """
-    _compare(config, before.identity, identity(config), reached)
+    known = _known(warehouse)
+    if known is not None:
+        reached = {config.kafka.topic(source): numbers for source, numbers in position.offsets.items()}
+        _compare(config, known.identity, identity(config), reached)
 
 
-def remember(warehouse: Warehouse, config: Config, before: Known | None, first: Offsets) -> Offsets:
-    """Remembers this Kafka, and where its logs began at the first start; returns the latter.
+def remember(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
+    """Remembers this Kafka, and where its logs began at the first start; returns the latter, by source.
 
     Args:
         warehouse: the tables.
         config: the configuration.
-        before: what it remembers so far.
-        first: the first offset that each partition holds now.
+        first: the first offset that each partition holds now, by source.
     """
-    actual = identity(config)
+    before, actual = _known(warehouse), identity(config)
     landed = {config.kafka.topic(name) for name in SOURCES}
-    now = Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed})
-    begins = before.begins if before and before.begins else first
-    if before != Known(now, begins):
-        told = {"cluster_id": now.cluster_id, "topics": now.topic_ids, "begins": begins}
-        warehouse.set_property("half", _PROPERTY, json.dumps(told))
-    return begins
+    begins: Offsets = {config.kafka.topic(source): numbers for source, numbers in first.items()}
+    now = Known(
+        Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed}),
+        before.begins if before and before.begins else begins,
+    )
+    if before != now:
+        content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": now.begins}
+        warehouse.set_property("half", _PROPERTY, json.dumps(content))
+    return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in now.begins.items()}
+
+
+def _known(warehouse: Warehouse) -> Known | None:
+    """What the table `half` holds of it as a property; None before the first start."""
+    found = warehouse.property("half", _PROPERTY)
+    if found is None:
+        return None
+    kept = json.loads(found)
+    begins = {topic: {int(at): begin for at, begin in ends.items()} for topic, ends in kept.get("begins", {}).items()}
+    return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
 
 
 def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets) -> None:

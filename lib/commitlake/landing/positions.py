@@ -1,203 +1,153 @@
-"""How a start finds out how far landing came, and what a landing that was cut short left out.
+"""Where landing goes on, as rows: each complete landing appends its next offsets to the table `positions`.
 
-A landing writes several tables, one commit each. The first, to `op`, carries the intent: its offsets and the tables
-it is going to write. The others carry the landing's id. So a start reads the newest intent; when all its tables have
-that id nothing is left to do, and Kafka is not asked. Else the records of its range that stand in none of its tables
-are landed, under a new id: the tables tell what has landed, not the rules, so a changed configuration does no harm.
+A landing writes its tables side by side, and its row last. So whatever stands in a table at or above the newest row's
+offsets is of a landing that was cut short: the first landings after a start leave it out, by coordinates.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.config import Config
-from commitlake.errors import IdentityError
-from commitlake.tables import Warehouse
+from commitlake.spark.frames import materialized
+from commitlake.tables import Warehouse, topic_table
 
 log = logging.getLogger(__name__)
 
-Offsets = dict[str, dict[int, int]]
-"""By full name of the Kafka topic and number of the partition, an offset; as an end, the next one to land."""
-Spans = dict[str, dict[int, tuple[int, int]]]
-"""As `Offsets`, from (inclusive) and until (exclusive)."""
+Offsets = Mapping[str, Mapping[int, int]]
+"""By Kafka topic without prefix (`half`, ...) and number of the partition: the next offset to land."""
 
-OP, HALF, DELAYED, REJECTED = "op", "half", "delayed", "rejected"
-_TOPIC = "topics/"
-# Coordination and maintenance commit to the same tables, so landing's newest commit may be some commits back.
-_NEAR, _FAR = 20, 1_000
-
-
-def topic_table(topic: str) -> str:
-    """Name of a topic's table in an intent."""
-    return _TOPIC + topic
-
-
-def topic_of(table: str) -> str | None:
-    """Topic of a table named in an intent, None for a fixed table."""
-    return table.removeprefix(_TOPIC) if table.startswith(_TOPIC) else None
+UNKNOWN = -1
+_SCHEMA = "landing_id bigint, offsets array<struct<source: string, partition: int, next: bigint>>, landed_until bigint"
 
 
 @dataclass(frozen=True)
-class Intent:
-    """What one landing set out to do.
+class Position:
+    """How far landing has come.
 
     Attributes:
         landing_id: Grows by one with each landing, over the whole life of the warehouse.
-        since: Its first offset of each partition.
-        until: The next offset after it.
-        tables: The tables it writes: names of fixed ones, `topics/<topic>`.
-        earlier: Tables that may hold records of its range since an earlier try.
+        offsets: The next offset of each partition that has landed anything.
+        landed_until: Broker time (ms since epoch, UTC) up to which every half message and op has landed; -1: unknown.
     """
 
     landing_id: int
-    since: Offsets
-    until: Offsets
-    tables: tuple[str, ...]
-    earlier: tuple[str, ...] = ()
+    offsets: Offsets
+    landed_until: int = UNKNOWN
 
-    def marker(self) -> dict[str, Any]:
-        """Marker of every commit of the landing."""
-        return {"landing_id": self.landing_id, "from": self.since, "until": self.until}
+    def next(self, source: str, partition: int) -> int:
+        """The next offset to land of a partition, 0 when nothing has."""
+        return self.offsets.get(source, {}).get(partition, 0)
 
-    def plan(self) -> dict[str, Any]:
-        """Marker of its first commit, that to `op`, which tells a start what is to be finished."""
-        return {**self.marker(), "tables": self.tables, "earlier": self.earlier}
+    def landed(self) -> int:
+        """How many offsets lie below it: as many records have landed at most."""
+        return sum(sum(numbers.values()) for numbers in self.offsets.values())
 
-    def again(self, landing_id: int, tables: Iterable[str]) -> Intent:
-        """The same range tried again, as another landing."""
-        earlier = {*self.tables, *self.earlier}
-        return replace(self, landing_id=landing_id, tables=tuple(sorted(tables)), earlier=tuple(sorted(earlier)))
+    def is_past(self, ends: Offsets) -> bool:
+        """Whether everything below these offsets has landed."""
+        return all(
+            self.next(source, number) >= end for source, numbers in ends.items() for number, end in numbers.items()
+        )
+
+    def with_partitions(self, known: Offsets) -> Position:
+        """The same with an entry for each partition of `known`, at its value where nothing has landed yet."""
+        offsets = {source: {**numbers, **self.offsets.get(source, {})} for source, numbers in known.items()}
+        return replace(self, offsets=offsets)
+
+    def advanced(self, ends: Offsets, landed_until: int) -> Position:
+        """The position after a landing that ended before `ends`; landed time never goes back."""
+        offsets = {source: dict(partitions) for source, partitions in self.offsets.items()}
+        for source, partitions in ends.items():
+            offsets.setdefault(source, {}).update(partitions)
+        return Position(self.landing_id + 1, offsets, max(self.landed_until, landed_until))
 
 
-def newest(warehouse: Warehouse) -> Intent | None:
-    """The intent of the newest landing, None when no marker is left or nothing has ever landed."""
-    return _newest_within(warehouse, _NEAR) or _newest_within(warehouse, _FAR)
+def newest(warehouse: Warehouse) -> Position | None:
+    """The newest row, None when no landing of this version was ever complete."""
+    row = F.max_by(F.struct("landing_id", "offsets", F.unix_millis("landed_until").alias("landed_until")), "landing_id")
+    found = warehouse.read("positions").agg(row.alias("row")).collect()[0]["row"]
+    if found is None:
+        return None
+    offsets: dict[str, dict[int, int]] = {}
+    for each in found["offsets"]:
+        offsets.setdefault(each["source"], {})[each["partition"]] = each["next"]
+    landed_until = UNKNOWN if found["landed_until"] is None else int(found["landed_until"])
+    return Position(found["landing_id"], offsets, landed_until)
 
 
-def renewed(warehouse: Warehouse) -> Intent | None:
-    """The newest intent; where it is some commits back it is said once more, since Delta drops the log of old commits.
+def append(warehouse: Warehouse, position: Position) -> None:
+    """Appends the row of a landing whose tables are all written."""
+    offsets = [
+        (source, number, following)
+        for source, partitions in position.offsets.items()
+        for number, following in partitions.items()
+    ]
+    landed_until = None if position.landed_until == UNKNOWN else position.landed_until
+    row = warehouse.spark.createDataFrame([(position.landing_id, offsets, landed_until)], _SCHEMA)
+    times = {"landed_until": F.timestamp_millis("landed_until"), "completed_at": F.current_timestamp()}
+    warehouse.append(row.withColumns(times), "positions", {"landing_id": position.landing_id})
 
-    Only for the one that lands, while it lands nothing: an older intent above a newer one would be taken for it.
+
+class Leftover:
+    """The records at or above a position that tables hold since a landing that was cut short."""
+
+    def __init__(self, coordinates: DataFrame, ends: Offsets) -> None:
+        self._coordinates, self._ends = coordinates, ends
+
+    def excluded(self, records: DataFrame) -> DataFrame:
+        """Normalised Kafka records, without those that stand in a table."""
+        return records.join(F.broadcast(self._coordinates), ["source", "partition", "offset"], "left_anti")
+
+    def is_passed(self, position: Position) -> bool:
+        """Whether landing has come past all of them."""
+        return position.is_past(self._ends)
+
+
+def leftover(warehouse: Warehouse, position: Position) -> Leftover | None:
+    """What a landing that was cut short has written, None when the newest one was complete.
+
+    Args:
+        warehouse: the tables.
+        position: where landing goes on, with an entry for each partition.
     """
-    near = _newest_within(warehouse, _NEAR)
-    if near is not None:
-        return near
-    far = _newest_within(warehouse, _FAR)
-    if far is not None:
-        warehouse.append(warehouse.read(OP).limit(0), OP, far.plan())
-    return far
+    tables = ["half", "op", "delayed", "rejected", *map(topic_table, warehouse.topics())]
+    found = reduce(DataFrame.unionAll, [_above(coordinates(warehouse, table), position) for table in tables])
+    ends: dict[str, dict[int, int]] = {}
+    for row in found.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect():
+        ends.setdefault(row["source"], {})[row["partition"]] = row["last"] + 1
+    if not ends:
+        return None
+    kept = materialized(found)
+    log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", ends)
+    return Leftover(kept, ends)
 
 
-def _newest_within(warehouse: Warehouse, commits: int) -> Intent | None:
-    for marker in warehouse.markers(OP, commits):
-        if "landing_id" in marker and "tables" in marker:
-            since, until = _offsets(marker["from"]), _offsets(marker["until"])
-            return Intent(marker["landing_id"], since, until, tuple(marker["tables"]), tuple(marker["earlier"]))
-    return None
-
-
-def is_complete(warehouse: Warehouse, intent: Intent) -> bool:
-    """Whether the landing has written all its tables, as far as their markers tell."""
-    return all(_has_landed(_markers_of(warehouse, table), intent.landing_id) for table in intent.tables if table != OP)
-
-
-def spans(intent: Intent, oldest: Offsets, config: Config) -> Spans:
-    """The landing's range, without partitions that it has no records of.
-
-    Raises:
-        IdentityError: Kafka no longer holds all of it.
-    """
-    found: Spans = {}
-    for topic, ends in intent.until.items():
-        for number, end in ends.items():
-            begin, kept = intent.since.get(topic, {}).get(number, 0), oldest.get(topic, {}).get(number, 0)
-            if begin < kept and begin < end and not config.accept.lost_range:
-                msg = (
-                    f"landing {intent.landing_id} was cut short, and {topic} no longer holds its offsets {begin} to "
-                    f"{min(kept, end) - 1} of partition {number}; set accept.lost_range to go on without them"
-                )
-                raise IdentityError(msg)
-            if max(begin, kept) < end:
-                found.setdefault(topic, {})[number] = (max(begin, kept), end)
-    return found
-
-
-def without_landed(warehouse: Warehouse, raw: DataFrame, intent: Intent, within: Spans, prefix: str) -> DataFrame:
-    """Kafka records `raw` that stand in none of the landing's tables."""
-    wanted = _in_spans({topic.removeprefix(prefix): numbers for topic, numbers in within.items()})
-    tables = sorted({*intent.tables, *intent.earlier})
-    present = reduce(DataFrame.unionAll, [_coordinates(warehouse, table).where(wanted) for table in tables])
-    source = F.substring(raw["topic"], len(prefix) + 1, 100)
-    same = (
-        (source == present["source"])
-        & (raw["partition"] == present["kafka_partition"])
-        & (raw["offset"] == present["kafka_offset"])
-    )
-    return raw.join(present, same, "left_anti")
-
-
-def offsets_in_tables(warehouse: Warehouse, full_name: Callable[[str], str]) -> Offsets:
-    """The next offsets by what stands in the tables, for a warehouse whose markers are gone."""
-    if warehouse.version(OP) == 0:
-        return {}
-    tables = [OP, HALF, DELAYED, REJECTED, *map(topic_table, warehouse.topics())]
-    present = reduce(DataFrame.unionAll, [_coordinates(warehouse, table) for table in tables])
-    found: Offsets = {}
-    ends = present.groupBy("source", "kafka_partition").agg((F.max("kafka_offset") + 1).alias("end"))
-    for row in ends.collect():
-        found.setdefault(full_name(row["source"]), {})[row["kafka_partition"]] = row["end"]
-    if found:
-        log.warning("no marker of a landing is left in the history of the table op; took the tables' highest offsets")
-    return found
-
-
-def _coordinates(warehouse: Warehouse, table: str) -> DataFrame:
+def coordinates(warehouse: Warehouse, table: str) -> DataFrame:
     """Source, partition and offset of the Kafka records that a table holds."""
-    topic = topic_of(table)
-    if topic is not None:
-        landed = warehouse.read_topic(topic).where(F.col("source") == "messages")
-        return _named(landed, F.col("source"), "source_queue", "source_offset")
     rows = warehouse.read(table)
-    if table == OP:
+    if table == "op":
         return _named(rows, F.when(F.col("admin"), "admin").otherwise("op"), "queue", "op_offset")
-    if table == REJECTED:
+    if table == "rejected":
         return _named(rows, F.col("source"), "kafka_partition", "kafka_offset")
-    return _named(rows, F.lit("half" if table == HALF else "messages"), "queue", "queue_offset")
+    if table in ("half", "delayed"):
+        return _named(rows, F.lit("half" if table == "half" else "messages"), "queue", "queue_offset")
+    return _named(rows.where("source = 'messages'"), F.lit("messages"), "source_queue", "source_offset")
 
 
 def _named(rows: DataFrame, source: Column, partition: str, offset: str) -> DataFrame:
-    return rows.select(
-        source.alias("source"), F.col(partition).alias("kafka_partition"), F.col(offset).alias("kafka_offset")
-    )
+    return rows.select(source.alias("source"), F.col(partition).alias("partition"), F.col(offset).alias("offset"))
 
 
-def _in_spans(within: Spans) -> Column:
-    wanted = F.lit(False)
-    for source, numbers in within.items():
-        for number, (begin, end) in numbers.items():
-            here = (F.col("source") == source) & (F.col("kafka_partition") == number)
-            wanted |= here & F.col("kafka_offset").between(begin, end - 1)
-    return wanted
-
-
-def _markers_of(warehouse: Warehouse, table: str) -> Callable[[int], list[dict[str, Any]]]:
-    topic = topic_of(table)
-    if topic is None:
-        return lambda limit: warehouse.markers(table, limit)
-    return lambda limit: warehouse.topic_markers(topic, limit)
-
-
-def _has_landed(markers: Callable[[int], list[dict[str, Any]]], landing_id: int) -> bool:
-    return any(marker.get("landing_id") == landing_id for limit in (_NEAR, _FAR) for marker in markers(limit))
-
-
-def _offsets(parsed: dict[str, dict[str, int]]) -> Offsets:
-    """JSON has only text as keys."""
-    return {topic: {int(number): offset for number, offset in numbers.items()} for topic, numbers in parsed.items()}
+def _above(rows: DataFrame, position: Position) -> DataFrame:
+    """The rows at or above a position; a file whose highest offset is below it is not read."""
+    above = F.lit(False)
+    for source, partitions in position.offsets.items():
+        for number, following in partitions.items():
+            here = (F.col("source") == source) & (F.col("partition") == number)
+            above |= here & (F.col("offset") >= following)
+    return rows.where(above)

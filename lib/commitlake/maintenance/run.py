@@ -27,7 +27,7 @@ from commitlake.landing import positions
 from commitlake.maintenance import retention
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
-from commitlake.tables import TABLES, Warehouse, log_cleanup
+from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +90,10 @@ class Maintenance:
         What fails is told and left for the next run; the rest is done.
         """
         report, now = Report(), time.monotonic()
-        # An append that was held up for hours is over after this pause, and the files of later ones are young: what
-        # VACUUM takes for left behind is.
         with self._pause():
-            if self._is_owner:
-                positions.renewed(self._warehouse)  # compaction and VACUUM are commits too
+            # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM
+            # takes for left behind is.
+            pass
         if now >= self._next_delete:
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
             self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
@@ -111,7 +110,8 @@ class Maintenance:
                 report.failed.append(f"{name}: {root_reason(error)}")
 
     def _delete_old_rows(self, report: Report) -> None:
-        cut, report.kept = self._cut()
+        with self._pause():  # a landing that is under way looks like one that was cut short
+            cut, report.kept = self._cut()
         if cut is None:
             return
         for step in retention.steps(self._warehouse, cut):
@@ -126,8 +126,8 @@ class Maintenance:
         if last < 0:
             return None, "none, nothing has ended yet"
         newest = positions.newest(self._warehouse)
-        if newest is not None and not positions.is_complete(self._warehouse, newest):
-            # The next start finds out what it left out by what stands in the tables.
+        if newest is None or positions.leftover(self._warehouse, newest) is not None:
+            # The next start leaves out what stands in the tables, so that must stay.
             return None, "none, a landing was cut short; start the coordinator first"
         return retention.Cut(last, ended, stored), ""
 
@@ -157,7 +157,7 @@ class Maintenance:
         for name in TABLES:
             yield name, partial(self._warehouse.table, name), keep.file_retention_ms
         for topic in sorted(self._warehouse.topics()):
-            yield f"topics/{topic}", partial(self._warehouse.topic_table, topic), keep.topic_file_retention_ms
+            yield f"topics/{topic}", partial(self._warehouse.table, topic_table(topic)), keep.topic_file_retention_ms
 
     def _tidy(self, report: Report, name: str, find: Callable[[], DeltaTable], keep_ms: int) -> None:
         table, now = find(), time.monotonic()

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from commitlake.ops.audit_rows import SOURCES, rows, until
 from commitlake.ops.audit_rules import COUNTS, RULES, judged, per_message
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 
 EXAMPLES = 10
@@ -191,7 +191,7 @@ def _checks(tables: Warehouse, last: int) -> list[Finding]:
 def _batches(tables: Warehouse, last: int) -> list[Finding]:
     """A batch that wrote anything stands in `batches`, once; ids may have gaps, for batches that wrote nothing."""
     names = ("transactions", "deliveries", "discarded", "checks", "reentries")
-    written = [tables.read(name) for name in names] + [tables.read_topic(topic) for topic in tables.topics()]
+    written = [tables.read(name) for name in names] + [tables.read(topic_table(topic)) for topic in tables.topics()]
     ids = reduce(DataFrame.unionAll, [table.select("batch_id", F.lit(0).alias("complete")) for table in written])
     ids = ids.unionAll(tables.read("batches").select("batch_id", F.lit(1)))
     found = ids.where(F.col("batch_id") <= last).groupBy("batch_id").agg(F.sum("complete").alias("complete"))

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Kind, Refusal
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 
 SOURCES = ("half", "messages", "op", "admin")
@@ -112,7 +112,7 @@ def _visible(tables: Warehouse, topic: str, last_batch: int) -> DataFrame:
     is_normal = F.expr("batch_id IS NULL AND source = 'messages'")
     what = F.when(is_normal, int(What.NORMAL)).otherwise(int(What.VISIBLE))
     return _say(
-        until(tables.read_topic(topic), last_batch), what, _source_of("source"), "source_queue", "source_offset",
+        until(tables.read(topic_table(topic)), last_batch), what, _source_of("source"), "source_queue", "source_offset",
         member="source_index", topic=F.xxhash64(F.lit(topic)), queue_id="queue_id", batch="batch_id",
         happened="unix_millis(visible_at)", not_before="unix_millis(stored_at)",
     )  # fmt: skip

@@ -69,7 +69,8 @@ class Kind(IntEnum):
     DELAYED = 6
     RECALL = 7
     WAITING = 8
-    EPOCH = 9
+    TICK = 9
+    """Nothing came, but something is due."""
 
 
 class Event(IntEnum):
@@ -89,3 +90,5 @@ class Event(IntEnum):
     """An op without an open message: only the ledger knows what it is about."""
     ASK_PART = 7
     """A further half message without an open first one: only the ledger knows what became of the first."""
+    WAKE = 8
+    """When the segment has to be called next."""

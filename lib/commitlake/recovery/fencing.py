@@ -6,9 +6,10 @@ import fcntl
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -16,16 +17,17 @@ from typing import IO, Self
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+import commitlake
 from commitlake.config import Config, is_local
 from commitlake.errors import FencedError, WarehouseError
-from commitlake.tables import TABLES, Warehouse
-from commitlake.tables.append_guard import Guard
+from commitlake.tables import TABLES, Warehouse, topic_table
+from commitlake.tables.append_guard import AppendGuard
 
 log = logging.getLogger(__name__)
 
 FENCED = tuple(name for name in TABLES if name != "epochs")
-"""Tables that a new epoch marks where there is no lock: an append in flight by an older coordinator then fails."""
-_MARK = "commitlake.epoch"
+"""Tables that a new epoch fences where there is no lock: an append in flight by an older coordinator then fails."""
+_PROPERTY = "commitlake.epoch"
 _ORDER = ("epoch", "started_at", "host", "pid")  # of two that took the same number, one is the newer all the same
 
 FIRST_EPOCH = 1
@@ -102,18 +104,19 @@ def begin_epoch(warehouse: Warehouse, version: str) -> int:
     return epoch
 
 
-def mark(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
-    """Marks fixed tables with the epoch; the mark is a commit, from which coordination reads on."""
-    _each(lambda name: warehouse.set_property(name, _MARK, _own(epoch)), names)
+def fence(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
+    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, _own(epoch)), names))
 
 
-class EpochGuard(Guard):
+class EpochGuard(AppendGuard):
     """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` tells why it has no gap.
 
     An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
-    from, and fails when there is a newer epoch. A newer coordinator appends its epoch, and then marks the tables. So
-    an older one's append has either read the newer epoch, or started from a version before the mark, or is committed
-    before the newer one has read anything: the mark makes the second fail as a conflict.
+    from, and fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the tables. So
+    an older one's append has either read the newer epoch, or started from a version before the fence, or is committed
+    before the newer one has read anything: the fence makes the second fail as a conflict.
     """
 
     def __init__(self, warehouse: Warehouse, epoch: int) -> None:
@@ -127,9 +130,9 @@ class EpochGuard(Guard):
         passes = F.when(F.struct("epoch", "host", "pid") == own, True).otherwise(error)
         return rows.where(newest.select(passes).scalar())
 
-    def claim(self, topics: Iterable[str]) -> None:
-        """Marks topic tables; only those of a batch that was cut short may have an append under way."""
-        _each(lambda topic: self._warehouse.set_topic_property(topic, _MARK, _own(self._epoch)), topics)
+    def fence(self, topics: Iterable[str]) -> None:
+        """Fences topic tables; only those of a batch that was cut short may have an append under way."""
+        fence(self._warehouse, self._epoch, map(topic_table, topics))
 
 
 def check(warehouse: Warehouse, epoch: int) -> None:
@@ -157,11 +160,6 @@ def _own(epoch: int) -> str:
     return describe(socket.gethostname(), os.getpid(), epoch)
 
 
-def _each(act: Callable[[str], None], names: Iterable[str]) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(act, names))
-
-
 @contextmanager
 def lock(config: Config) -> Iterator[WarehouseLock | None]:
     """The lock of a local warehouse, None of another.
@@ -174,3 +172,39 @@ def lock(config: Config) -> Iterator[WarehouseLock | None]:
             yield taken
     else:
         yield None
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """That this process owns the warehouse: by a lock, or by its epoch alone.
+
+    Attributes:
+        lock: the lock of a local warehouse.
+        epoch: number of this start, 0 before it.
+        is_new: whether no coordinator ever ran there.
+    """
+
+    lock: WarehouseLock | None = None
+    epoch: int = 0
+    is_new: bool = False
+
+
+def own(warehouse: Warehouse, lock: WarehouseLock | None) -> Ownership:
+    """Creates the tables, begins an epoch, and fences an older coordinator where there is no lock.
+
+    Args:
+        warehouse: gets a guard for its appends where there is no lock.
+        lock: the lock that is held, None where there can be none.
+
+    Raises:
+        FencedError: a newer coordinator has started meanwhile.
+    """
+    warehouse.create()
+    epoch = begin_epoch(warehouse, commitlake.__version__)
+    if lock is not None:
+        lock.tell(epoch)
+        return Ownership(lock, epoch, is_new=epoch == FIRST_EPOCH)
+    warehouse.guard = EpochGuard(warehouse, epoch)
+    check(warehouse, epoch)  # a fence of the older of two would stop the newer
+    fence(warehouse, epoch, FENCED)
+    return Ownership(None, epoch)  # two may be the first

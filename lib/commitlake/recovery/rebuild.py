@@ -8,29 +8,42 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from commitlake.config import TransactionConfig
+from commitlake.config import Config, TransactionConfig
 from commitlake.coordination.input_rows import delayed_rows, half_rows, op_rows, waiting_rows
 from commitlake.protocol.states import Kind, Source
+from commitlake.spark import session
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import coordinate, hashed
 
 _STATE_OF = {"COMMIT": "COMMITTED", "ROLLBACK": "ROLLED_BACK"}
 
 
-def open_rows(warehouse: Warehouse, versions: Mapping[str, int], timing: TransactionConfig) -> DataFrame:
-    """All input rows that are not done with.
+_SMALL = 1_000_000
+"""Records that ever landed, below which plain settings do: a start is two seconds shorter then."""
+
+
+def session_for(warehouse: Warehouse, config: Config, landed: int) -> SparkSession:
+    """A session that can join history, however long: 20 million keys sorted in two partitions do not fit 2 GiB.
 
     Args:
         warehouse: the tables.
-        versions: the version of each table that coordination streams; later commits come by the stream.
+        config: the configuration.
+        landed: how many records have ever landed.
+    """
+    return session.beside(warehouse.spark, config, session.HISTORY_SETTINGS if landed > _SMALL else None)
+
+
+def open_rows(warehouse: Warehouse, timing: TransactionConfig) -> DataFrame:
+    """All input rows that are not done with, as the tables tell while nothing lands.
+
+    Args:
+        warehouse: the tables.
         timing: next deadlines follow it, so changed timing keys hold from the next start on.
     """
-    half, op, delayed = (_with_landing_time(warehouse.read(name, versions[name])) for name in ("half", "op", "delayed"))
+    half, op, delayed = (_with_landing_time(warehouse.read(name)) for name in ("half", "op", "delayed"))
     ended, delivered = warehouse.read("transactions"), warehouse.read("deliveries")
     again = warehouse.read("reentries")
     parts = [

@@ -34,8 +34,10 @@ RUNTIME_SETTINGS = {
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     # Delta's state of a table here is small: 50 tasks to rebuild it, the default, are 48 too many.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # A landing without ops commits nothing but its marker to `op`; left out, its records would land again.
-    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+    # Coordination runs when it gets rows, and only then: `processAllAvailable` returns when they are done with.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # How often it looks for rows: with Spark's 10 ms an idle coordinator lists the log of its input 100 times a second.
+    "spark.sql.streaming.pollingDelay": "50ms",
     # A nullable or too wide number must fail, never be rounded or wrapped.
     "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
 }
@@ -131,8 +133,8 @@ def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapp
         spark.conf.set(name, value)
 
 
-def beside(spark: SparkSession, config: Config, more: Mapping[str, str]) -> SparkSession:
-    """Return another session of the same application, in which `more` holds too."""
+def beside(spark: SparkSession, config: Config, more: Mapping[str, str] | None = None) -> SparkSession:
+    """Return another session of the same application, with our settings and `more`; `spark` stays as it is."""
     own = spark.newSession()
     apply_settings(own, config, more)
     return own

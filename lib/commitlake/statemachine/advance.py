@@ -17,12 +17,12 @@ import numpy as np
 from commitlake.protocol.states import Kind
 from commitlake.statemachine import deadlines, delays, ops, park, parts
 from commitlake.statemachine.model import Rules, Segment, Step
-from commitlake.statemachine.rows import EVENT, Rows, join
+from commitlake.statemachine.rows import EVENT, Rows, concat
 
 _OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)
 
 
-def advance(state: Rows, arrived: Rows, now: int, rules: Rules) -> Step:
+def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | None = None) -> Step:
     """Applies what arrived and what is due at `now` to a segment.
 
     Args:
@@ -30,26 +30,29 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules) -> Step:
         arrived: `ROW`s that this batch brought, in any order.
         now: the batch's time, ms since epoch, UTC.
         rules: the timing rules.
+        landed: landed time, ms since epoch, UTC: deadlines and park times never run ahead of it. None: they run with
+            `now`.
     """
+    clock = now if landed is None else min(now, landed)
     segment = _merge(state, arrived, now, rules)
     parts.attach(segment)
     ops.apply(segment)
-    deadlines.sweep(segment, now, rules)
+    deadlines.sweep(segment, clock, rules)
     delays.sweep(segment, now)
-    park.sweep(segment, now, rules)
-    return Step(segment.open_rows(), join(segment.events, EVENT), _wake_at(segment, rules))
+    park.sweep(segment, clock, rules)
+    return Step(segment.open_rows(), concat(segment.events, EVENT), _wake_at(segment, rules))
 
 
 def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
     old, new = _split(state), _split(arrived)
-    halves = join([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
+    halves = concat([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
     new_parts, new_ops = park.stamp_seen(new["parts"], now), park.stamp_seen(new["ops"], now)
     return Segment(
         halves=halves[np.argsort(halves["offset"], kind="stable")],
-        parts=join([_without(old["parts"], new_parts), new_parts]),
-        ops=join([old["ops"], new_ops]),
-        listed=join([old["listed"], new["listed"]]),
-        timers=join([old["timers"], new["timers"]]),
+        parts=concat([_without(old["parts"], new_parts), new_parts]),
+        ops=concat([old["ops"], new_ops]),
+        listed=concat([old["listed"], new["listed"]]),
+        timers=concat([old["timers"], new["timers"]]),
         fresh_ops=len(new_ops),
         fresh_parts=len(new_parts),
     )

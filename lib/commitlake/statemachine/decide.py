@@ -8,7 +8,7 @@ import numpy.typing as npt
 from commitlake.protocol.states import Event, Kind, State
 from commitlake.statemachine.model import Segment
 from commitlake.statemachine.parts import attached, parts_of
-from commitlake.statemachine.rows import ABSENT, EVENT, ROW, Longs, Rows, join, make
+from commitlake.statemachine.rows import ABSENT, EVENT, ROW, Longs, Rows, concat, make
 
 
 def decide(
@@ -31,7 +31,7 @@ def decide(
     anchors = halves[of]
     op = (make(ROW, len(halves)) if ops is None else ops)[of]
     states = np.broadcast_to(state, len(halves))[of]
-    messages = join([halves, parts])
+    messages = concat([halves, parts])
     due = np.where(states == State.COMMITTED, deliver_at(messages, op["stored"]), ABSENT)
     events = make(
         EVENT,
@@ -79,4 +79,4 @@ def _wait(segment: Segment, committed: Rows) -> None:
         part_offset=committed["offset"],
         deliver_at=committed["deliver_at"],
     )
-    segment.timers = join([segment.timers, timer])
+    segment.timers = concat([segment.timers, timer])

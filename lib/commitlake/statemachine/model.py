@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from commitlake.statemachine.rows import Rows, join
+from commitlake.statemachine.rows import Rows, concat
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Segment:
 
     def open_rows(self) -> Rows:
         """All that the next batch must know."""
-        return join([self.halves, self.parts, self.ops, self.listed, self.timers])
+        return concat([self.halves, self.parts, self.ops, self.listed, self.timers])
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def make(dtype: np.dtype[Any], n: int, **columns: Any) -> Rows:
     return rows
 
 
-def join(parts: Sequence[Rows], dtype: np.dtype[Any] = ROW) -> Rows:
+def concat(parts: Sequence[Rows], dtype: np.dtype[Any] = ROW) -> Rows:
     """All rows of `parts`, in order."""
     kept = [part for part in parts if len(part)]
     return np.concatenate(kept) if kept else empty(dtype)

@@ -1,8 +1,9 @@
-"""The Delta tables: schemas, locations, creation, reads and appends."""
+"""The Delta tables: schemas, names, creation, reads and appends."""
 
 from __future__ import annotations
 
+from commitlake.tables.names import TableName, topic_table
 from commitlake.tables.schemas import TABLES, TOPIC, Table
 from commitlake.tables.warehouse import Warehouse
 
-__all__ = ["TABLES", "TOPIC", "Table", "Warehouse"]
+__all__ = ["TABLES", "TOPIC", "Table", "TableName", "Warehouse", "topic_table"]

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame
 
 
-class Guard:
+class AppendGuard:
     """Stands before every append of a `Warehouse`; this one lets all pass, which is enough under a lock."""
 
     def rows(self, rows: DataFrame) -> DataFrame:
         """What is appended instead of `rows`."""
         return rows
 
-    def claim(self, topics: Iterable[str]) -> None:
+    def fence(self, topics: Iterable[str]) -> None:
         """Ends appends that others have under way to these topic tables, before what they hold is read."""

@@ -1,4 +1,8 @@
-"""Columns that stand for others: coordinates, hashes, times and names as numbers."""
+"""Columns that stand for others: coordinates, hashes, times and names as numbers.
+
+As SQL text where batches use them: an expression that Python builds call by call costs 0.2 ms a call, a batch has a
+thousand; Spark parses the same text in less than one of them.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,40 @@ from pyspark.sql import functions as F
 from commitlake.protocol.encoding import OFFSET_BITS
 
 
-def coordinate(queue: str, offset: str) -> Column:
+def coordinate_sql(queue: str, offset: str) -> str:
     """(queue, offset) as one number: a join on a single bigint is Spark's fastest, and cheap to broadcast."""
-    return F.shiftleft(F.col(queue).cast("bigint"), OFFSET_BITS).bitwiseOR(F.col(offset))
+    return f"(shiftleft(CAST({queue} AS BIGINT), {OFFSET_BITS}) | {offset})"
+
+
+def coordinate(queue: str, offset: str) -> Column:
+    """As `coordinate_sql`."""
+    return F.expr(coordinate_sql(queue, offset))
+
+
+def named_sql(kinds: type[IntEnum], column: str) -> str:
+    """The contract's name of a number."""
+    cases = " ".join(f"WHEN {int(kind)} THEN '{kind.name}'" for kind in kinds)
+    return f"(CASE {column} {cases} END)"
 
 
 def named(kinds: type[IntEnum], column: str) -> Column:
-    """The contract's name of a number."""
-    pairs = [F.lit(item) for kind in kinds for item in (int(kind), kind.name)]
-    return F.create_map(*pairs)[F.col(column)]
+    """As `named_sql`."""
+    return F.expr(named_sql(kinds, column))
 
 
-def or_null(column: str) -> Column:
+def or_null_sql(column: str) -> str:
     """What is absent (-1) in a row is null in a table."""
-    return F.when(F.col(column) >= 0, F.col(column))
+    return f"IF({column} >= 0, {column}, NULL)"
+
+
+def moment_sql(column: str) -> str:
+    """Ms since epoch as a timestamp, null when absent."""
+    return f"timestamp_millis({or_null_sql(column)})"
 
 
 def moment(column: str) -> Column:
-    """Ms since epoch as a timestamp, null when absent."""
-    return F.timestamp_millis(or_null(column))
+    """As `moment_sql`."""
+    return F.expr(moment_sql(column))
 
 
 def millis(column: str) -> Column:

@@ -30,6 +30,15 @@ _TYPES: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "strings": MapType(StringType(), StringType()),
     "binaries": MapType(StringType(), BinaryType()),
+    "nexts": ArrayType(
+        StructType(
+            [
+                StructField("source", StringType()),
+                StructField("partition", IntegerType()),
+                StructField("next", LongType()),
+            ]
+        )
+    ),
     "parts": ArrayType(StructType([StructField("queue", IntegerType()), StructField("offset", LongType())])),
 }
 
@@ -195,6 +204,12 @@ binaries  headers
 timestamp rejected_at
 """
 
+POSITIONS = """
+bigint    landing_id
+nexts     offsets
+timestamp landed_until completed_at
+"""
+
 MAINTENANCE = """
 timestamp ended_before maintained_at
 """
@@ -234,6 +249,8 @@ TABLES: dict[str, Table] = {
     "rejected": Table(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
     # Each run of retention: what ended before `ended_before` may be gone.
     "maintenance": Table(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
+    # Each complete landing: where the next one goes on.
+    "positions": Table(columns(POSITIONS), (), ("landing_id",)),
     # Rows that coordination sends back to its own input; no reader outside needs them.
     "reentries": Table(columns(REENTRIES), (), ("batch_id",)),
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import pairwise
 
 from pyspark.sql import Column, DataFrame
@@ -24,10 +24,10 @@ class Span:
     high: int
 
 
-def within(spans: list[Span], queue: str, offset: str) -> Column:
+def within(spans: Sequence[Span], queue: str, offset: str) -> Column:
     """The rows that lie in `spans`: Delta skips the other partitions, and files by their statistics."""
-    each = [(F.col(queue) == span.queue) & F.col(offset).between(span.low, span.high) for span in spans]
-    return reduce(Column.__or__, each, F.lit(False))
+    each = [f"({queue} = {span.queue} AND {offset} BETWEEN {span.low} AND {span.high})" for span in spans]
+    return F.expr(" OR ".join(each) or "false")
 
 
 def spans_of(frame: DataFrame, queue: str, offset: str) -> list[Span]:

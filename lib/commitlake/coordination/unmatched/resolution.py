@@ -21,15 +21,15 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True)
-class Answers:
+class Resolutions:
     """More events of this batch (`EVENT_SCHEMA`), and input rows of the next one (`INPUT_SCHEMA`)."""
 
     events: DataFrame
-    reentries: DataFrame
+    feedback: DataFrame
 
-    def __add__(self, other: Answers) -> Answers:
+    def __add__(self, other: Resolutions) -> Resolutions:
         """Both."""
-        return Answers(self.events.union(other.events), self.reentries.union(other.reentries))
+        return Resolutions(self.events.union(other.events), self.feedback.union(other.feedback))
 
 
 def events(frame: DataFrame, **columns: Column | int) -> DataFrame:

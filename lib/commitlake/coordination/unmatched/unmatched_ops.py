@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_rows import half_rows, op_rows
 from commitlake.coordination.unmatched.lookup import Tables, asked, is_part, near, with_first
-from commitlake.coordination.unmatched.resolution import Answers, Verdict, events
+from commitlake.coordination.unmatched.resolution import Resolutions, Verdict, events
 from commitlake.protocol.states import Event, Kind, Refusal, Source
 from commitlake.spark.frames import materialized
 from commitlake.tables.rounds import newest
@@ -18,14 +18,14 @@ _OP = ["op_queue", "op_offset", "admin"]
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
-def answer(batch: Events, tables: Tables, timeout_ms: int) -> Answers:
+def resolve(batch: Events, tables: Tables, timeout_ms: int) -> Resolutions:
     """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen."""
     asks = materialized(with_record(not_told(asked(batch, Event.ASK_OP, Source.HALF), tables), tables))
     facts = with_first(asks, tables).join(wrong_parts(asks, tables), _OP, "left")
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
     judged = materialized(_meet_what_is_reopened(_accept_the_first(judged)))
     again = once_more(judged)
-    return Answers(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)))
+    return Resolutions(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)))
 
 
 def once_more(judged: DataFrame) -> DataFrame:

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_rows import half_rows, waiting_rows
 from commitlake.coordination.unmatched.lookup import Tables, asked, is_part, near, with_first
-from commitlake.coordination.unmatched.resolution import Answers, Verdict, events
+from commitlake.coordination.unmatched.resolution import Resolutions, Verdict, events
 from commitlake.protocol.states import Delivery, Event, Reason, Source, State
 from commitlake.spark.frames import materialized
 from commitlake.tables.columns import millis
@@ -18,7 +18,7 @@ _FOLLOW, _ORPHAN = 1, 2
 _PART = ["queue", "offset"]
 
 
-def answer(batch: Events, tables: Tables) -> Answers:
+def resolve(batch: Events, tables: Tables) -> Resolutions:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
     asks = materialized(asked(batch, Event.ASK_PART, Source.HALF))
     facts = _not_ended(with_first(asks, tables), asks, tables).join(_messages(asks, tables), _PART)
@@ -27,7 +27,7 @@ def answer(batch: Events, tables: Tables) -> Answers:
     again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", F.col("due"))
     told = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
-    return Answers(told, again.union(waiting))
+    return Resolutions(told, again.union(waiting))
 
 
 def _not_ended(facts: DataFrame, asks: DataFrame, tables: Tables) -> DataFrame:

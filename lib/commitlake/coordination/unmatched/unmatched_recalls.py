@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from commitlake.coordination.events import Events
 from commitlake.coordination.unmatched.lookup import Tables, asked, near
-from commitlake.coordination.unmatched.resolution import Answers, Verdict
+from commitlake.coordination.unmatched.resolution import Resolutions, Verdict
 from commitlake.coordination.unmatched.unmatched_ops import not_told, once_more, refusals, with_record
 from commitlake.protocol.states import Event, Refusal, Source
 from commitlake.spark.frames import materialized
@@ -15,7 +15,7 @@ from commitlake.spark.frames import materialized
 _AT = ["first_queue", "first_offset"]
 
 
-def answer(batch: Events, tables: Tables) -> Answers:
+def resolve(batch: Events, tables: Tables) -> Resolutions:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
     asks = materialized(with_record(not_told(asked(batch, Event.ASK_OP, Source.MESSAGES), tables), tables))
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
@@ -26,7 +26,7 @@ def answer(batch: Events, tables: Tables) -> Answers:
     )
     facts = asks.join(message, _AT, "left").join(ended, _AT, "left")
     judged = materialized(facts.withColumn("verdict", _verdict()))
-    return Answers(refusals(judged), once_more(judged))
+    return Resolutions(refusals(judged), once_more(judged))
 
 
 def _verdict() -> Column:

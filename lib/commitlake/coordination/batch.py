@@ -1,0 +1,147 @@
+"""A coordination batch: its events go to the tables in the one order that survives a kill between any two steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property, partial, reduce
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.coordination import check_requests, ledger_rows, messages_met, topic_rows
+from commitlake.coordination.events import Events
+from commitlake.coordination.input_table import InputTable
+from commitlake.coordination.recent import RecentHalves
+from commitlake.coordination.rejected_rows import rejected_rows
+from commitlake.protocol.states import Event, Source
+from commitlake.spark.parallel import run_all
+from commitlake.tables import Warehouse
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every batch of a run works with."""
+
+    config: Config
+    warehouse: Warehouse
+    recent: RecentHalves
+    inputs: InputTable
+
+
+@dataclass
+class Batch:
+    """One batch that has something to write; each method is a step of the protocol (`commit`).
+
+    Attributes:
+        around: configuration and tables.
+        events: its events, resolutions included.
+        feedback: input rows that come again, None when there are none.
+        batch_id: grows over the whole life of the warehouse.
+    """
+
+    around: Surroundings
+    events: Events
+    feedback: DataFrame | None
+    batch_id: int
+    topics: set[str] = field(default_factory=set)
+    _cached: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def marker(self) -> dict[str, int]:
+        """Marker of all its commits."""
+        return {"batch_id": self.batch_id}
+
+    @cached_property
+    def messages(self) -> dict[Source, DataFrame]:
+        """By source, the messages that its events are about, with their events; read once."""
+        found = {}
+        if self.events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
+            found[Source.HALF] = messages_met.halves(self.events, self.around.recent).persist()
+        if self.events.count(Event.DELIVERY, src=Source.MESSAGES):
+            found[Source.MESSAGES] = messages_met.delayed(self.events, self.around.warehouse).persist()
+        for frame in found.values():
+            self._cached.callback(frame.unpersist)
+        return found
+
+    def write_ledger(self) -> None:
+        """The commit point: what stands in `transactions` or `deliveries` has ended."""
+        if self.events.count(Event.DECIDED):
+            rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
+            self._append_ledger(rows, "transactions", "state = 'COMMITTED' AND deliver_at IS NULL")
+        ended = [
+            ledger_rows.deliveries(self.messages[src], src, self.batch_id)
+            for src in Source
+            if self.events.count(Event.DELIVERY, src=src)
+        ]
+        if ended:
+            self._append_ledger(reduce(DataFrame.unionByName, ended), "deliveries", "state = 'DELIVERED'")
+
+    def publish(self) -> None:
+        """What was committed or delivered becomes visible."""
+        if self.topics:
+            frames = [
+                topic_rows.topic_rows(frame.where(topic_rows.SHOWN), src, self.batch_id, self.events.now)
+                for src, frame in self.messages.items()
+                if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
+            ]
+            rows = reduce(DataFrame.union, frames)
+            topic_rows.publish(self.around.warehouse, rows, sorted(self.topics), self.marker)
+
+    def write_rest(self) -> None:
+        """What no reader of a topic waits for, side by side."""
+        append, events = self.around.warehouse.append, self.events
+        tasks: list[Callable[[], None]] = []
+        if events.count_discarded():
+            columns = self.around.warehouse.read("half").columns
+            rows = ledger_rows.discarded(self.messages[Source.HALF], columns, self.batch_id)
+            tasks.append(partial(append, rows, "discarded", self.marker))
+        if events.count(Event.REFUSED):
+            refused = rejected_rows(self.around.warehouse, self.around.config, events)
+            tasks.append(partial(append, refused, "rejected", self.marker))
+        if events.count(Event.CHECK):
+            checks = ledger_rows.checks(self.messages[Source.HALF], self.batch_id)
+            tasks.append(partial(append, checks, "checks", self.marker))
+        if self.feedback is not None:
+            again = self.feedback.withColumn("batch_id", F.lit(self.batch_id))
+            tasks.append(partial(append, again, "reentries", self.marker))
+        run_all(self.around.warehouse.spark, tasks)
+        if self.feedback is not None:  # after its record: what is read here must be there at the next start
+            self.around.inputs.append(self.feedback)
+
+    def complete(self) -> None:
+        """A batch that stands in `batches` is whole."""
+        spark = self.around.warehouse.spark
+        row = spark.sql(f"SELECT {self.batch_id}L AS batch_id, timestamp_millis({self.events.now}L) AS completed_at")
+        self.around.warehouse.append(row, "batches", self.marker)
+
+    def send_checks(self) -> None:
+        """To Kafka, at least once; ids never change."""
+        if self.events.count(Event.CHECK):
+            topic = self.around.config.kafka.topic("check")
+            checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
+            asked = checked.selectExpr("*", "e.round", "e.checks AS check_no")
+            check_requests.send(self.around.config, check_requests.records(asked, self._parts(), topic))
+
+    def release(self) -> None:
+        """Frees the memory of what was cached."""
+        self._cached.close()
+        self.events.release()
+
+    def _append_ledger(self, rows: DataFrame, name: str, shown: str) -> None:
+        seen = Observation()  # gathered while the rows are written: a query of its own would cost a job a batch
+        found = rows.observe(seen, F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics"))
+        self.around.warehouse.append(found, name, self.marker)
+        self.topics |= set(json.loads(seen.get["topics"]))
+
+    def _parts(self) -> DataFrame | None:
+        """The further half messages of what is checked."""
+        if not self.events.count(Event.CHECK_PART):
+            return None
+        parts = self.events.of(Event.CHECK_PART)
+        return parts.selectExpr(
+            "anchor_queue AS first_queue", "anchor_offset AS first_offset", "queue", "offset AS queue_offset"
+        )

@@ -1,0 +1,83 @@
+"""What coordination reads: one scratch table of the run, to which everything that the state machine sees is appended.
+
+The rows of a landing, what was open at the start (its first commit), what a batch sends back to itself, and ticks.
+One Delta source instead of one for each table: a landing is one batch, and compaction of `half` and `op` does not
+concern the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from threading import Lock
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from commitlake.coordination import input_rows
+from commitlake.coordination.input_rows import INPUT_SCHEMA
+from commitlake.protocol.states import Kind
+from commitlake.statemachine.rows import ABSENT, SEGMENT_SIZE
+
+_ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
+"""A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
+_PART = 500
+"""Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round."""
+
+
+class SegmentKey(NamedTuple):
+    """What a state belongs to: 16 384 offsets of a queue of `half` (`src` 0) or `messages` (1)."""
+
+    src: int
+    queue: int
+    segment: int
+
+
+class InputTable:
+    """The scratch table of one run.
+
+    Args:
+        spark: the coordinator's session.
+        path: a directory or URI of its own.
+    """
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._spark, self._path = spark, path
+        self._appended = 0
+        self._lock = Lock()
+        self.landed_until = ABSENT
+        """Landed time, ms since epoch, UTC: it goes with every row, and holds for the deadlines of its segment."""
+
+    def create(self, opened: DataFrame) -> None:
+        """Writes what is open at the start, rows of `INPUT_SCHEMA`."""
+        self._write(opened)
+        self._spark.sql(
+            f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '{_PART}', "
+            "'delta.dataSkippingNumIndexedCols' = '0', 'delta.logRetentionDuration' = 'interval 1 hour', "
+            "'delta.deletedFileRetentionDuration' = 'interval 1 hour')"
+        )
+
+    def append(self, rows: DataFrame) -> None:
+        """Appends rows of `INPUT_SCHEMA`."""
+        self._write(rows)
+        if self._appended % _PART == 0:
+            self._spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {self._appended // _PART - 1}")
+
+    def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
+        """A row for each segment in which something is due, though nothing came."""
+        found = [(key.src, key.queue, key.segment * SEGMENT_SIZE) for key in keys]
+        rows = self._spark.createDataFrame(found, "src int, queue int, offset bigint")
+        return input_rows.rows(rows, kind=Kind.TICK, src=F.col("src"), queue=F.col("queue"), offset=F.col("offset"))
+
+    def stream(self) -> DataFrame:
+        """All rows, with the segment that they belong to."""
+        rows = self._spark.readStream.format("delta").options(**_ALL_NEW).load(self._path)
+        return rows.withColumn("segment", F.expr(f"offset div {SEGMENT_SIZE}")).drop("part")
+
+    def _write(self, rows: DataFrame) -> None:
+        with self._lock:
+            part, self._appended = self._appended // _PART, self._appended + 1
+        own = rows.select(
+            *INPUT_SCHEMA.names, F.lit(self.landed_until).cast("bigint").alias("landed"), F.lit(part).alias("part")
+        )
+        own.write.format("delta").partitionBy("part").mode("append").save(self._path)

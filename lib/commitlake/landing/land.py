@@ -1,0 +1,183 @@
+"""One landing: a batch of Kafka records comes to stand in Delta tables, each record in exactly one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from commitlake.clock import now_ms
+from commitlake.landing import judge, landed_rows, positions
+from commitlake.landing.landed_time import Range, landed_until
+from commitlake.landing.positions import Leftover, Position
+from commitlake.landing.topic_admission import Topics
+from commitlake.tables import TableName, Warehouse, topic_table
+
+MAX_RECORDS = 400_000
+"""Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
+
+
+class Span(NamedTuple):
+    """Offsets of the half messages of a queue in one landing; both ends belong to it."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What a batch brought, judged and cached until `release`.
+
+    Attributes:
+        tables: The rows of each table that gets some; the rows of `half` also serve the decisions that follow at once.
+        half_spans: By queue, where its half messages lie.
+        rows: How many records there are.
+        position: The position when all tables are written.
+        is_whole: Whether no record was left out because it stands in a table already.
+    """
+
+    judged: DataFrame
+    tables: Mapping[TableName, DataFrame]
+    half_spans: Mapping[int, Span]
+    rows: int
+    position: Position
+    is_whole: bool
+
+    def release(self) -> None:
+        """Frees the memory of the cache."""
+        self.judged.unpersist()
+
+
+class Landing:
+    """Lands batches, one after the other.
+
+    Args:
+        warehouse: The tables.
+        rules: What records are judged by.
+        topics: The destination topics.
+        position: Where to go on.
+        leftover: What a landing that was cut short has written.
+        floors: By source and partition, offsets below which records are left out: they were used before.
+    """
+
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        rules: judge.LandingRules,
+        topics: Topics,
+        position: Position,
+        leftover: Leftover | None = None,
+        floors: positions.Offsets | None = None,
+    ) -> None:
+        self._warehouse, self._rules, self._topics = warehouse, rules, topics
+        self._judgement = judge.judgement(rules)
+        self._leftover, self._floors = leftover, floors or {}
+        self.position = position
+
+    def judge(self, raw: DataFrame, asked_ms: int) -> Landed | None:
+        """Judges every record of a batch, once, and admits new topics; None when there is nothing to land.
+
+        Args:
+            raw: A batch of the Kafka source.
+            asked_ms: A time before Kafka was asked for the batch's ends (ms since epoch, UTC).
+        """
+        records = self._new(judge.normalise(raw, self._rules.prefix))
+        judged = judge.judge(records, self._judgement).persist()
+        counts = _count(judged, self._topics.names)
+        if not counts:
+            judged.unpersist()
+            return None
+        if _names_others(counts):
+            self._topics.admit(judged)
+            counts = _count(judged, self._topics.names)
+        rows = judge.close_topics(judged, self._topics.names) if _names_others(counts) else judged
+        ranges = _ranges(counts)
+        ends: dict[str, dict[int, int]] = {}
+        for each in ranges:
+            ends.setdefault(each.source, {})[each.partition] = each.last + 1
+        return Landed(
+            judged=judged,
+            tables={name: make(rows) for name, make in self._makers(counts).items()},
+            half_spans={row.partition: Span(row.first, row.last) for row in ranges if row.source == "half"},
+            rows=sum(row["n"] for row in counts),
+            position=self.position.advanced(ends, landed_until(ranges, asked_ms, MAX_RECORDS)),
+            is_whole=self._leftover is None,
+        )
+
+    def writes(self, landed: Landed) -> list[Callable[[], None]]:
+        """The appends of a landing, one for each table; nothing orders them."""
+        marker = {"landing_id": landed.position.landing_id}
+        return [partial(self._warehouse.append, rows, name, marker) for name, rows in landed.tables.items()]
+
+    def complete(self, landed: Landed) -> None:
+        """Appends the position, once all tables are written."""
+        self.position = landed.position
+        if self._leftover and self._leftover.is_passed(self.position):
+            self._leftover = None
+        positions.append(self._warehouse, self.position)
+
+    def _new(self, records: DataFrame) -> DataFrame:
+        for source, partitions in self._floors.items():
+            for number, floor in partitions.items():
+                here = (F.col("source") == source) & (F.col("partition") == number)
+                records = records.where(~here | (F.col("offset") >= floor))
+        return self._leftover.excluded(records) if self._leftover else records
+
+    def _makers(self, counts: Sequence[Row]) -> dict[TableName, Callable[[DataFrame], DataFrame]]:
+        """For each table that gets rows, what makes them of judged records."""
+        now = now_ms()
+        fixed: dict[str, Callable[[DataFrame], DataFrame]] = {
+            judge.HALF: landed_rows.half_rows,
+            judge.OP: landed_rows.op_rows,
+            judge.DELAYED: landed_rows.delayed_rows,
+            judge.REJECTED: partial(landed_rows.rejected_rows, now_ms=now),
+        }
+        makers: dict[TableName, Callable[[DataFrame], DataFrame]] = {}
+        for row in counts:
+            target = judge.REJECTED if row["topic"] == _OTHERS else row["target"]
+            if target == judge.TOPIC:
+                makers[topic_table(row["topic"])] = partial(landed_rows.topic_rows, topic=row["topic"], now_ms=now)
+            else:
+                makers[TableName(target)] = fixed[target]
+        return makers
+
+
+_OTHERS = ""
+"""Stands for all topics without a table: hostile records may name 400 000 in one batch."""
+
+
+def _count(judged: DataFrame, known: Collection[str]) -> list[Row]:
+    """Counts by partition, target and (unless rejected) known topic, with the range of offsets; one small job."""
+    topic = F.when(F.col("topic").isin(*known), F.col("topic")).otherwise(_OTHERS)
+    of_message = F.when(~F.col("target").isin(judge.OP, judge.REJECTED), topic)
+    return (
+        judged.groupBy("source", "partition", "target", of_message.alias("topic"))
+        .agg(
+            F.count("*").alias("n"),
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+            F.unix_millis(F.max("stored_at")).alias("last_stored_ms"),
+        )
+        .collect()
+    )
+
+
+def _names_others(counts: Sequence[Row]) -> bool:
+    return any(row["topic"] == _OTHERS for row in counts)
+
+
+def _ranges(counts: Sequence[Row]) -> list[Range]:
+    """The range of each partition."""
+    found: dict[tuple[str, int], Range] = {}
+    for row in counts:
+        key = (row["source"], row["partition"])
+        own = Range(*key, row["first"], row["last"], row["last_stored_ms"])
+        last = found.get(key, own)
+        found[key] = Range(
+            *key, min(own.first, last.first), max(own.last, last.last), max(own.stored_ms, last.stored_ms)
+        )
+    return list(found.values())

@@ -1,0 +1,75 @@
+"""How tables come into being: by path or in a catalog, and with the columns that an older version did not have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import pairwise
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from commitlake.errors import WarehouseError
+from commitlake.tables.schemas import Table
+
+log = logging.getLogger(__name__)
+
+
+def create_at_path(spark: SparkSession, path: str, table: Table) -> None:
+    """Creates a table at a path, unless it is there."""
+    builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema)
+    if table.partition_by:
+        builder = builder.partitionedBy(*table.partition_by)
+    for key, value in table.properties().items():
+        builder = builder.property(key, value)
+    builder.execute()
+
+
+def create_in_catalog(spark: SparkSession, name: str, table: Table, more: Mapping[str, str]) -> None:
+    """Creates a table with a quoted catalog name, unless it is there. Delta's builder takes no catalog, SQL does.
+
+    Args:
+        spark: a session with the Delta extension.
+        name: the quoted name, with catalog and schema.
+        table: columns, partitions and properties.
+        more: further table properties.
+    """
+    fields = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in table.schema)
+    partitions = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
+    properties = ", ".join(f"'{key}' = '{value}'" for key, value in {**table.properties(), **more}.items())
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({fields}) USING delta {partitions} TBLPROPERTIES ({properties})")
+
+
+def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: Table) -> None:
+    """Brings a table of an older version to the columns of this one.
+
+    Args:
+        spark: a session with the Delta extension.
+        sql_name: the table as SQL names it.
+        found: the columns that it has.
+        table: the columns that it should have.
+
+    Raises:
+        WarehouseError: it has columns of something else.
+    """
+    missing = _added_since(found, table)
+    if missing:
+        log.warning("the table %s is of an older version: adding the columns %s", sql_name, ", ".join(missing))
+        spark.sql(f"ALTER TABLE {sql_name} ADD COLUMNS ({', '.join(missing)})")
+    elif found != table.columns:
+        message = (
+            f"the table {sql_name} has the columns {found}; this version of CommitLake writes {table.columns}; "
+            "set `warehouse` to a place of its own, or migrate the table"
+        )
+        raise WarehouseError(message)
+
+
+def _added_since(found: list[str], table: Table) -> list[str]:
+    """Columns that came with later versions, as SQL adds them; none in a table of another application."""
+    if found != [name for name in table.columns if name in found]:
+        return []
+    return [
+        f"{field.name} {field.dataType.simpleString()} AFTER {last.name}"
+        for last, field in pairwise(table.schema.fields)
+        if field.name not in found
+    ]

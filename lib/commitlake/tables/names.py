@@ -1,0 +1,46 @@
+"""Names of tables: a fixed one, or the table of a topic."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from commitlake.protocol.topic_names import path_name
+from commitlake.tables.schemas import TABLES, TOPIC, Table
+
+_TOPICS = "topics/"
+
+
+class TableName(str):
+    """`half`, `op`, ... for a fixed table; `topics/<topic>` for the table of a topic."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of_topic(cls, topic: str) -> Self:
+        """The name of a topic's table."""
+        return cls(_TOPICS + topic)
+
+    @property
+    def topic(self) -> str | None:
+        """The topic, None for a fixed table."""
+        return self.removeprefix(_TOPICS) if self.startswith(_TOPICS) else None
+
+    @property
+    def layout(self) -> Table:
+        """Columns, partitions and properties."""
+        return TABLES[self] if self.topic is None else TOPIC
+
+    @property
+    def path(self) -> str:
+        """Directory below the warehouse."""
+        return str(self) if self.topic is None else f"{_TOPICS}{path_name(self.topic)}"
+
+    @property
+    def in_catalog(self) -> str:
+        """Name inside a catalog's schema."""
+        return str(self) if self.topic is None else f"topic_{path_name(self.topic)}"
+
+
+def topic_table(topic: str) -> TableName:
+    """The name of a topic's table."""
+    return TableName.of_topic(topic)
