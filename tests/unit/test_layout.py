@@ -22,6 +22,7 @@ LAYERS = (
     ("coordination",),
     ("recovery",),
     ("maintenance",),
+    ("chain",),
     ("coordinator",),
     ("ops",),
     ("demo",),
