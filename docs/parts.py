@@ -1,6 +1,6 @@
-"""Parts of these documents that the code determines: configuration keys, tables, test vectors.
+"""Parts of these documents that come from the code: configuration keys, tables, test vectors.
 
-Run it to write them between their marks; a test fails while a document says something else.
+Run it to write them between their marks. A test fails while a document differs.
 
     .venv/bin/python docs/parts.py
 """
@@ -40,14 +40,15 @@ def table(name: str) -> str:
 
 
 def vector(name: str) -> str:
-    """A test vector: where the record stands, its key, headers and value, byte for byte."""
+    """A test vector: the record's topic, key, headers and value, byte for byte."""
     found = json.loads((VECTORS / f"{name}.json").read_text())
     record = {part: found[part] for part in ("topic", "key", "headers", "value")}
-    return f"{found['description'].capitalize()}.\n\n```json\n{json.dumps(record, indent=2, ensure_ascii=False)}\n```"
+    description, content = found["description"], json.dumps(record, indent=2, ensure_ascii=False)
+    return f"{description[0].upper()}{description[1:]}.\n\n```json\n{content}\n```"
 
 
 def rendered(text: str) -> str:
-    """The text of a document with each part between its marks as the code has it now."""
+    """The text of a document, each part between its marks taken from the code."""
     return re.sub(r"(<!-- (\w+) ?(\w*) -->\n).*?(<!-- end -->)", _filled, text, flags=re.DOTALL)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
 _HOMES = {

@@ -1,4 +1,4 @@
-"""The documents say what the code does: tables, keys and vectors, links, and names of things that exist."""
+"""The documents match the code: tables, keys and vectors, links, and names of things that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PROSE = {path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL) for path in DOCUMENTS}
 SOURCES = (
     "\n".join(path.read_text() for path in sorted((ROOT / "lib").rglob("*.py")))
@@ -27,7 +27,7 @@ def each(document: Path) -> str:
 
 
 def spans(document: Path) -> set[str]:
-    """What stands between backticks."""
+    """What is between backticks."""
     return set(re.findall(r"`([^`\n]+)`", PROSE[document]))
 
 
@@ -43,7 +43,7 @@ def test_keys_tables_and_vectors_in_a_document_are_those_of_the_code(document: P
     assert parts["rendered"](text) == text, "run .venv/bin/python docs/parts.py"
 
 
-def test_every_key_table_and_vector_stands_in_a_document() -> None:
+def test_every_key_table_and_vector_is_in_a_document() -> None:
     operations = (ROOT / "docs" / "operations.md").read_text()
     assert all(f"| `{key.name}` |" in operations for key in KEYS)
     tables = set(re.findall(r"<!-- table (\w+) -->", CONTRACT))
@@ -102,14 +102,14 @@ def test_every_reason_that_landing_gives_is_listed_in_the_contract() -> None:
     assert {reason for reason in reasons if f"`{reason}`" not in CONTRACT} == set()
 
 
-def test_errors_that_operations_explains_are_told_by_the_code() -> None:
+def test_errors_that_operations_explains_are_in_the_code() -> None:
     section = (ROOT / "docs" / "operations.md").read_text().split("## Errors, and what to do")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")][1:]
-    told = [text.split(":")[0] for row in rows for text in re.findall(r"`([^`]+)`", row)]
-    assert len(told) >= 10
-    plain = re.sub(r"\"\s*\n\s*f?\"", "", SOURCES)  # texts that go on in the next line
+    explained = [text.split(":")[0] for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    assert len(explained) >= 10
+    plain = re.sub(r"\"\s*\n\s*f?\"", "", SOURCES)  # texts that continue in the next line
     plain += plain.replace("{query}", "landing") + plain.replace("{query}", "coordination")
-    assert [text for text in told if text not in plain] == []
+    assert [text for text in explained if text not in plain] == []
 
 
 def test_the_changelog_has_a_section_for_this_version() -> None:
