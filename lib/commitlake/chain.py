@@ -124,8 +124,7 @@ class Chain:
         """One round.
 
         1. Write the tables of the landing and its input rows, side by side: nothing orders them.
-        2. Coordinate; the half messages that have just landed are still cached.
-        3. Append the landing's position.
+        2. Coordinate; the half messages that have just landed are still cached. Beside it, append the position.
         """
         around = self._around
         if landed.position.is_past(self._awaited):
@@ -139,9 +138,9 @@ class Chain:
         if rows:
             tasks.append(partial(around.inputs.append, reduce(DataFrame.union, rows)))
         run_all(around.warehouse.spark, tasks)
-        if rows:
-            self._coordinate()
-        self._landing.complete(landed)
+        run_all(
+            around.warehouse.spark, [partial(self._landing.complete, landed), *([self._coordinate] if rows else [])]
+        )
 
     def _coordinate(self) -> None:
         if self._coordination is not None:

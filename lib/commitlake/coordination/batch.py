@@ -18,6 +18,7 @@ from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
 from commitlake.coordination.rejected_rows import rejected_rows
 from commitlake.protocol.states import Event, Source
+from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
 from commitlake.tables import Warehouse
 
@@ -60,11 +61,12 @@ class Batch:
         """By source, the messages that its events are about, with their events; read once."""
         found = {}
         if self.events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
-            found[Source.HALF] = messages_met.halves(self.events, self.around.recent).persist()
+            found[Source.HALF] = messages_met.halves(self.events, self.around.recent)
         if self.events.count(Event.DELIVERY, src=Source.MESSAGES):
-            found[Source.MESSAGES] = messages_met.delayed(self.events, self.around.warehouse).persist()
-        for frame in found.values():
-            self._cached.callback(frame.unpersist)
+            found[Source.MESSAGES] = messages_met.delayed(self.events, self.around.warehouse)
+        for src, frame in found.items():
+            found[src] = kept(frame)
+            self._cached.callback(release, found[src])
         return found
 
     def write_ledger(self) -> None:

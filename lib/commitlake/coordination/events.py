@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from commitlake.coordination.input_table import SegmentKey
 from commitlake.protocol.states import Event, Source, State
+from commitlake.spark.frames import kept, release
 from commitlake.statemachine.rows import SEGMENT_SIZE
 from commitlake.tables.spans import Span, joined
 
@@ -24,7 +25,7 @@ class Events:
     """
 
     def __init__(self, frame: DataFrame) -> None:
-        self.frame = frame.persist()
+        self.frame = kept(frame)
         lies = F.col("event").isin(*map(int, _OF_SEGMENT))
         segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
         rows = (
@@ -79,4 +80,4 @@ class Events:
 
     def release(self) -> None:
         """Frees the memory of the cache."""
-        self.frame.unpersist()
+        release(self.frame)

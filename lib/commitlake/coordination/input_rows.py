@@ -6,13 +6,12 @@ would break).
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from commitlake.protocol.states import Kind, Source
 from commitlake.statemachine.rows import ROW
-from commitlake.tables.columns import hashed, millis
+from commitlake.tables.columns import hashed_sql, millis_sql
 
 KEY = ("src", "queue", "segment")
 _WIDTHS = {"i1": IntegerType(), "i2": IntegerType(), "i4": IntegerType(), "i8": LongType()}
@@ -22,96 +21,105 @@ INPUT_SCHEMA = StructType(
 )
 """A `ROW` with its source and its first half message's queue; also the columns of the feedback rows in `reentries`."""
 
-_DECISION_KINDS = {kind.name: int(kind) for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)}
+_DECISIONS = tuple(kind.name for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL))
+_DECISION_KIND = " ".join(f"WHEN '{name}' THEN {int(Kind[name])}" for name in _DECISIONS)
+_IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
+_HALF = {
+    "kind": f"IF({_IS_FIRST}, {int(Kind.HALF)}, {int(Kind.PART)})",
+    "src": f"{int(Source.HALF)}",
+    "queue": "first_queue",
+    "offset": "first_offset",
+    "part_queue": f"IF({_IS_FIRST}, -1, queue)",
+    "part_offset": f"IF({_IS_FIRST}, -1, queue_offset)",
+    "tid": hashed_sql("transaction_id"),
+    "grp": hashed_sql("producer_group"),
+    "stored": millis_sql("stored_at"),
+    "immunity": "coalesce(check_immunity_s, -1)",
+    "delay": "coalesce(delay_ms, -1)",
+    "deliver_at": millis_sql("deliver_at"),
+    "checks": "0",
+    "round": "0",
+}
+_GROUP = hashed_sql("coalesce(producer_group, '')")
+_IS_RECALL = "decision = 'RECALL'"
+_OP = {
+    "kind": f"IF(at = 0, CASE decision {_DECISION_KIND} END, {int(Kind.LISTED)})",
+    "src": f"IF({_IS_RECALL}, {int(Source.MESSAGES)}, {int(Source.HALF)})",
+    "queue": "messages[0].queue",
+    "offset": "messages[0].offset",
+    "part_queue": "IF(at = 0, -1, message.queue)",
+    "part_offset": "IF(at = 0, -1, message.offset)",
+    "op_queue": "queue",
+    "op_offset": "op_offset",
+    "admin": "CAST(admin AS INT)",
+    "from_check": "coalesce(CAST(from_check AS INT), 0)",
+    "listed": "size(messages) - 1",
+    "tid": f"IF({_IS_RECALL}, {hashed_sql('message_id')}, {hashed_sql('transaction_id')})",
+    "grp": f"IF({_IS_RECALL}, {hashed_sql('topic')}, {_GROUP})",
+    "stored": millis_sql("stored_at"),
+}
+_DELAYED = {
+    "kind": f"{int(Kind.DELAYED)}",
+    "src": f"{int(Source.MESSAGES)}",
+    "queue": "queue",
+    "offset": "queue_offset",
+    "tid": hashed_sql("message_id"),
+    "grp": hashed_sql("topic"),
+    "stored": millis_sql("stored_at"),
+    "deliver_at": millis_sql("deliver_at"),
+}
 
 
-def rows(frame: DataFrame, **columns: Column | int) -> DataFrame:
-    """Input rows with the given columns; what is not given is absent (-1)."""
-    given = {name: value if isinstance(value, Column) else F.lit(value) for name, value in columns.items()}
-    return frame.select(
-        *[given.get(field.name, F.lit(-1)).cast(field.dataType).alias(field.name) for field in INPUT_SCHEMA]
+def rows(frame: DataFrame, **columns: str) -> DataFrame:
+    """Input rows with the given columns, as SQL; what is not given is absent (-1)."""
+    return frame.selectExpr(
+        *[
+            f"CAST({columns.get(field.name, '-1')} AS {field.dataType.simpleString()}) AS `{field.name}`"
+            for field in INPUT_SCHEMA
+        ]
     )
 
 
-def half_rows(half: DataFrame, **more: Column | int) -> DataFrame:
+def half_rows(half: DataFrame, **more: str) -> DataFrame:
     """Rows of the table `half`: a first half message stands for itself, a part for its place in its first's segment."""
-    first = (F.col("first_queue") == F.col("queue")) & (F.col("first_offset") == F.col("queue_offset"))
-    columns: dict[str, Column | int] = {
-        "kind": F.when(first, F.lit(int(Kind.HALF))).otherwise(F.lit(int(Kind.PART))),
-        "src": Source.HALF,
-        "queue": F.col("first_queue"),
-        "offset": F.col("first_offset"),
-        "part_queue": F.when(first, -1).otherwise(F.col("queue")),
-        "part_offset": F.when(first, -1).otherwise(F.col("queue_offset")),
-        "tid": hashed("transaction_id"),
-        "grp": hashed("producer_group"),
-        "stored": millis("stored_at"),
-        "immunity": F.coalesce("check_immunity_s", F.lit(-1)),
-        "delay": F.coalesce("delay_ms", F.lit(-1)),
-        "deliver_at": millis("deliver_at"),
-        "checks": 0,
-        "round": 0,
-    }
-    return rows(half, **(columns | more))
+    return rows(half, **(_HALF | more))
 
 
-def op_rows(op: DataFrame, **more: Column) -> DataFrame:
+def op_rows(op: DataFrame, **more: str) -> DataFrame:
     """Rows of the table `op`: one for the record, one more for each further half message that it lists.
 
     UNKNOWN changes nothing, so it never comes here.
     """
-    decisions = F.create_map(*[F.lit(item) for pair in _DECISION_KINDS.items() for item in pair])
-    listed = (
-        op.where(F.col("decision").isin(*_DECISION_KINDS))
-        .withColumn("messages", F.array_distinct("half_messages"))
-        .select("*", F.posexplode("messages").alias("at", "message"))
-    )
-    first = F.col("at") == 0
-    recall = F.col("decision") == "RECALL"
-    return rows(
-        listed,
-        kind=F.when(first, decisions[F.col("decision")]).otherwise(int(Kind.LISTED)),
-        src=F.when(recall, int(Source.MESSAGES)).otherwise(int(Source.HALF)),
-        queue=F.col("messages")[0]["queue"],
-        offset=F.col("messages")[0]["offset"],
-        part_queue=F.when(first, -1).otherwise(F.col("message.queue")),
-        part_offset=F.when(first, -1).otherwise(F.col("message.offset")),
-        op_queue=F.col("queue"),
-        op_offset=F.col("op_offset"),
-        admin=F.col("admin").cast("int"),
-        from_check=F.coalesce(F.col("from_check").cast("int"), F.lit(0)),
-        listed=F.size("messages") - 1,
-        tid=F.when(recall, hashed("message_id")).otherwise(hashed("transaction_id")),
-        grp=F.when(recall, hashed("topic")).otherwise(hashed(F.coalesce("producer_group", F.lit("")))),
-        stored=millis("stored_at"),
-        **more,
-    )
+    kinds = ", ".join(f"'{name}'" for name in _DECISIONS)
+    listed = op.where(f"decision IN ({kinds})").selectExpr("*", "array_distinct(half_messages) AS messages")
+    return rows(listed.selectExpr("*", "posexplode(messages) AS (at, message)"), **(_OP | more))
 
 
 def delayed_rows(delayed: DataFrame) -> DataFrame:
     """Rows of the table `delayed`."""
-    return rows(
-        delayed,
-        kind=Kind.DELAYED,
-        src=Source.MESSAGES,
-        queue=F.col("queue"),
-        offset=F.col("queue_offset"),
-        tid=hashed("message_id"),
-        grp=hashed("topic"),
-        stored=millis("stored_at"),
-        deliver_at=millis("deliver_at"),
-    )
+    return rows(delayed, **_DELAYED)
 
 
-def waiting_rows(committed: DataFrame, offset: str, due: Column) -> DataFrame:
-    """Rows of committed half messages with a delay; each waits in its own segment, its first one is done with."""
+def waiting_rows(committed: DataFrame, offset: str, due: str) -> DataFrame:
+    """Rows of committed half messages with a delay; each waits in its own segment, its first one is done with.
+
+    Args:
+        committed: rows with `queue`, and the offset of the half message.
+        offset: the name of that column.
+        due: when it is due, ms since epoch, UTC; SQL.
+    """
+    place = {"part_queue": "queue", "part_offset": offset}
     return rows(
         committed,
-        kind=Kind.WAITING,
-        src=Source.HALF,
-        queue=F.col("queue"),
-        offset=F.col(offset),
-        part_queue=F.col("queue"),
-        part_offset=F.col(offset),
+        kind=f"{int(Kind.WAITING)}",
+        src=f"{int(Source.HALF)}",
+        queue="queue",
+        offset=offset,
         deliver_at=due,
+        **place,
     )
+
+
+def feedback_rows(table: DataFrame) -> DataFrame:
+    """Rows that were input rows already, of `reentries`."""
+    return table.selectExpr(*[f"CAST(`{field.name}` AS {field.dataType.simpleString()})" for field in INPUT_SCHEMA])

@@ -67,7 +67,7 @@ class InputTable:
         """A row for each segment in which something is due, though nothing came."""
         found = [(key.src, key.queue, key.segment * SEGMENT_SIZE) for key in keys]
         rows = self._spark.createDataFrame(found, "src int, queue int, offset bigint")
-        return input_rows.rows(rows, kind=Kind.TICK, src=F.col("src"), queue=F.col("queue"), offset=F.col("offset"))
+        return input_rows.rows(rows, kind=f"{int(Kind.TICK)}", src="src", queue="queue", offset="offset")
 
     def stream(self) -> DataFrame:
         """All rows, with the segment that they belong to."""

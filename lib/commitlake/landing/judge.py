@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.landing import parse
+from commitlake.landing.message_columns import alias, header, message_columns
 from commitlake.protocol import topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 from commitlake.protocol.message_batch import FORBIDDEN
@@ -97,27 +98,27 @@ def judgement(rules: LandingRules) -> Steps:
     """
     is_op = F.col("source").isin("op", "admin")
     delay = parse.delay({name: F.col(f"n_{name}") for name in wire.DELAY_HEADERS}, rules.levels_ms)
-    members = parse.members(F.col("json"), F.col("batch"), _header(wire.REAL_TOPIC))
+    members = parse.members(F.col("json"), F.col("batch"), header(wire.REAL_TOPIC))
     return [
         {
-            **{_alias(name): parse.text(F.col("headers"), name) for name in _HEADERS},
+            **{alias(name): parse.text(F.col("headers"), name) for name in _HEADERS},
             "op_json": F.when(is_op, parse.op_json(F.col("value"))),
         },
         {
-            **{f"n_{name}": parse.signed(_header(name)) for name in wire.DELAY_HEADERS},
-            "batch": parse.whole(_header(wire.BATCH), 9),
+            **{f"n_{name}": parse.signed(header(name)) for name in wire.DELAY_HEADERS},
+            "batch": parse.whole(header(wire.BATCH), 9),
             "op": parse.op(F.col("op_json"), F.col("value")),
         },
         {
             "json": F.when(F.col("batch").isNotNull(), parse.json(F.col("value"))),
             "delay_ms": delay.relative_ms,
             "deliver_ms": delay.absolute_ms,
-            "queue_id": parse.whole(_header(wire.REAL_QID), 9).cast("int"),
+            "queue_id": parse.whole(header(wire.REAL_QID), 9).cast("int"),
             "first": _first_half(),
         },
         {"members": F.when(F.col("batch").isNotNull(), members)},
         {"verdict": _verdict_of_any(rules)},
-        _outcome(),
+        _outcome() | message_columns(),
     ]
 
 
@@ -125,7 +126,7 @@ def judge(records: DataFrame, steps: Steps) -> DataFrame:
     """Add what each record says, and the verdict, to `normalise`d records, by the steps of a `judgement`."""
     for step in steps:
         records = records.withColumns(dict(step))
-    return records.drop("json", "op_json", "batch", "verdict", *_unused())
+    return records.drop(*_JUDGED_BY)
 
 
 def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
@@ -155,11 +156,11 @@ def half_cases(rules: LandingRules) -> list[Case]:
     )
     return [
         *_identity_cases(rules, is_half=True),
-        ("BAD_BATCH", _header(wire.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
+        ("BAD_BATCH", header(wire.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
         *_delay_cases(rules),
         (
             "BAD_FIRST_HALF",
-            _header(wire.FIRST_HALF).isNotNull() & bad_first,
+            header(wire.FIRST_HALF).isNotNull() & bad_first,
             _quoted(wire.FIRST_HALF, f"<queue>-<offset> of another half message, queue 0 to {MAX_QUEUE}"),
         ),
         ("TRANSACTIONS_REJECTED", F.lit(rules.reject), F.lit("transaction.reject is on")),
@@ -171,12 +172,12 @@ def message_cases(rules: LandingRules) -> list[Case]:
     forbidden = F.lit(False)
     for name in sorted(FORBIDDEN):
         forbidden |= F.col("headers")[name].isNotNull()
-    bad_batch = forbidden | F.col("members").isNull() | _header(wire.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
+    bad_batch = forbidden | F.col("members").isNull() | header(wire.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
     return [
         *_identity_cases(rules, is_half=False),
         (
             "BAD_BATCH",
-            _header(wire.BATCH).isNotNull() & bad_batch,
+            header(wire.BATCH).isNotNull() & bad_batch,
             F.lit(
                 "BATCH must be the number of members, each with UNIQ_KEY and a base64 body, none delayed, "
                 "transactional or for another topic"
@@ -215,12 +216,12 @@ def op_cases() -> list[Case]:
 
 
 def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
-    topic, group, body = _header(wire.REAL_TOPIC), _header(wire.PGROUP), F.col("value")
+    topic, group, body = header(wire.REAL_TOPIC), header(wire.PGROUP), F.col("value")
     system = topic.startswith(wire.SYSTEM_TOPIC_PREFIX) | topic.isin(*sorted(wire.SYSTEM_TOPICS))
-    bad_queue = _header(wire.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
+    bad_queue = header(wire.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
     bad_group = ~parse.not_empty(group) & (F.lit(is_half) | group.isNotNull())
     # No op and no check could carry a longer one.
-    long_id = F.lit(is_half) & F.coalesce(F.length(_header(wire.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
+    long_id = F.lit(is_half) & F.coalesce(F.length(header(wire.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
     too_large = F.octet_length(body) > rules.max_message_size
     return [
         (
@@ -230,7 +231,7 @@ def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
         ),
         (
             "MISSING_UNIQ_KEY",
-            ~parse.not_empty(_header(wire.UNIQ_KEY)) | long_id,
+            ~parse.not_empty(header(wire.UNIQ_KEY)) | long_id,
             _limits(f"{wire.UNIQ_KEY}, and {wire.TRANSACTION_ID} where it is given,"),
         ),
         ("MISSING_PRODUCER_GROUP", bad_group, _limits(wire.PGROUP)),
@@ -259,7 +260,7 @@ def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
 def _delay_cases(rules: LandingRules) -> list[Case]:
     malformed = F.lit(False)
     for name in wire.DELAY_HEADERS:
-        malformed |= _header(name).isNotNull() & F.col(f"n_{name}").isNull()
+        malformed |= header(name).isNotNull() & F.col(f"n_{name}").isNull()
     until_due = F.coalesce(F.col("delay_ms"), F.col("deliver_ms") - F.unix_millis("stored_at"))
     too_long = F.coalesce(until_due > rules.max_delay_ms, F.lit(False))
     return [
@@ -274,7 +275,7 @@ def _delay_cases(rules: LandingRules) -> list[Case]:
 
 def _first_half() -> Column:
     """`FIRST_HALF` as a struct of queue and offset, null when it is absent or malformed."""
-    parts = F.split(parse.matching(_header(wire.FIRST_HALF), "[0-9]{1,9}-[0-9]{1,18}"), "-")
+    parts = F.split(parse.matching(header(wire.FIRST_HALF), "[0-9]{1,9}-[0-9]{1,18}"), "-")
     return F.when(
         parts.isNotNull(), F.struct(parts[0].cast("int").alias("queue"), parts[1].cast("bigint").alias("offset"))
     )
@@ -310,25 +311,18 @@ def _outcome() -> dict[str, Column]:
     )
     return {
         "target": target,
-        "topic": _header(wire.REAL_TOPIC),
+        "topic": header(wire.REAL_TOPIC),
         "reason": F.col("verdict")["reason"],
         "detail": F.col("verdict")["detail"],
     }
 
 
-def _unused() -> list[str]:
-    """Columns that only the verdict needs; kept ones would take memory in every batch."""
-    needed = {wire.UNIQ_KEY, wire.PGROUP, wire.TRANSACTION_ID, wire.TAGS, wire.KEYS, wire.CHECK_IMMUNITY}
-    needed.add(wire.BORN_TIMESTAMP)
-    return [_alias(name) for name in _HEADERS if name not in needed] + [f"n_{name}" for name in wire.DELAY_HEADERS]
-
-
-def _alias(name: str) -> str:
-    return f"h_{name}"
-
-
-def _header(name: str) -> Column:
-    return F.col(_alias(name))
+_JUDGED_BY = (
+    *("json", "op_json", "batch", "verdict", "first"),
+    *(alias(name) for name in _HEADERS),
+    *(f"n_{name}" for name in wire.DELAY_HEADERS),
+)
+"""Columns that only the verdict, or those made of them, need; kept ones would take memory in every batch."""
 
 
 def _limits(name: str) -> Column:
@@ -336,7 +330,7 @@ def _limits(name: str) -> Column:
 
 
 def _quoted(name: str, allowed: str) -> Column:
-    return F.concat(F.lit(f"{name} is '"), F.substring(_header(name), 1, 200), F.lit(f"'; allowed: {allowed}"))
+    return F.concat(F.lit(f"{name} is '"), F.substring(header(name), 1, 200), F.lit(f"'; allowed: {allowed}"))
 
 
 def _matches_any(topic: Column, patterns: Sequence[str]) -> Column:

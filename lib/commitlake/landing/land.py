@@ -15,6 +15,7 @@ from commitlake.landing import judge, landed_rows, positions
 from commitlake.landing.landed_time import Range, landed_until
 from commitlake.landing.positions import Leftover, Position
 from commitlake.landing.topic_admission import Topics
+from commitlake.spark.frames import kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
 
 MAX_RECORDS = 400_000
@@ -49,7 +50,7 @@ class Landed:
 
     def release(self) -> None:
         """Frees the memory of the cache."""
-        self.judged.unpersist()
+        release(self.judged)
 
 
 class Landing:
@@ -86,10 +87,10 @@ class Landing:
             asked_ms: A time before Kafka was asked for the batch's ends (ms since epoch, UTC).
         """
         records = self._new(judge.normalise(raw, self._rules.prefix))
-        judged = judge.judge(records, self._judgement).persist()
+        judged = kept(judge.judge(records, self._judgement))
         counts = _count(judged, self._topics.names)
         if not counts:
-            judged.unpersist()
+            release(judged)
             return None
         if _names_others(counts):
             self._topics.admit(judged)

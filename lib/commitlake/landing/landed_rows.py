@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.landing import judge
-from commitlake.landing.parse import at_most, timestamp, whole
-from commitlake.protocol import wire
+from commitlake.landing.message_columns import member_columns
 
-_DROPPED = sorted(wire.MESSAGE_HEADERS | wire.TRANSACTION_HEADERS | wire.COORDINATOR_HEADERS)
-_MAX_INT = 2**31 - 1
+_PLACE = ("partition AS queue", "offset AS queue_offset")
+_MESSAGE = (
+    *("message_id", "producer_group", "topic", "queue_id", "tags", "keys", "properties"),
+    *("key AS sharding_key", "value AS body", "delay_ms", "born_at", "stored_at"),
+)
+_HALF = ("transaction_id", "first_queue", "first_offset", "check_immunity_s", "deliver_at")
+_OP = (
+    *("partition AS queue", "offset AS op_offset", "source = 'admin' AS admin"),
+    *("op.transaction_id", "op.producer_group", "op.decision", "op.message_id", "op.topic", "op.remark"),
+    "IF(op.decision = 'RECALL', op.messages, array_distinct(op.half_messages)) AS half_messages",
+    "coalesce(op.from_check, false) AS from_check",
+    "stored_at",
+)
 
 
 def half_rows(judged: DataFrame) -> DataFrame:
     """Rows of `half`."""
-    place = F.struct(F.col("partition").alias("queue"), F.col("offset"))
-    first = F.coalesce(F.col("first"), place)
-    immunity = at_most(whole(_header(wire.CHECK_IMMUNITY), 18), _MAX_INT)
-    return _with_message(_going_to(judged, judge.HALF)).withColumns(
-        {
-            "transaction_id": F.coalesce(_header(wire.TRANSACTION_ID), F.col("message_id")),
-            "first_queue": first["queue"],
-            "first_offset": first["offset"],
-            "check_immunity_s": immunity,
-            "deliver_at": timestamp(F.col("deliver_ms")),
-        }
-    )
+    return _going_to(judged, judge.HALF).selectExpr(*_PLACE, *_MESSAGE, *_HALF)
 
 
 def op_rows(judged: DataFrame) -> DataFrame:
     """Rows of `op`; a place that is listed twice counts once."""
-    op = F.col("op")
-    listed = F.when(op["decision"] == "RECALL", op["messages"]).otherwise(F.array_distinct(op["half_messages"]))
-    return _going_to(judged, judge.OP).select(
-        F.col("partition").alias("queue"),
-        F.col("offset").alias("op_offset"),
-        (F.col("source") == "admin").alias("admin"),
-        *[op[name].alias(name) for name in ("transaction_id", "producer_group", "decision", "message_id", "topic")],
-        listed.alias("half_messages"),
-        F.coalesce(op["from_check"], F.lit(False)).alias("from_check"),
-        op["remark"].alias("remark"),
-        "stored_at",
-    )
+    return _going_to(judged, judge.OP).selectExpr(*_OP)
 
 
 def delayed_rows(judged: DataFrame) -> DataFrame:
     """Rows of `delayed`; a due time in the past stays as it is and is delivered at once."""
-    due = F.coalesce(F.col("deliver_ms"), F.unix_millis("stored_at") + F.col("delay_ms"))
-    return _with_message(_going_to(judged, judge.DELAYED)).withColumn("deliver_at", timestamp(due))
+    return _going_to(judged, judge.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
 
 
 def topic_rows(judged: DataFrame, topic: str, now_ms: int) -> DataFrame:
@@ -57,82 +44,27 @@ def topic_rows(judged: DataFrame, topic: str, now_ms: int) -> DataFrame:
     Args:
         judged: Judged records.
         topic: The topic.
-        now_ms: Time of the landing batch, ms since epoch.
+        now_ms: Time of the landing batch, ms since epoch, UTC.
     """
     of_topic = _going_to(judged, judge.TOPIC).where(F.col("topic") == topic)
-    plain = F.array(F.struct(F.col("value").alias("body"), F.lit(None).cast("map<string,string>").alias("properties")))
-    each = _with_message(of_topic).select(
-        "*", F.posexplode(F.coalesce("members", plain)).alias("source_index", "member")
-    )
-    return each.withColumns(
-        {
-            **_member_columns(),
-            "body": F.col("member")["body"],
-            "transaction_id": F.lit(None),
-            "source": F.lit("messages"),
-            "source_queue": F.col("partition"),
-            "source_offset": F.col("offset"),
-            "visible_at": F.greatest(F.timestamp_millis(F.lit(now_ms)), F.col("stored_at")),
-            "batch_id": F.lit(None),
-        }
+    plain = "array(struct(value AS body, CAST(NULL AS map<string, string>) AS properties))"
+    each = of_topic.selectExpr("*", f"posexplode(coalesce(members, {plain})) AS (source_index, member)")
+    return each.withColumns(member_columns()).selectExpr(
+        *("queue_id", "message_id", "CAST(NULL AS STRING) AS transaction_id", "producer_group", "tags", "keys"),
+        *("properties", "key AS sharding_key", "member.body AS body", "'messages' AS source"),
+        *("partition AS source_queue", "offset AS source_offset", "source_index", "born_at", "stored_at"),
+        f"greatest(timestamp_millis({now_ms}L), stored_at) AS visible_at",
+        "CAST(NULL AS BIGINT) AS batch_id",
     )
 
 
 def rejected_rows(judged: DataFrame, now_ms: int) -> DataFrame:
     """Rows of `rejected`, with the original bytes."""
-    return _going_to(judged, judge.REJECTED).withColumns(
-        {
-            "kafka_partition": F.col("partition"),
-            "kafka_offset": F.col("offset"),
-            "rejected_at": F.timestamp_millis(F.lit(now_ms)),
-        }
+    return _going_to(judged, judge.REJECTED).selectExpr(
+        *("source", "partition AS kafka_partition", "offset AS kafka_offset", "reason", "detail"),
+        *("key", "value", "headers", f"timestamp_millis({now_ms}L) AS rejected_at"),
     )
 
 
 def _going_to(judged: DataFrame, target: str) -> DataFrame:
-    return judged.where(F.col("target") == target)
-
-
-def _with_message(judged: DataFrame) -> DataFrame:
-    """Add the columns that `half`, `delayed` and topic tables share."""
-    user = F.map_filter("headers", lambda name, _: ~name.isin(*_DROPPED))
-    return judged.withColumns(
-        {
-            "queue": F.col("partition"),
-            "queue_offset": F.col("offset"),
-            "message_id": _header(wire.UNIQ_KEY),
-            "producer_group": _header(wire.PGROUP),
-            "queue_id": F.coalesce("queue_id", "partition"),
-            "tags": _header(wire.TAGS),
-            "keys": _header(wire.KEYS),
-            "properties": F.transform_values(user, lambda _, value: F.make_valid_utf8(value.cast("string"))),
-            "sharding_key": F.col("key"),
-            "body": F.col("value"),
-            "born_at": timestamp(whole(_header(wire.BORN_TIMESTAMP), 18)),
-        }
-    )
-
-
-def _member_columns() -> dict[str, Column]:
-    """What a member of a batch says itself; of the record's headers only topic, queue and group hold for it."""
-    own = F.col("member")["properties"]
-    is_member = own.isNotNull()
-
-    def of(name: str, column: str) -> Column:
-        return F.when(is_member, F.nullif(own[name], F.lit(""))).otherwise(F.col(column))
-
-    born = timestamp(whole(own[wire.BORN_TIMESTAMP], 18))
-    return {
-        "message_id": of(wire.UNIQ_KEY, "message_id"),
-        "tags": of(wire.TAGS, "tags"),
-        "keys": of(wire.KEYS, "keys"),
-        "producer_group": F.coalesce(own[wire.PGROUP], "producer_group"),
-        "born_at": F.coalesce(born, "born_at"),
-        "properties": F.when(is_member, F.map_filter(own, lambda name, _: ~name.isin(*_DROPPED))).otherwise(
-            F.col("properties")
-        ),
-    }
-
-
-def _header(name: str) -> Column:
-    return F.col(f"h_{name}")
+    return judged.where(f"target = '{target}'")

@@ -48,14 +48,14 @@ def open_rows(warehouse: Warehouse, timing: TransactionConfig) -> DataFrame:
     again = warehouse.read("reentries")
     parts = [
         _open_halves(half, ended, again, warehouse.read("checks"), timing),
-        op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected")), since=F.col("landed")),
+        op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected")), since="landed"),
         delayed_rows(_without_delivery(delayed, delivered, Source.MESSAGES, "queue_offset")),
         waiting_rows(
             _without_delivery(
                 ended.where("state = 'COMMITTED' AND deliver_at IS NOT NULL"), delivered, Source.HALF, "half_offset"
             ),
             "half_offset",
-            F.unix_millis("deliver_at"),
+            "unix_millis(deliver_at)",
         ),
     ]
     return parts[0].union(parts[1]).union(parts[2]).union(parts[3])
@@ -90,22 +90,17 @@ def _open_halves(
 
 
 def _with_deadlines(halves: DataFrame, timing: TransactionConfig) -> DataFrame:
-    first = (F.col("first_queue") == F.col("queue")) & (F.col("first_offset") == F.col("queue_offset"))
-    since = F.coalesce("resume.since", F.lit(-1))
-    resumed = F.when(since >= 0, since + timing.timeout_ms + 1).otherwise(-1)
-    due = F.coalesce(F.unix_millis("last") + timing.check_interval_ms, resumed)
-
-    def only_first(column: Column, part: Column | None = None) -> Column:  # a part has no deadline of its own
-        return F.when(first, column).otherwise(F.lit(-1) if part is None else part)
-
+    """A part has no deadline of its own; it waits for its first from the time when it landed."""
+    first = "first_queue = queue AND first_offset = queue_offset"
+    resumed = f"resume.since + {timing.timeout_ms + 1}"
     return half_rows(
         halves,
-        checks=F.coalesce("sent", F.lit(0)),
-        round=F.col("open_round"),
-        since=only_first(since, part=F.col("landed")),
-        due=only_first(due),
-        op_queue=only_first(F.coalesce("resume.op_queue", F.lit(-1))),
-        op_offset=only_first(F.coalesce("resume.op_offset", F.lit(-1))),
+        checks="coalesce(sent, 0)",
+        round="open_round",
+        since=f"IF({first}, coalesce(resume.since, -1), landed)",
+        due=f"IF({first}, coalesce(unix_millis(last) + {timing.check_interval_ms}, {resumed}, -1), -1)",
+        op_queue=f"IF({first}, coalesce(resume.op_queue, -1), -1)",
+        op_offset=f"IF({first}, coalesce(resume.op_offset, -1), -1)",
     )
 
 

@@ -1,6 +1,8 @@
-"""Data frames that Spark must treat in a certain way: materialized ones, and the smaller side of a join."""
+"""Data frames that Spark must treat in a certain way: kept or materialized ones, and the smaller side of a join."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -19,3 +21,18 @@ def materialized(frame: DataFrame) -> DataFrame:
     the ledger's commit the answers of the batch would differ. And each query would analyse and ship their plan.
     """
     return frame.localCheckpoint()
+
+
+def kept(frame: DataFrame) -> DataFrame:
+    """The rows of `frame`, kept from the first action on until `release`, without the plan that led to them.
+
+    `persist` keeps the plan: each frame that is made of it is analysed with it, and compared with it to find what is
+    cached. That took a second of a round of six. The first action must read all partitions.
+    """
+    return frame.localCheckpoint(eager=False)
+
+
+def release(frame: DataFrame) -> None:
+    """Frees the memory of a `kept` frame; else it stays until the driver collects garbage."""
+    plan: Any = frame._jdf.queryExecution().logical()
+    plan.rdd().unpersist(False)

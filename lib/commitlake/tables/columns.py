@@ -50,11 +50,16 @@ def moment(column: str) -> Column:
     return F.expr(moment_sql(column))
 
 
-def millis(column: str) -> Column:
+def millis_sql(column: str) -> str:
     """A timestamp column as ms since epoch, -1 for null."""
-    return F.coalesce(F.unix_millis(F.col(column)), F.lit(-1))
+    return f"coalesce(unix_millis({column}), -1L)"
 
 
-def hashed(column: str | Column) -> Column:
+def hashed_sql(text: str) -> str:
     """The 64-bit hash that stands for a string in a segment."""
-    return F.xxhash64(column)
+    return f"xxhash64({text})"
+
+
+def hashed(column: str) -> Column:
+    """As `hashed_sql`."""
+    return F.expr(hashed_sql(column))

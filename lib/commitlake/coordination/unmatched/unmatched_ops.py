@@ -31,7 +31,7 @@ def resolve(batch: Events, tables: Tables, timeout_ms: int) -> Resolutions:
 def once_more(judged: DataFrame) -> DataFrame:
     """Input rows of the ops that wait on; their park time goes on too."""
     waiting = judged.where(F.col("verdict") == int(Verdict.AGAIN))
-    return op_rows(waiting.select("record.*", F.col("since").alias("seen")), since=F.col("seen"))
+    return op_rows(waiting.select("record.*", F.col("since").alias("seen")), since="seen")
 
 
 def refusals(judged: DataFrame) -> DataFrame:
@@ -188,13 +188,13 @@ def _reopen(judged: DataFrame, tables: Tables, timeout_ms: int) -> DataFrame:
     half = half.join(
         ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi"
     )
-    first = (F.col("first_queue") == F.col("queue")) & (F.col("first_offset") == F.col("queue_offset"))
+    first = "first_queue = queue AND first_offset = queue_offset"
     return half_rows(
         half,
-        op_queue=F.col("resume_op_queue"),
-        op_offset=F.col("resume_op_offset"),
-        admin=1,
-        round=F.col("new_round"),
-        since=F.when(first, F.col("resumed")).otherwise(-1),
-        due=F.when(first, F.col("resumed") + timeout_ms + 1).otherwise(-1),
+        op_queue="resume_op_queue",
+        op_offset="resume_op_offset",
+        admin="1",
+        round="new_round",
+        since=f"IF({first}, resumed, -1)",
+        due=f"IF({first}, resumed + {timeout_ms + 1}, -1)",
     )

@@ -11,7 +11,7 @@ from commitlake.coordination.unmatched.lookup import Tables, asked, is_part, nea
 from commitlake.coordination.unmatched.resolution import Resolutions, Verdict, events
 from commitlake.protocol.states import Delivery, Event, Reason, Source, State
 from commitlake.spark.frames import materialized
-from commitlake.tables.columns import millis
+from commitlake.tables.columns import millis_sql
 from commitlake.tables.rounds import newest
 
 _FOLLOW, _ORPHAN = 1, 2
@@ -25,7 +25,7 @@ def resolve(batch: Events, tables: Tables) -> Resolutions:
     judged = materialized(_with_due(materialized(facts.withColumn("verdict", _verdict())), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)
     again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
-    waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", F.col("due"))
+    waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")
     told = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
     return Resolutions(told, again.union(waiting))
 
@@ -70,7 +70,7 @@ def _with_due(judged: DataFrame, tables: Tables) -> DataFrame:
         F.col("queue").alias("dq"),
         F.col("op_offset").alias("do"),
         F.col("admin").alias("da"),
-        millis("stored_at").alias("committed"),
+        F.expr(millis_sql("stored_at")).alias("committed"),
     )
     by_admin = F.col("ledger.reason") == "ADMIN"
     same_op = (
