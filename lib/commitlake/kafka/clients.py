@@ -12,7 +12,7 @@ from commitlake.config import Config, KafkaConfig
 from commitlake.config_values import LARGEST_MESSAGE
 from commitlake.errors import ConfigError
 from commitlake.kafka import refusals
-from commitlake.protocol.topic_names import LONGEST
+from commitlake.protocol.topic_names import MAX_LENGTH
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def max_record_bytes(config: Config) -> int:
 
 def max_settings_bytes(config: Config) -> int:
     """Return the bytes of the record of `settings` at most: it names every destination topic, in quotes."""
-    return max_record_bytes(config) + config.topics.max * (LONGEST + 3)
+    return max_record_bytes(config) + config.topics.max * (MAX_LENGTH + 3)
 
 
 def spark_options(kafka: KafkaConfig) -> dict[str, str]:

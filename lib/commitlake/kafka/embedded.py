@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from commitlake.config import Config, is_local
+from commitlake.config import Config
 from commitlake.errors import ConfigError, EmbeddedBrokerError
 from commitlake.kafka import parent_watch
+from commitlake.places import is_local, local_path
 from commitlake.spark import runtime
 
 log = logging.getLogger(__name__)
@@ -283,7 +284,7 @@ def provide(config: Config) -> Iterator[Config]:
             "name a broker, or a local directory in kafka.embedded_dir"
         )
         raise ConfigError(msg)
-    path = Path(config.kafka.embedded_dir or Path(directory.removeprefix("file://").removeprefix("file:"), "_kafka"))
+    path = local_path(config.kafka.embedded_dir or f"{config.warehouse}/_kafka")
     with EmbeddedBroker(path, config.kafka.embedded_port) as broker:
         yield replace(config, kafka=replace(config.kafka, bootstrap_servers=broker.bootstrap_servers))
 

@@ -17,13 +17,10 @@ from commitlake.kafka import clock_skew
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain
 from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, python_options
 from commitlake.protocol import wire
+from commitlake.protocol.durations import DAY_MS
+from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, LANDED, PAIRED, QUEUED, SETTINGS
 
-LANDED = ("half", "op", "messages", "admin")
-QUEUES = ("half", "op", "messages")
-QUEUED = (*QUEUES, "check")
-ALL = (*LANDED, "check", "settings")
-
-_WEEK_MS = 7 * 24 * 3_600_000
+_WEEK_MS = 7 * DAY_MS
 _TIMESTAMPS = "message.timestamp.type"
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 
@@ -100,7 +97,7 @@ def publish_settings(config: Config, topics: Iterable[str]) -> clock_skew.Skew:
     try:
         producer = KafkaProducer(**options, max_request_size=max_settings_bytes(config))
         try:
-            topic = config.kafka.topic("settings")
+            topic = config.kafka.topic(SETTINGS)
             producer.partitions_for(topic)  # connects: what is timed next is one round trip
             begun = clock_skew.now_ms()
             sent = producer.send(topic, record.value, record.key, record.headers, partition=0, timestamp_ms=begun)
@@ -109,7 +106,7 @@ def publish_settings(config: Config, topics: Iterable[str]) -> clock_skew.Skew:
         finally:
             producer.close(timeout=CONNECT_TIMEOUT_MS / 1_000)
     except kafka_errors.KafkaError as error:
-        msg = f"cannot write to the Kafka topic {config.kafka.topic('settings')}: {explain(config.kafka, error)}"
+        msg = f"cannot write to the Kafka topic {config.kafka.topic(SETTINGS)}: {explain(config.kafka, error)}"
         raise KafkaError(msg) from error
 
 
@@ -124,7 +121,7 @@ def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, in
 
 def _refuse_other_counts(config: Config, present: Mapping[str, int]) -> None:
     """A queue is a partition, the same in all three topics: another count would send ops past their half messages."""
-    queued = {topic: present[topic] for topic in map(config.kafka.topic, QUEUES) if topic in present}
+    queued = {topic: present[topic] for topic in map(config.kafka.topic, PAIRED) if topic in present}
     if len(set(queued.values())) > 1:
         counts = ", ".join(f"{topic} {count}" for topic, count in queued.items())
         most = max(queued.values())
@@ -139,7 +136,7 @@ def _refuse_other_counts(config: Config, present: Mapping[str, int]) -> None:
             f"and Kafka cannot take any away; set kafka.queues to {max(queued.values())}"
         )
         raise KafkaError(msg)
-    for name in ("admin", "settings"):
+    for name in (ADMIN, SETTINGS):
         if present.get(config.kafka.topic(name), 1) != 1:
             topic = config.kafka.topic(name)
             msg = f"the Kafka topic {topic} has {present[topic]} partitions; allowed is 1; set another prefix"
@@ -188,13 +185,13 @@ def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -
 
 
 def _settings(config: Config, name: str) -> dict[str, str]:
-    largest = max_settings_bytes(config) if name == "settings" else max_record_bytes(config)
+    largest = max_settings_bytes(config) if name == SETTINGS else max_record_bytes(config)
     settings = {"max.message.bytes": str(largest)}
-    if name != "check":
+    if name != CHECK:
         # Ages are measured from the broker's append time, never from a producer's clock. That of a record in `settings`
         # tells a start how far the broker's clock is off (`clock`); nothing else there depends on it.
         settings |= {_TIMESTAMPS: "LogAppendTime"}
-    if name == "settings":
+    if name == SETTINGS:
         return settings | {"cleanup.policy": "compact"}
     return settings | {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
 
@@ -214,7 +211,7 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
             msg = f"the Kafka topic {topic} is compacted, so records would vanish; {fix}"
             raise KafkaError(msg)
         for key, wanted in _settings(config, name).items():
-            matters = name != "settings" or key != _TIMESTAMPS
+            matters = name != SETTINGS or key != _TIMESTAMPS
             if matters and key in actual and not _fits(key, actual[key], wanted):
                 warnings.append(f"the Kafka topic {topic} has {key}={actual[key]}; {_fix(topic, key, wanted)}")
         if name in LANDED and actual.get("retention.bytes", "-1") != "-1":

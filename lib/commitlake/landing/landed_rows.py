@@ -7,9 +7,9 @@ from pyspark.sql import functions as F
 
 from commitlake.landing import judge
 from commitlake.landing.parse import at_most, timestamp, whole
-from commitlake.protocol import wire
+from commitlake.protocol import headers
 
-_DROPPED = sorted(wire.MESSAGE_HEADERS | wire.TRANSACTION_HEADERS | wire.COORDINATOR_HEADERS)
+_DROPPED = sorted(headers.PROTOCOL_HEADERS)
 _MAX_INT = 2**31 - 1
 
 
@@ -17,10 +17,10 @@ def half_rows(judged: DataFrame) -> DataFrame:
     """Rows of `half`."""
     place = F.struct(F.col("partition").alias("queue"), F.col("offset"))
     first = F.coalesce(F.col("first"), place)
-    immunity = at_most(whole(_header(wire.CHECK_IMMUNITY), 18), _MAX_INT)
+    immunity = at_most(whole(_header(headers.CHECK_IMMUNITY), 18), _MAX_INT)
     return _with_message(_going_to(judged, judge.HALF)).withColumns(
         {
-            "transaction_id": F.coalesce(_header(wire.TRANSACTION_ID), F.col("message_id")),
+            "transaction_id": F.coalesce(_header(headers.TRANSACTION_ID), F.col("message_id")),
             "first_queue": first["queue"],
             "first_offset": first["offset"],
             "check_immunity_s": immunity,
@@ -100,15 +100,15 @@ def _with_message(judged: DataFrame) -> DataFrame:
         {
             "queue": F.col("partition"),
             "queue_offset": F.col("offset"),
-            "message_id": _header(wire.UNIQ_KEY),
-            "producer_group": _header(wire.PGROUP),
+            "message_id": _header(headers.UNIQ_KEY),
+            "producer_group": _header(headers.PGROUP),
             "queue_id": F.coalesce("queue_id", "partition"),
-            "tags": _header(wire.TAGS),
-            "keys": _header(wire.KEYS),
+            "tags": _header(headers.TAGS),
+            "keys": _header(headers.KEYS),
             "properties": F.transform_values(user, lambda _, value: F.make_valid_utf8(value.cast("string"))),
             "sharding_key": F.col("key"),
             "body": F.col("value"),
-            "born_at": timestamp(whole(_header(wire.BORN_TIMESTAMP), 18)),
+            "born_at": timestamp(whole(_header(headers.BORN_TIMESTAMP), 18)),
         }
     )
 
@@ -121,12 +121,12 @@ def _member_columns() -> dict[str, Column]:
     def of(name: str, column: str) -> Column:
         return F.when(is_member, F.nullif(own[name], F.lit(""))).otherwise(F.col(column))
 
-    born = timestamp(whole(own[wire.BORN_TIMESTAMP], 18))
+    born = timestamp(whole(own[headers.BORN_TIMESTAMP], 18))
     return {
-        "message_id": of(wire.UNIQ_KEY, "message_id"),
-        "tags": of(wire.TAGS, "tags"),
-        "keys": of(wire.KEYS, "keys"),
-        "producer_group": F.coalesce(own[wire.PGROUP], "producer_group"),
+        "message_id": of(headers.UNIQ_KEY, "message_id"),
+        "tags": of(headers.TAGS, "tags"),
+        "keys": of(headers.KEYS, "keys"),
+        "producer_group": F.coalesce(own[headers.PGROUP], "producer_group"),
         "born_at": F.coalesce(born, "born_at"),
         "properties": F.when(is_member, F.map_filter(own, lambda name, _: ~name.isin(*_DROPPED))).otherwise(
             F.col("properties")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -16,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from commitlake import clock
 from commitlake.config import Config
 from commitlake.errors import IdentityError
 from commitlake.kafka.clients import spark_options, spark_source_limits
@@ -223,7 +223,7 @@ class Landing:
         return positions.topic_table(row["topic"]) if row["target"] == judge.TOPIC else str(row["target"])
 
     def _write(self, judged: DataFrame, intent: Intent) -> None:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         self._warehouse.append(landed_rows.op_rows(judged), "op", intent.plan())
         marker = intent.marker()
         rows: dict[str, Callable[[], DataFrame]] = {

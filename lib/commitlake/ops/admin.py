@@ -13,6 +13,7 @@ from commitlake.kafka.clients import python_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import ADMIN
 from commitlake.tables import Warehouse
 
 DECISIONS = ("RESUME", "COMMIT", "ROLLBACK")
@@ -57,7 +58,7 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
     op = wire.OpRecord(
         transaction_id=transaction_id, producer_group=None, decision=decision, half_messages=(first,), remark=remark
     )
-    record, topic = wire.encode_op(op), kafka.topic("admin")
+    record, topic = wire.encode_op(op), kafka.topic(ADMIN)
     try:
         client = KafkaProducer(**python_options(kafka), bootstrap_timeout_ms=CONNECT_TIMEOUT_MS, acks="all")
         try:

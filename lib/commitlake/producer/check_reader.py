@@ -17,7 +17,8 @@ from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.check_progress import Progress
 from commitlake.producer.link import KafkaLink
-from commitlake.protocol import wire
+from commitlake.protocol import headers, wire
+from commitlake.protocol.kafka_topics import CHECK
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._answer = answer
         self._own_pool = None if executor else ThreadPoolExecutor(THREADS, thread_name_prefix="commitlake-check")
         self._executor: Executor = executor or self._own_pool  # type: ignore[assignment]
-        self._topic = link.kafka.topic("check")
+        self._topic = link.kafka.topic(CHECK)
         self._progress: dict[TopicPartition, Progress] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[None]] = set()
@@ -131,7 +132,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _read(self, record: Any) -> wire.CheckRecord | None:
         """The check, or None when it is another group's or no check at all."""
-        if (wire.PGROUP, self._group.encode()) not in record.headers:
+        if (headers.PGROUP, self._group.encode()) not in record.headers:
             return None
         try:
             return wire.decode_check(record.value, record.headers)

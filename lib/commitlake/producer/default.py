@@ -17,6 +17,7 @@ from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.producer.record_maker import RecordMaker, check_group
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import MESSAGES, OP
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class DefaultMQProducer:
             record, ids = maker.batch(list(message))
         for member, msg_id in zip(message, ids, strict=True):
             member.msg_id = msg_id
-        at = self._send_record("messages", record.sharding_key, wire.encode_message(record), timeout)
+        at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
         return SendResult(
             send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
         )
@@ -121,7 +122,7 @@ class DefaultMQProducer:
             MQClientException: the handle is none, or Kafka did not acknowledge the recall.
         """
         recall = decode_handle(recall_handle)
-        self._link.send("op", recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout)
+        self._link.send(OP, recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout)
         return recall.msg_id
 
     def __enter__(self) -> Self:
@@ -137,7 +138,7 @@ class DefaultMQProducer:
         with self._refusing() as maker:
             record = maker.message(message)
         message.msg_id = record.msg_id
-        at = self._send_record("messages", record.sharding_key, wire.encode_message(record), timeout)
+        at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
         recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
         return SendResult(
             send_status=SendStatus.SEND_OK,

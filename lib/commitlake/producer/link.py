@@ -19,6 +19,7 @@ from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.settings import SettingsReader
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import SETTINGS
 from commitlake.protocol.wire import Encoded
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class KafkaLink:
 
     def start(self) -> None:
         """Connect and read the settings."""
-        self._reader = SettingsReader(self.client_options(), self.kafka.topic("settings"), self.explain)
+        self._reader = SettingsReader(self.client_options(), self.kafka.topic(SETTINGS), self.explain)
         self._reader.start(self._start_timeout_ms)
         try:
             self._producer = KafkaProducer(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from commitlake.errors import MQClientException
-from commitlake.protocol import wire
+from commitlake.protocol import headers, wire
 
 
 class LocalTransactionState(enum.Enum):
@@ -75,9 +75,9 @@ class Message:
         if not (isinstance(name, str) and isinstance(value, str) and name and value):
             msg = f"property {name!r} is {value!r}; name and value must be strings with at least one character"
             raise MQClientException(msg)
-        if name == wire.CHECK_IMMUNITY:
+        if name == headers.CHECK_IMMUNITY:
             self.check_immunity_seconds = int(value) if value.isdecimal() else None
-        elif name in wire.RESERVED_HEADERS:
+        elif name in headers.RESERVED_HEADERS:
             msg = f"property {name!r} is used by the protocol; choose another name"
             raise MQClientException(msg)
         else:

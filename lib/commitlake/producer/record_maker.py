@@ -5,27 +5,22 @@ The reasons and their order are landing's, so what would be in `rejected` is tol
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from commitlake.clock import now_ms
 from commitlake.errors import MQClientException, RecordError
 from commitlake.producer.message import Message
-from commitlake.protocol import delay, message_batch, topic_names, wire
+from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 
 
 def new_id() -> str:
     """A message id that no other has."""
     return uuid.uuid4().hex.upper()
-
-
-def now_ms() -> int:
-    """The clock of this machine, ms since epoch, UTC."""
-    return time.time_ns() // 1_000_000
 
 
 def check_group(group: str) -> str:
@@ -84,7 +79,7 @@ class RecordMaker:
         body = message_batch.pack(members)
         self._check(first, body)
         record = wire.MessageRecord(**_common(first, self.group), body=body, batch=len(members))
-        return record, [member.properties[wire.UNIQ_KEY] for member in members]
+        return record, [member.properties[headers.UNIQ_KEY] for member in members]
 
     def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
         """Cut `messages` into lists that fit into one batch each."""
@@ -95,9 +90,9 @@ class RecordMaker:
         """Whether the record's delay headers make it wait, so that it can be recalled."""
         return self._delay(record.delays) is not None
 
-    def _delay(self, headers: Mapping[str, str]) -> delay.Delay | None:
+    def _delay(self, given: Mapping[str, str]) -> delay.Delay | None:
         levels = [delay.level_ms(level) for level in self.settings.delay_levels]
-        return delay.parse(headers, levels, self.settings.delay_max_ms, now_ms())
+        return delay.parse(given, levels, self.settings.delay_max_ms, now_ms())
 
     def _fields(self, message: Message) -> dict[str, Any]:
         self._check(message, message.body)
@@ -140,10 +135,10 @@ def _common(message: Message, group: str) -> dict[str, Any]:
 def _delays(message: Message) -> dict[str, str]:
     at = message.deliver_at
     values = {
-        wire.DELAY: message.delay_time_level,
-        wire.TIMER_DELAY_SEC: message.delay_seconds,
-        wire.TIMER_DELAY_MS: message.delay_milliseconds,
-        wire.TIMER_DELIVER_MS: _epoch_ms(at) if isinstance(at, datetime) else at,
+        headers.DELAY: message.delay_time_level,
+        headers.TIMER_DELAY_SEC: message.delay_seconds,
+        headers.TIMER_DELAY_MS: message.delay_milliseconds,
+        headers.TIMER_DELIVER_MS: _epoch_ms(at) if isinstance(at, datetime) else at,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -156,7 +151,7 @@ def _epoch_ms(at: datetime) -> int:
 
 
 def _member(message: Message) -> message_batch.Member:
-    own = {wire.UNIQ_KEY: new_id(), wire.TAGS: message.tags, wire.KEYS: message.keys}
+    own = {headers.UNIQ_KEY: new_id(), headers.TAGS: message.tags, headers.KEYS: message.keys}
     present = {name: value for name, value in own.items() if value is not None}
     return message_batch.Member(_bytes(message.body), {**message.properties, **present})
 

@@ -17,6 +17,7 @@ from commitlake.producer.message import LocalTransactionState, Message, MessageE
 from commitlake.producer.transaction import HalfMessage, Transaction
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import HALF, OP
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class TransactionMQProducer(DefaultMQProducer):
             encoded = wire.encode_half(record)
         message.msg_id, message.transaction_id = record.msg_id, record.transaction_id
         try:
-            return HalfMessage(record, self._send_record("half", record.sharding_key, encoded))
+            return HalfMessage(record, self._send_record(HALF, record.sharding_key, encoded))
         except UncertainSend:
             # The message id, not the transaction id: the application may try again under the same transaction id.
             self._uncertain.add(record.msg_id)
@@ -181,7 +182,7 @@ class TransactionMQProducer(DefaultMQProducer):
             from_check=from_check,
             remark=remark,
         )
-        self._link.send_soon("op", half_messages[0].queue, wire.encode_op(op), done)
+        self._link.send_soon(OP, half_messages[0].queue, wire.encode_op(op), done)
 
 
 class _Recent:

@@ -9,15 +9,15 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.config import Config, is_local
+from commitlake.config import Config
 from commitlake.errors import FencedError, WarehouseError
+from commitlake.places import is_local, local_path
 from commitlake.tables import TABLES, Warehouse
 from commitlake.tables.append_guard import Guard
 
@@ -40,7 +40,7 @@ class WarehouseLock:
     """
 
     def __init__(self, directory: str) -> None:
-        self._path = Path(directory.removeprefix("file:").replace("//", "/")) / ".coordinator.lock"
+        self._path = local_path(directory) / ".coordinator.lock"
         self._file: IO[str] | None = None
 
     def __enter__(self) -> Self:
