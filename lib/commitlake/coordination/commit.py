@@ -83,16 +83,16 @@ class BatchWriter:
         return every, reentries if reentries.count() else None
 
     def _answers(self, events: Events) -> Answers | None:
-        if not events.count(Event.ASK_OP, Event.ASK_PART):
+        if not events.count(Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             return None
         tables = Tables.of(self.warehouse)
         given = []
-        ops = events.count_of(Event.ASK_OP, Source.HALF)
+        ops = events.count_of(Event.UNMATCHED_OP, Source.HALF)
         if ops:
             given.append(unmatched_ops.answer(events, tables, self.config.transaction.timeout_ms))
-        if events.count_of(Event.ASK_OP, Source.MESSAGES):
+        if events.count_of(Event.UNMATCHED_OP, Source.MESSAGES):
             given.append(unmatched_recalls.answer(events, tables))
-        if events.count_of(Event.ASK_PART, Source.HALF):
+        if events.count_of(Event.UNMATCHED_PART, Source.HALF):
             # What is reopened in this batch is open for a part that asks in it.
             given.append(unmatched_parts.answer(events, tables.with_reopened(given[0].reentries) if ops else tables))
         return reduce(add, given)

@@ -2,12 +2,12 @@
 
 `advance` is the whole of coordination for one segment and one batch; the order of its steps is the protocol:
 
-1. what has landed joins what is open;
-2. further half messages join their first (`group`);
-3. ops apply, the earliest first (`ops`);
-4. deadlines of what is still open: checks and discards (`checks`);
-5. delays that have ended, after the recalls (`timers`);
-6. what has waited `op_park_time` for its message asks the ledger and goes (`park`).
+1. merge what has landed with what is open;
+2. attach further half messages to their first (`parts`);
+3. apply ops, the earliest first (`ops`);
+4. deadlines of what is still open: checks and discards (`deadlines`);
+5. recalls, then delays that have ended (`delays`);
+6. report what has waited `op_park_time` for its message as unmatched, and drop it (`park`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 from commitlake.protocol.states import Kind
 from commitlake.statemachine import deadlines, delays, ops, park, parts
 from commitlake.statemachine.model import Rules, Segment, Step
-from commitlake.statemachine.rows import EVENT, Rows, join
+from commitlake.statemachine.rows import EVENT, Rows, concat
 
 _OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)
 
 
 def advance(state: Rows, arrived: Rows, now: int, rules: Rules) -> Step:
-    """Applies what arrived and what is due at `now` to a segment.
+    """Apply what arrived and what is due at `now` to a segment.
 
     Args:
-        state: `ROW`s still open after the last batch.
+        state: `ROW`s that were open after the last batch.
         arrived: `ROW`s that this batch brought, in any order.
         now: the batch's time, ms since epoch, UTC.
         rules: the timing rules.
@@ -37,19 +37,19 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules) -> Step:
     deadlines.sweep(segment, now, rules)
     delays.sweep(segment, now)
     park.sweep(segment, now, rules)
-    return Step(segment.open_rows(), join(segment.events, EVENT), _wake_at(segment, rules))
+    return Step(segment.open_rows(), concat(segment.events, EVENT), _wake_at(segment, rules))
 
 
 def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
     old, new = _split(state), _split(arrived)
-    halves = join([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
+    halves = concat([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
     new_parts, new_ops = park.stamp_seen(new["parts"], now), park.stamp_seen(new["ops"], now)
     return Segment(
         halves=halves[np.argsort(halves["offset"], kind="stable")],
-        parts=join([_without(old["parts"], new_parts), new_parts]),
-        ops=join([old["ops"], new_ops]),
-        listed=join([old["listed"], new["listed"]]),
-        timers=join([old["timers"], new["timers"]]),
+        parts=concat([_without(old["parts"], new_parts), new_parts]),
+        ops=concat([old["ops"], new_ops]),
+        listed=concat([old["listed"], new["listed"]]),
+        timers=concat([old["timers"], new["timers"]]),
         fresh_ops=len(new_ops),
         fresh_parts=len(new_parts),
     )
@@ -67,7 +67,7 @@ def _split(rows: Rows) -> dict[str, Rows]:
 
 
 def _without(old: Rows, new: Rows) -> Rows:
-    """`old` less what `new` brings again: a reopened part replaces its parked self, so that it can't end twice."""
+    """`old` without those that `new` has again: a reopened part replaces its parked row, so that it can't end twice."""
     if not len(old) or not len(new):
         return old
     return old[~np.isin(parts.part_key(old), parts.part_key(new))]
