@@ -1,6 +1,6 @@
-"""Parsers of configuration values: take what YAML or a command line gives, return the value.
+"""Parsers of configuration values: each takes what YAML or a command line gives, and returns the value.
 
-Each raises ValueError with what is allowed.
+A parser raises ValueError, whose text says what is allowed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import yaml
 
+from commitlake.places import has_scheme
+from commitlake.protocol.durations import DAY_MS, duration_ms
+
 EMBEDDED = "embedded"
 LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
-_DURATION = re.compile(r"(\d{1,18})(ms|s|m|h|d)")
-_DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_LONGEST_MS = 36_500 * _DURATION_MS["d"]  # a century: `stored_at` plus any duration stays far inside 64 bits
+_LONGEST_MS = 36_500 * DAY_MS  # a century: `stored_at` plus any duration stays far inside 64 bits
 _SIZE = re.compile(r"(\d{1,18})(B|KiB|MiB|GiB)?")
 _SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST_MESSAGE = 15 << 20
-"""Bytes. Spark reads the JSON of a batch as a VARIANT, which holds 16 MiB: a larger batch would count as malformed."""
+"""Bytes. Spark reads the JSON of a batch as a VARIANT, which holds 16 MiB: a larger batch would be malformed."""
 _SERVER = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 def text(value: object) -> str:
@@ -36,12 +36,7 @@ def text(value: object) -> str:
 def location(value: object) -> str:
     """Parse a directory, made absolute, or a URI or catalog schema, kept as it is."""
     place = text(value)
-    return place if _URI.match(place) else str(Path(place).expanduser().absolute())
-
-
-def is_local(place: str) -> bool:
-    """Return whether `place` is a local directory, and not another URI or a catalog schema."""
-    return place.startswith("file:") or not _URI.match(place)
+    return place if has_scheme(place) else str(Path(place).expanduser().absolute())
 
 
 def directory(value: object) -> str:
@@ -96,9 +91,8 @@ def duration(lowest_ms: int = 0) -> Callable[[object], int]:
     """Return a parser of durations such as `500ms`, `6s`, `5m`, `72h`, `40d`, to ms, at least `lowest_ms`."""
 
     def parse(value: object) -> int:
-        match = _DURATION.fullmatch(str(value).strip())
-        ms = int(match[1]) * _DURATION_MS[match[2]] if match else -1
-        if not lowest_ms <= ms <= _LONGEST_MS:
+        ms = duration_ms(str(value).strip())
+        if ms is None or not lowest_ms <= ms <= _LONGEST_MS:
             msg = f"a number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
             raise ValueError(msg)
         return ms

@@ -1,13 +1,13 @@
-"""Every error CommitLake raises on purpose, in one place.
+"""The errors that CommitLake raises.
 
-A message names what is wrong, the value met, what is allowed, and what to do about it. It never holds a secret.
+A message names what is wrong, the value, what is allowed, and what to do about it. It never holds a secret.
 """
 
 from __future__ import annotations
 
 
 class CommitLakeError(Exception):
-    """Root of all errors raised by CommitLake."""
+    """Base class of all errors that CommitLake raises."""
 
 
 class ConfigError(CommitLakeError):
@@ -15,15 +15,15 @@ class ConfigError(CommitLakeError):
 
 
 class SetupError(CommitLakeError):
-    """Raised when the machine lacks something CommitLake needs, for example Java 17."""
+    """Raised when the machine lacks something that CommitLake needs, for example Java 17."""
 
 
 class KafkaError(CommitLakeError):
-    """Raised when Kafka is out of reach, refuses access, or its topics do not fit."""
+    """Raised when Kafka is out of reach, refuses access, or its topics have the wrong partitions or settings."""
 
 
 class IdentityError(KafkaError):
-    """Raised when this is not the Kafka cluster, topic or log the warehouse was filled from."""
+    """Raised when this is not the Kafka cluster, topic or log that the warehouse was filled from."""
 
 
 class EmbeddedBrokerError(KafkaError):
@@ -39,12 +39,17 @@ class FencedError(CommitLakeError):
 
 
 class StreamError(CommitLakeError):
-    """Raised when a streaming query failed, for example because a table was not writable."""
+    """Raised when a streaming query failed, for example because a table was not writable.
+
+    Args:
+        query: name of the query.
+        reason: the cause, on one line.
+    """
 
     def __init__(self, query: str, reason: str) -> None:
         super().__init__(
-            f"the {query} query failed: {reason}; mend the cause and start again: nothing is lost, the next start goes "
-            "on from the tables"
+            f"the {query} query failed: {reason}; fix the cause and start again; "
+            "nothing is lost: the next start continues from the tables"
         )
 
 
@@ -56,7 +61,7 @@ class RecordError(CommitLakeError):
     """Raised when a Kafka record breaks the protocol.
 
     Attributes:
-        reason: the code that the `rejected` table would show, for example `BAD_OP`; None when there is none.
+        reason: the reason in the table `rejected`, for example `BAD_OP`; None when there is none.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -68,7 +73,7 @@ class MQClientException(CommitLakeError):
     """Raised by the producer when a call is refused or its outcome is uncertain.
 
     Attributes:
-        reason: the code that landing would have given, for example `ILLEGAL_TOPIC`; None when there is none.
+        reason: the reason that landing would give, for example `ILLEGAL_TOPIC`; None when there is none.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -77,7 +82,7 @@ class MQClientException(CommitLakeError):
 
 
 def root_reason(error: Exception) -> str:
-    """The innermost cause of an error, on one line: what a person can act on is rarely the outermost one."""
+    """The innermost cause of an error, on one line: a person can rarely act on the outermost one."""
     java = getattr(error, "java_exception", None)
     while java is not None and java.getCause() is not None:
         java = java.getCause()

@@ -12,6 +12,7 @@ from commitlake import config
 from commitlake.errors import KafkaError
 from commitlake.kafka import admin_client, topics
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.protocol import kafka_topics
 
 
 def configured(broker: EmbeddedBroker, **keys: object) -> config.Config:
@@ -30,14 +31,14 @@ def create(found: config.Config, name: str, partitions: int, **settings: str) ->
 def test_missing_topics_are_created_as_the_contract_says(broker: EmbeddedBroker) -> None:
     found = configured(broker, kafka__queues=3)
     assert topics.ensure_topics(found) == []
-    ends = topics.end_offsets(found, topics.ALL)
+    ends = topics.end_offsets(found, kafka_topics.ALL)
     counts = {topic.removeprefix(found.kafka.topic_prefix): len(offsets) for topic, offsets in ends.items()}
     assert counts == {"half": 3, "op": 3, "messages": 3, "admin": 1, "check": 3, "settings": 1}
     client = KafkaAdminClient(bootstrap_servers=found.kafka.bootstrap_servers)
-    resources = [ConfigResource(ConfigResourceType.TOPIC, found.kafka.topic(name)) for name in topics.ALL]
+    resources = [ConfigResource(ConfigResourceType.TOPIC, found.kafka.topic(name)) for name in kafka_topics.ALL]
     described = client.describe_configs(resources, config_filter="all")["topic"]
     client.close()
-    for name in topics.ALL:
+    for name in kafka_topics.ALL:
         actual = {key: entry["value"] for key, entry in described[found.kafka.topic(name)].items()}
         assert int(actual["max.message.bytes"]) > 4 * 1024 * 1024
         assert (actual["message.timestamp.type"] == "LogAppendTime") == (name != "check")
@@ -51,15 +52,16 @@ def test_topics_that_are_there_are_left_alone(broker: EmbeddedBroker) -> None:
     before = topics.identity(found)
     assert topics.ensure_topics(found) == []
     assert topics.identity(found) == before
-    assert len(before.topic_ids) == len(topics.ALL)
+    assert len(before.topic_ids) == len(kafka_topics.ALL)
 
 
 def test_more_queues_grow_the_topics_and_fewer_are_refused(broker: EmbeddedBroker) -> None:
     found = configured(broker, kafka__queues=2, kafka__topic_prefix="grown.")
     topics.ensure_topics(found)
     topics.ensure_topics(configured(broker, kafka__queues=5, kafka__topic_prefix="grown."))
-    ends = topics.end_offsets(found, topics.QUEUED)
-    assert {topic: len(offsets) for topic, offsets in ends.items()} == {f"grown.{name}": 5 for name in topics.QUEUED}
+    ends = topics.end_offsets(found, kafka_topics.QUEUED)
+    grown = {f"grown.{name}": 5 for name in kafka_topics.QUEUED}
+    assert {topic: len(offsets) for topic, offsets in ends.items()} == grown
     with pytest.raises(KafkaError, match=r"kafka\.queues: 2 is not allowed.*set kafka\.queues to 5"):
         topics.ensure_topics(found)
 
@@ -76,7 +78,7 @@ def test_a_check_topic_with_more_partitions_is_fine(broker: EmbeddedBroker) -> N
     found = configured(broker)
     create(found, "check", 7, message_timestamp_type="CreateTime", max_message_bytes=str(20 << 20))
     topics.ensure_topics(found)
-    ends = topics.end_offsets(found, topics.QUEUED)
+    ends = topics.end_offsets(found, kafka_topics.QUEUED)
     assert sorted(map(len, ends.values())) == [4, 4, 4, 7]
 
 

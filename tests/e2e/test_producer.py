@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from tests.support import codecs
 
 from commitlake.config import Config, from_mapping
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -26,7 +27,7 @@ from commitlake.producer import (
     TransactionListener,
     TransactionMQProducer,
 )
-from commitlake.protocol import message_batch, wire
+from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
@@ -88,7 +89,7 @@ class Namespace:
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
     def ops(self) -> list[Any]:
-        return [wire.decode_op(record.value) for record in self.read("op")]
+        return [codecs.decode_op(record.value) for record in self.read("op")]
 
     def wait_for_ops(self, count: int) -> list[Any]:
         eventually(lambda: len(self.read("op")) >= count)
@@ -98,7 +99,7 @@ class Namespace:
         """Send check requests."""
         client = KafkaProducer(bootstrap_servers=self.servers)
         for check in checks:
-            key, value, headers = wire.encode_check(check)
+            key, value, headers = codecs.encode_check(check)
             client.send(f"{self.prefix}check", key=key, value=value, headers=headers, partition=partition)
         client.close()
 
@@ -147,7 +148,7 @@ def test_the_half_message_is_in_kafka_before_the_local_transaction_runs_and_its_
         result = producer.send_message_in_transaction(message, arg=17)
     assert seen == [1]
     (record,) = kafka.read("half")
-    half = wire.decode_half(record.key, record.value, record.headers)
+    half = codecs.decode_half(record.key, record.value, record.headers)
     assert (half.topic, half.body, half.tags, half.keys) == ("orders", b"body", "TagA", "KEY1")
     assert (half.queue_id, half.properties, half.producer_group) == (1, {"color": "red"}, "group")
     assert (half.msg_id, half.transaction_id) == (result.msg_id, result.msg_id)
@@ -157,7 +158,7 @@ def test_the_half_message_is_in_kafka_before_the_local_transaction_runs_and_its_
     assert result.local_transaction_state is COMMIT
     (op,) = kafka.read("op")
     assert op.partition == record.partition
-    assert wire.decode_op(op.value) == wire.OpRecord(
+    assert codecs.decode_op(op.value) == wire.OpRecord(
         transaction_id=result.transaction_id,
         producer_group="group",
         decision="COMMIT",
@@ -423,7 +424,7 @@ def test_several_half_messages_follow_their_first_and_one_op_lists_them_all(kafk
         first = transaction.send(Message("orders", b"1"))
         second = transaction.send(Message("points", b"2", delay_seconds=5))
         assert transaction.transaction_id == first.transaction_id == second.transaction_id == first.msg_id
-    halves = {r.value: wire.decode_half(r.key, r.value, r.headers) for r in kafka.read("half")}
+    halves = {r.value: codecs.decode_half(r.key, r.value, r.headers) for r in kafka.read("half")}
     assert halves[b"1"].first_half is None
     assert halves[b"2"].first_half == Position(first.queue_id, first.queue_offset)
     assert halves[b"2"].transaction_id == first.msg_id
@@ -482,8 +483,8 @@ def test_a_batch_is_one_record_with_ids_for_itself_and_each_member(kafka: Namesp
     with kafka.producer() as producer:
         result = producer.send(messages)
     (record,) = kafka.read("messages")
-    sent = wire.decode_message(record.key, record.value, record.headers)
-    members = message_batch.unpack(record.value, sent.batch or 0, sent.topic, {})
+    sent = codecs.decode_message(record.key, record.value, record.headers)
+    members = codecs.unpack(record.value, sent.batch or 0, sent.topic, {})
     assert [member.body for member in members] == [b"body 0", b"body 1", b"body 2"]
     ids = [member.properties["UNIQ_KEY"] for member in members]
     assert result.msg_id == ",".join(ids) == ",".join(message.msg_id or "" for message in messages)
@@ -536,7 +537,7 @@ def test_only_a_delayed_message_has_a_recall_handle_and_recall_names_its_record(
             producer.recall("nonsense")
     (op,) = kafka.read("op")
     assert op.partition == sent.queue_id
-    assert wire.decode_op(op.value) == wire.RecallRecord(
+    assert codecs.decode_op(op.value) == wire.RecallRecord(
         msg_id=sent.msg_id, topic="orders", message=Position(sent.queue_id, sent.queue_offset)
     )
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from tests.support import codecs
 
 from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
 from commitlake.producer.recall_handle import decode_handle, encode_handle
@@ -93,7 +94,7 @@ class Played:
 
     def refusals(self) -> dict[wire.RecallRecord, str]:
         recalls = [row for row in self.rows("rejected") if row["source"] == "op" and b"RECALL" in row["value"]]
-        return {wire.decode_op(row["value"]): row["reason"] for row in recalls}
+        return {codecs.decode_op(row["value"]): row["reason"] for row in recalls}
 
     def delayed(self) -> dict[str, dict[str, Any]]:
         return {row["message_id"]: row for row in self.rows("delayed")}

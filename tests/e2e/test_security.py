@@ -164,7 +164,7 @@ def _states(warehouse: str, table: str) -> list[str]:
 
 @pytest.mark.usefixtures("secured_coordinator")
 def test_a_producer_can_not_write_to_admin(secured: Secured) -> None:
-    with pytest.raises(KafkaError, match=rf"not give the user producer access.*{PREFIX}admin.*Kafka ACLs"):
+    with pytest.raises(KafkaError, match=rf"denies the user producer access.*{PREFIX}admin.*Kafka ACLs"):
         admin.send(kafka(secured, "producer"), "RESUME", "t", NOWHERE, None)
 
 
@@ -182,7 +182,7 @@ def test_who_may_not_read_the_checks_of_a_group_is_told_once(
     secured: Secured, caplog: pytest.LogCaptureFixture, eventually: Callable[..., None]
 ) -> None:
     def told() -> list[str]:
-        return [record.getMessage() for record in caplog.records if "Reading checks" in record.getMessage()]
+        return [record.getMessage() for record in caplog.records if "reading checks" in record.getMessage()]
 
     with (
         caplog.at_level(logging.WARNING, "commitlake"),
@@ -227,7 +227,7 @@ def test_an_outsider_is_told_which_rights_are_missing(
     connect: Callable[..., None], secured: Secured, spark: SparkSession
 ) -> None:
     told = refusal(connect, secured, spark, OUTSIDER)
-    assert f"does not give the user {OUTSIDER} access" in told
+    assert f"denies the user {OUTSIDER} access" in told
     assert "docs/operations.md" in told
 
 

@@ -43,9 +43,9 @@ class Ledger:
         """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
         told, again = [], []
         done: set[tuple] = set()
-        asks = [e for _, _, e in events if e["event"] in (Event.ASK_OP, Event.ASK_PART)]
+        asks = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
         for e in sorted(asks, key=lambda ask: -ask["last"]):
-            is_op = e["event"] == Event.ASK_OP
+            is_op = e["event"] == Event.UNMATCHED_OP
             subject = self.op[op_key(e)] if is_op else self.half[Place(int(e["queue"]), int(e["offset"]))]
             if (is_op, subject.at, is_op and subject.admin) in done:
                 continue
@@ -142,7 +142,7 @@ class Ledger:
     # ---- what is recorded
 
     def record(self, now: int, events: list[Said]) -> None:
-        self.seen = {op_key(e): int(e["since"]) for _, _, e in events if e["event"] == Event.ASK_OP}
+        self.seen = {op_key(e): int(e["since"]) for _, _, e in events if e["event"] == Event.UNMATCHED_OP}
         told, self.again = self.answer(events)
         parts: dict[Place, set[Place]] = {}
         for src, queue, e in events:

@@ -50,11 +50,11 @@ def told(e: np.void) -> tuple:
         return (offset, int(e["round"]), int(e["checks"]))
     if kind == Event.REFUSED:
         return (int(e["op_offset"]), Refusal(e["reason"]).name)
-    if kind == Event.ASK_OP:
+    if kind == Event.UNMATCHED_OP:
         return (int(e["op_offset"]), int(e["last"]))
     if kind == Event.DELIVERY:
         return (offset, "RECALLED" if e["state"] == 2 else "DELIVERED", int(e["deliver_at"]))
-    return (int(e["queue"]), offset, *([int(e["last"])] if kind == Event.ASK_PART else []))
+    return (int(e["queue"]), offset, *([int(e["last"])] if kind == Event.UNMATCHED_PART else []))
 
 
 def half(at: Place = H, stored: int = T, **fields: int) -> Rows:

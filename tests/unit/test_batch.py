@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import codecs
 
 from commitlake.errors import RecordError
 from commitlake.protocol import message_batch
@@ -21,7 +22,7 @@ def member(body: bytes = b"x", **properties: str) -> Member:
 
 
 def unpack(value: bytes, count: int = 1, topic: str = "orders", **headers: str) -> list[Member]:
-    return message_batch.unpack(value, count, topic, headers)
+    return codecs.unpack(value, count, topic, headers)
 
 
 @given(BODIES)

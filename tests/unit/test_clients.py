@@ -64,7 +64,7 @@ def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
     [
         ({"ssl_truststore_location": "/x.jks"}, "allowed is PEM"),
         ({"ssl_truststore_type": "PEM", "ssl_truststore_location": "/no.pem"}, "cannot read /no.pem: No such file"),
-        ({"ssl_truststore_certificates": "-----BEGIN"}, "from files only"),
+        ({"ssl_truststore_certificates": "-----BEGIN"}, "PEM files only"),
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "sasl.jaas.config"),
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "allowed mechanisms"),
         ({"request_timeout_ms": "soon"}, "a whole number"),

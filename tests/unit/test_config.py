@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from commitlake import config
+from commitlake.config_keys import KEYS
 from commitlake.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -155,4 +156,10 @@ def test_a_local_place_is_absolute_and_another_is_left_alone() -> None:
 
 
 def test_describe_has_a_line_for_every_key() -> None:
-    assert [line.partition(" = ")[0] for line in load().describe().splitlines()] == [key.name for key in config.KEYS]
+    assert [line.partition(" = ")[0] for line in load().describe().splitlines()] == [key.name for key in KEYS]
+
+
+def test_an_override_without_an_equals_sign_is_reported_without_its_value() -> None:
+    with pytest.raises(ConfigError, match=r"--set kafka\.options\.sasl\.password: '=' is missing") as caught:
+        load("kafka.options.sasl.password:hunter2")
+    assert "hunter2" not in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlake.config import KEYS
+from commitlake.config_keys import KEYS
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
 

@@ -13,6 +13,7 @@ LAYERS = (
     ("errors", "clock", "places"),
     ("protocol",),
     ("config_values",),
+    ("config_keys",),
     ("config",),
     ("statemachine",),
     ("spark",),

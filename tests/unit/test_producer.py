@@ -15,7 +15,7 @@ from commitlake.producer import DefaultMQProducer, LocalTransactionState, Messag
 from commitlake.producer.check_progress import Progress
 from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.producer.record_maker import RecordMaker
-from commitlake.protocol import wire
+from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import RecallRecord
 
@@ -37,7 +37,7 @@ def test_rocketmqs_spelling_of_unknown_and_the_usual_one_are_the_same() -> None:
     assert LocalTransactionState.UNKNOW is LocalTransactionState.UNKNOWN
 
 
-@pytest.mark.parametrize("name", sorted(wire.RESERVED_HEADERS - {wire.CHECK_IMMUNITY}))
+@pytest.mark.parametrize("name", sorted(headers.RESERVED_HEADERS - {headers.CHECK_IMMUNITY}))
 def test_no_user_property_may_have_a_name_of_the_protocol(name: str) -> None:
     with pytest.raises(MQClientException, match=name):
         Message("orders", b"").put_user_property(name, "x")
@@ -53,7 +53,7 @@ def test_a_user_property_is_a_name_and_a_text(name: Any, value: Any) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("0", 0), ("-1", None), ("1.5", None)])
 def test_the_immunity_may_be_set_as_the_property_it_is_in_rocketmq(text: str, seconds: int | None) -> None:
-    message = Message("orders", b"", properties={wire.CHECK_IMMUNITY: text})
+    message = Message("orders", b"", properties={headers.CHECK_IMMUNITY: text})
     assert message.properties == {}
     assert MAKER.half(message).check_immunity_s == seconds
 
@@ -85,12 +85,12 @@ def test_a_transaction_id_that_the_application_sets_stays() -> None:
 @pytest.mark.parametrize(
     ("fields", "delays"),
     [
-        ({"delay_time_level": 2}, {wire.DELAY: "2"}),
-        ({"delay_seconds": 10}, {wire.TIMER_DELAY_SEC: "10"}),
-        ({"delay_milliseconds": 10}, {wire.TIMER_DELAY_MS: "10"}),
-        ({"deliver_at": 1_767_225_600_000}, {wire.TIMER_DELIVER_MS: "1767225600000"}),
-        ({"deliver_at": datetime(2026, 1, 1, tzinfo=UTC)}, {wire.TIMER_DELIVER_MS: "1767225600000"}),
-        ({"deliver_at": datetime(2026, 1, 1, 0, 0, 0, 1_000, UTC)}, {wire.TIMER_DELIVER_MS: "1767225600001"}),
+        ({"delay_time_level": 2}, {headers.DELAY: "2"}),
+        ({"delay_seconds": 10}, {headers.TIMER_DELAY_SEC: "10"}),
+        ({"delay_milliseconds": 10}, {headers.TIMER_DELAY_MS: "10"}),
+        ({"deliver_at": 1_767_225_600_000}, {headers.TIMER_DELIVER_MS: "1767225600000"}),
+        ({"deliver_at": datetime(2026, 1, 1, tzinfo=UTC)}, {headers.TIMER_DELIVER_MS: "1767225600000"}),
+        ({"deliver_at": datetime(2026, 1, 1, 0, 0, 0, 1_000, UTC)}, {headers.TIMER_DELIVER_MS: "1767225600001"}),
     ],
 )
 def test_a_delay_becomes_its_header(fields: dict[str, Any], delays: dict[str, str]) -> None:

@@ -78,7 +78,7 @@ def test_a_recall_of_another_id_or_topic_is_refused_and_the_message_waits_on() -
 
 def test_a_recall_waits_for_its_message() -> None:
     segment = OneSegment()
-    assert segment.batch(T, recall(D)) == {"ASK_OP": [(0, 0)]}
+    assert segment.batch(T, recall(D)) == {"UNMATCHED_OP": [(0, 0)]}
     assert segment.batch(T + 1, delayed(D, T + 9)) == {"DELIVERY": [(5, "RECALLED", T + 9)]}
 
 
@@ -86,14 +86,14 @@ def test_a_recall_of_nothing_asks_again_when_its_park_time_ends() -> None:
     segment = OneSegment()
     segment.batch(T, recall(D))
     assert segment.wake_at == T + PARK
-    assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
+    assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0
 
 
 def test_a_wrong_recall_that_has_asked_is_refused_by_the_ledger_only() -> None:
     segment = OneSegment()
     segment.batch(T, recall(D, tid=2))
-    assert segment.batch(T, delayed(D, T + 9)) == {"ASK_OP": [(0, 1)]}
+    assert segment.batch(T, delayed(D, T + 9)) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
 
 

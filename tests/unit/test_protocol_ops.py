@@ -48,7 +48,7 @@ def test_park_time_counts_from_the_batch_that_first_saw_the_op_not_from_its_appe
     segment = OneSegment()
     segment.batch(T + 100_000, commit(stored=T))
     assert segment.batch(T + PARK + 99_999) == {}
-    assert segment.batch(T + PARK + 100_000) == {"ASK_OP": [(0, 1)]}
+    assert segment.batch(T + PARK + 100_000) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0
 
 
@@ -67,13 +67,13 @@ def test_an_op_of_an_earlier_batch_wins_though_a_later_one_is_older() -> None:
     segment = OneSegment()
     segment.batch(T + 10, half(), commit(5, stored=T + 10))
     assert segment.batch(T + 11, rollback(4, stored=T)) == {}
-    assert segment.batch(T + 11 + PARK) == {"ASK_OP": [(4, 1)]}
+    assert segment.batch(T + 11 + PARK) == {"UNMATCHED_OP": [(4, 1)]}
 
 
 def test_a_second_decision_asks_the_ledger_when_its_park_time_ends() -> None:
     segment = OneSegment()
     segment.batch(T, half(), commit(0), rollback(1), commit(2))
-    assert segment.batch(T + PARK) == {"ASK_OP": [(1, 1), (2, 1)]}
+    assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(1, 1), (2, 1)]}
     assert segment.open() == 0
 
 
@@ -102,7 +102,7 @@ def test_op_and_admin_records_of_equal_coordinates_are_two_records() -> None:
     segment.batch(T, half(), part(landed), commit(0, listed=(H, missing)))
     said = segment.batch(T, rollback(0, admin=True, listed=(H, landed)))
     assert said == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN"), (3, "ROLLED_BACK", "ADMIN")]}
-    assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
+    assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
 
 
 def test_a_resume_of_an_open_transaction_is_refused_at_once() -> None:
@@ -112,7 +112,7 @@ def test_a_resume_of_an_open_transaction_is_refused_at_once() -> None:
 
 
 def test_a_resume_of_what_is_not_open_asks_the_ledger_at_once() -> None:
-    assert OneSegment().batch(T, resume()) == {"ASK_OP": [(0, 0)]}
+    assert OneSegment().batch(T, resume()) == {"UNMATCHED_OP": [(0, 0)]}
 
 
 def test_an_accepted_resume_is_not_refused_by_the_round_that_it_opened() -> None:

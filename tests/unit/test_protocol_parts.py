@@ -45,7 +45,7 @@ def test_a_complete_op_decides_while_an_earlier_one_waits_for_its_part() -> None
     segment = OneSegment()
     said = segment.batch(T, half(), commit(0, listed=(H, P)), rollback(1))
     assert said == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
-    assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
+    assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0, "nor is anything left of what the op listed"
 
 
@@ -53,7 +53,7 @@ def test_deadlines_run_while_an_op_waits_for_a_part() -> None:
     segment = OneSegment(check_max=0)
     segment.batch(T, half(), commit(listed=(H, P)))
     assert segment.batch(T + 6_001) == {"DECIDED": [(7, "DISCARDED", "CHECK_MAX")]}
-    assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
+    assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
 
 
 def test_a_discard_takes_all_parts_with_it() -> None:
@@ -71,9 +71,9 @@ def test_a_part_has_no_deadline_of_its_own() -> None:
 
 def test_a_part_without_an_open_first_asks_when_it_comes_and_when_its_park_time_ends() -> None:
     segment = OneSegment()
-    assert segment.batch(T, part(P)) == {"ASK_PART": [(1, 3, 0)]}
+    assert segment.batch(T, part(P)) == {"UNMATCHED_PART": [(1, 3, 0)]}
     assert segment.wake_at == T + PARK
-    assert segment.batch(T + PARK) == {"ASK_PART": [(1, 3, 1)]}
+    assert segment.batch(T + PARK) == {"UNMATCHED_PART": [(1, 3, 1)]}
     assert segment.open() == 0
 
 
@@ -87,8 +87,8 @@ def test_a_part_of_another_id_or_group_is_an_orphan_at_once(wrong: dict) -> None
 
 def test_of_a_stranger_that_has_asked_only_the_ledger_says_that_it_is_an_orphan() -> None:
     segment = OneSegment()
-    assert segment.batch(T, part(P, tid=2)) == {"ASK_PART": [(1, 3, 0)]}
-    assert segment.batch(T, reopened()) == {"ASK_PART": [(1, 3, 1)]}, "it may have been told in the first round"
+    assert segment.batch(T, part(P, tid=2)) == {"UNMATCHED_PART": [(1, 3, 0)]}
+    assert segment.batch(T, reopened()) == {"UNMATCHED_PART": [(1, 3, 1)]}, "it may have been told in the first round"
     assert segment.open() == 1
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import codecs
 
 from commitlake.errors import RecordError
-from commitlake.protocol import wire
+from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 
 VECTORS = sorted((Path(__file__).parents[1] / "vectors").glob("*.json"))
@@ -38,7 +39,7 @@ def encoded(record: Any) -> wire.Encoded:
         wire.MessageRecord: wire.encode_message,
         wire.OpRecord: wire.encode_op,
         wire.RecallRecord: wire.encode_recall,
-        wire.CheckRecord: wire.encode_check,
+        wire.CheckRecord: codecs.encode_check,
         wire.Settings: wire.encode_settings,
     }
     return encoders[type(record)](record)
@@ -46,12 +47,12 @@ def encoded(record: Any) -> wire.Encoded:
 
 def decoded(topic: str, sent: wire.Encoded) -> Any:
     if topic in ("op", "admin"):
-        return wire.decode_op(sent.value, admin=topic == "admin")
+        return codecs.decode_op(sent.value, admin=topic == "admin")
     if topic == "check":
         return wire.decode_check(sent.value, sent.headers)
     if topic == "settings":
         return wire.decode_settings(sent.value)
-    return {"half": wire.decode_half, "messages": wire.decode_message}[topic](*sent)
+    return {"half": codecs.decode_half, "messages": codecs.decode_message}[topic](*sent)
 
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
@@ -72,20 +73,20 @@ def test_there_is_a_vector_for_every_record_of_every_topic() -> None:
     assert len(VECTORS) >= 13
 
 
-HALF = {wire.REAL_TOPIC: b"orders", wire.UNIQ_KEY: b"id", wire.PGROUP: b"group"}
+HALF = {headers.REAL_TOPIC: b"orders", headers.UNIQ_KEY: b"id", headers.PGROUP: b"group"}
 
 
-def half(without: str = "", **headers: bytes) -> wire.HalfRecord:
-    present = {name: value for name, value in {**HALF, **headers}.items() if name != without}
-    return wire.decode_half(None, b"x", list(present.items()))
+def half(without: str = "", **more: bytes) -> wire.HalfRecord:
+    present = {name: value for name, value in {**HALF, **more}.items() if name != without}
+    return codecs.decode_half(None, b"x", list(present.items()))
 
 
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (wire.REAL_TOPIC, "MISSING_REAL_TOPIC"),
-        (wire.UNIQ_KEY, "MISSING_UNIQ_KEY"),
-        (wire.PGROUP, "MISSING_PRODUCER_GROUP"),
+        (headers.REAL_TOPIC, "MISSING_REAL_TOPIC"),
+        (headers.UNIQ_KEY, "MISSING_UNIQ_KEY"),
+        (headers.PGROUP, "MISSING_PRODUCER_GROUP"),
     ],
 )
 def test_a_half_message_without_a_required_header_or_with_a_longer_one_is_refused(header: str, reason: str) -> None:
@@ -101,11 +102,11 @@ def test_a_half_message_without_a_required_header_or_with_a_longer_one_is_refuse
 @pytest.mark.parametrize(
     ("header", "value", "reason"),
     [
-        (wire.REAL_QID, b"-1", "BAD_QUEUE_ID"),
-        (wire.REAL_QID, b"one", "BAD_QUEUE_ID"),
-        (wire.BATCH, b"2", "BAD_BATCH"),
-        (wire.FIRST_HALF, b"0:7", "BAD_FIRST_HALF"),
-        (wire.FIRST_HALF, b"7", "BAD_FIRST_HALF"),
+        (headers.REAL_QID, b"-1", "BAD_QUEUE_ID"),
+        (headers.REAL_QID, b"one", "BAD_QUEUE_ID"),
+        (headers.BATCH, b"2", "BAD_BATCH"),
+        (headers.FIRST_HALF, b"0:7", "BAD_FIRST_HALF"),
+        (headers.FIRST_HALF, b"7", "BAD_FIRST_HALF"),
     ],
 )
 def test_a_malformed_header_of_a_half_message_is_refused(header: str, value: bytes, reason: str) -> None:
@@ -116,9 +117,9 @@ def test_a_malformed_header_of_a_half_message_is_refused(header: str, value: byt
 
 def test_a_record_without_a_value_has_no_body_but_an_empty_value_is_one() -> None:
     with pytest.raises(RecordError) as error:
-        wire.decode_half(None, None, list(HALF.items()))
+        codecs.decode_half(None, None, list(HALF.items()))
     assert error.value.reason == "NULL_BODY"
-    assert wire.decode_half(None, b"", list(HALF.items())).body == b""
+    assert codecs.decode_half(None, b"", list(HALF.items())).body == b""
 
 
 def test_a_transaction_id_defaults_to_the_message_id() -> None:
@@ -127,16 +128,16 @@ def test_a_transaction_id_defaults_to_the_message_id() -> None:
 
 @pytest.mark.parametrize("immunity", [b"-1", b"1.5", b"soon", b""])
 def test_an_immunity_that_is_not_a_whole_number_from_0_up_is_as_absent(immunity: bytes) -> None:
-    assert half(**{wire.CHECK_IMMUNITY: immunity}).check_immunity_s is None
+    assert half(**{headers.CHECK_IMMUNITY: immunity}).check_immunity_s is None
 
 
 def test_headers_of_the_coordinator_are_dropped_and_others_are_user_properties() -> None:
-    record = half(**{wire.CHECK_TIMES: b"15", wire.CHECK_ID: b"0-0-0-1", "color": b"red"})
+    record = half(**{headers.CHECK_TIMES: b"15", headers.CHECK_ID: b"0-0-0-1", "color": b"red"})
     assert record.properties == {"color": "red"}
 
 
 def test_of_duplicate_headers_the_last_wins() -> None:
-    record = wire.decode_half(None, b"", [*HALF.items(), ("a", b"1"), ("a", b"2")])
+    record = codecs.decode_half(None, b"", [*HALF.items(), ("a", b"1"), ("a", b"2")])
     assert record.properties == {"a": "2"}
 
 
@@ -149,7 +150,7 @@ OP = {
 
 
 def test_an_op_may_leave_from_check_and_remark_out() -> None:
-    op = wire.decode_op(json.dumps(OP).encode())
+    op = codecs.decode_op(json.dumps(OP).encode())
     assert op == wire.OpRecord(
         transaction_id="t", producer_group="g", decision="COMMIT", half_messages=(Position(0, 1),)
     )
@@ -183,25 +184,25 @@ def test_an_op_may_leave_from_check_and_remark_out() -> None:
 )
 def test_a_malformed_op_is_bad_op(change: dict[str, Any]) -> None:
     with pytest.raises(RecordError) as error:
-        wire.decode_op(json.dumps({**OP, **change}).encode())
+        codecs.decode_op(json.dumps({**OP, **change}).encode())
     assert error.value.reason == "BAD_OP"
 
 
 @pytest.mark.parametrize("value", [None, b"", b"COMMIT", b"\xff", b"[]", b"{} {}", b"[" * 100_000])
 def test_an_op_that_is_not_one_json_object_is_bad_op(value: bytes | None) -> None:
     with pytest.raises(RecordError) as error:
-        wire.decode_op(value)
+        codecs.decode_op(value)
     assert error.value.reason == "BAD_OP"
 
 
 def test_in_admin_resume_is_a_decision_the_group_may_be_absent_and_recall_is_bad_op() -> None:
     value = {**OP, "decision": "RESUME", "producer_group": None}
-    op = wire.decode_op(json.dumps(value).encode(), admin=True)
+    op = codecs.decode_op(json.dumps(value).encode(), admin=True)
     assert isinstance(op, wire.OpRecord)
     assert (op.decision, op.producer_group) == ("RESUME", None)
     recall = wire.encode_recall(wire.RecallRecord(msg_id="m", topic="t", message=Position(0, 1)))
     with pytest.raises(RecordError):
-        wire.decode_op(recall.value, admin=True)
+        codecs.decode_op(recall.value, admin=True)
 
 
 def test_settings_of_a_newer_version_are_read_and_of_an_older_one_refused() -> None:

@@ -9,22 +9,23 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.kafka.clients import spark_options, spark_sink_limits
+from commitlake.protocol import headers
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 
-_TIMES = {"BORN_TIMESTAMP": "born_at", "STORED_TIMESTAMP": "stored_at"}
+_TIMES = {headers.BORN_TIMESTAMP: "born_at", headers.STORED_TIMESTAMP: "stored_at"}
 _TEXTS = {
-    "PGROUP": "producer_group",
-    "UNIQ_KEY": "message_id",
-    "__transactionId__": "transaction_id",
-    "REAL_TOPIC": "topic",
-    "REAL_QID": "queue_id",
-    "HALF_QUEUE": "queue",
-    "HALF_OFFSET": "queue_offset",
-    "HALF_MESSAGES": "half_messages",
-    "TRANSACTION_CHECK_TIMES": "check_no",
-    "CHECK_ID": "check_id",
+    headers.PGROUP: "producer_group",
+    headers.UNIQ_KEY: "message_id",
+    headers.TRANSACTION_ID: "transaction_id",
+    headers.REAL_TOPIC: "topic",
+    headers.REAL_QID: "queue_id",
+    headers.HALF_QUEUE: "queue",
+    headers.HALF_OFFSET: "queue_offset",
+    headers.HALF_MESSAGES: "half_messages",
+    headers.CHECK_TIMES: "check_no",
+    headers.CHECK_ID: "check_id",
 }
-_OPTIONAL = {"TAGS": "tags", "KEYS": "keys"}
+_OPTIONAL = {headers.TAGS: "tags", headers.KEYS: "keys"}
 MOST_PROPERTIES = 128 * 1024
 """Bytes of user properties, tags and keys that a check carries; with more it carries none. It is half of what a record
 may have besides its message (`kafka.clients.record_bytes`), so no producer can make a check too large for Kafka."""

@@ -53,7 +53,7 @@ class Committer:
         """
         events = Events(frame)  # step 3
         self._on_wakes(events.wakes())
-        if not events.count(*_WRITTEN, Event.ASK_OP, Event.ASK_PART):
+        if not events.count(*_WRITTEN, Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             events.release()
             return
         batch = self._resolved(events, self._first_batch_id + spark_batch_id)
@@ -78,16 +78,16 @@ class Committer:
         return Batch(self._around, every, feedback if feedback.count() else None, batch_id)
 
     def _resolutions(self, events: Events) -> Resolutions | None:
-        if not events.count(Event.ASK_OP, Event.ASK_PART):
+        if not events.count(Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             return None
         tables = Tables.of(self._around.warehouse)
         found = []
-        ops = events.count(Event.ASK_OP, src=Source.HALF)
+        ops = events.count(Event.UNMATCHED_OP, src=Source.HALF)
         if ops:
             found.append(unmatched_ops.resolve(events, tables, self._around.config.transaction.timeout_ms))
-        if events.count(Event.ASK_OP, src=Source.MESSAGES):
+        if events.count(Event.UNMATCHED_OP, src=Source.MESSAGES):
             found.append(unmatched_recalls.resolve(events, tables))
-        if events.count(Event.ASK_PART, src=Source.HALF):
+        if events.count(Event.UNMATCHED_PART, src=Source.HALF):
             # What is reopened in this batch is open for an unmatched part of it.
             found.append(unmatched_parts.resolve(events, tables.with_reopened(found[0].feedback) if ops else tables))
         return reduce(add, found)

@@ -1,1 +1,1 @@
-"""What CommitLake needs of Kafka: topics, client options, and an embedded broker."""
+"""Access to Kafka: topics, client options, errors, and an embedded broker."""

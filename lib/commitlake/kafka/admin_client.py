@@ -1,11 +1,12 @@
-"""A connection to Kafka for administration that always answers: with a client, or with a short error."""
+"""An administrative connection to Kafka whose errors say what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaProducer
 from kafka import errors as kafka_errors
 
 from commitlake.config import Config, KafkaConfig
@@ -13,17 +14,17 @@ from commitlake.errors import KafkaError
 from commitlake.kafka.clients import python_options
 from commitlake.kafka.refusals import DENIED, LOGIN, TLS, is_refusal
 
-# kafka-python retries a wrong address until this is over.
 CONNECT_TIMEOUT_MS = 8_000
+"""How long kafka-python retries a wrong address."""
 REQUEST_TIMEOUT_MS = 15_000
 
 
 @contextmanager
 def connect(config: Config) -> Iterator[KafkaAdminClient]:
-    """Yield an admin client, and turn what goes wrong with it into a `KafkaError` that says what to do.
+    """Yield an admin client, and turn its errors into a `KafkaError` that says what to do.
 
     Raises:
-        KafkaError: Kafka is out of reach (told within 10 s), refuses access, or answers with an error.
+        KafkaError: Kafka is out of reach (raised within 10 s), refuses access, or answers with an error.
     """
     options = python_options(config.kafka)
     limits = {"bootstrap_timeout_ms": CONNECT_TIMEOUT_MS, "request_timeout_ms": REQUEST_TIMEOUT_MS}
@@ -42,8 +43,23 @@ def connect(config: Config) -> Iterator[KafkaAdminClient]:
         client.close()
 
 
+@contextmanager
+def single_records(kafka: KafkaConfig, **options: Any) -> Iterator[KafkaProducer]:
+    """Yield a producer for single records, which all in-sync replicas acknowledge.
+
+    Args:
+        kafka: where Kafka is.
+        options: more keyword arguments of `KafkaProducer`.
+    """
+    producer = KafkaProducer(**python_options(kafka), bootstrap_timeout_ms=CONNECT_TIMEOUT_MS, acks="all", **options)
+    try:
+        yield producer
+    finally:
+        producer.close(timeout=1)
+
+
 def probe(config: Config) -> None:
-    """Return when Kafka answers and lets this client in.
+    """Return when Kafka answers and accepts this client.
 
     Raises:
         KafkaError: it does not, within 10 s.
@@ -53,12 +69,12 @@ def probe(config: Config) -> None:
 
 
 def explain(kafka: KafkaConfig, error: Exception) -> str:
-    """Say what went wrong between a client and Kafka, and what to do about it."""
+    """Return what went wrong between a client and Kafka, and what to do about it."""
     servers, user = kafka.bootstrap_servers, python_options(kafka).get("sasl_plain_username")
     if DENIED in str(error):
         return (
-            f"Kafka at {servers} does not give {f'the user {user}' if user else 'this client'} access: {error}; "
-            "give it the rights that docs/operations.md lists under Kafka ACLs"
+            f"Kafka at {servers} denies {f'the user {user}' if user else 'this client'} access: {error}; "
+            "grant it the rights that docs/operations.md lists under Kafka ACLs"
         )
     if isinstance(error, LOGIN):
         return (
@@ -67,10 +83,10 @@ def explain(kafka: KafkaConfig, error: Exception) -> str:
         )
     if TLS in str(error):
         return (
-            f"no TLS with Kafka at {servers}: {error}; see that ssl.truststore.location in kafka.options holds the CA "
-            "of the broker's certificate, that this certificate names the host, and that the port is one for TLS"
+            f"no TLS with Kafka at {servers}: {error}; check that ssl.truststore.location in kafka.options holds the "
+            "CA of the broker's certificate, that this certificate names the host, and that the port is one for TLS"
         )
     return (
         f"cannot reach Kafka at {servers}: {error}; check kafka.bootstrap_servers, "
-        "that the broker runs, and security.protocol in kafka.options"
+        "that the broker is running, and security.protocol in kafka.options"
     )

@@ -1,4 +1,4 @@
-"""`kafka.options` (the Java client's names) for the two kinds of Kafka clients: Spark's, and kafka-python's."""
+"""`kafka.options` (the Java client's names) as options of the two Kafka clients in use: Spark's, and kafka-python's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commitlake.config import Config, KafkaConfig
 from commitlake.config_values import LARGEST_MESSAGE
 from commitlake.errors import ConfigError
 from commitlake.kafka import refusals
-from commitlake.protocol.topic_names import LONGEST
+from commitlake.protocol.topic_names import MAX_LENGTH
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _RENAMED = {
     "ssl.key.password": "ssl_password",
     "sasl.kerberos.service.name": "sasl_kerberos_service_name",
 }
-# What every client of kafka-python knows under the same name, dots written as underscores.
+# Options that every client of kafka-python has under the same name, dots written as underscores.
 _COMMON: dict[str, Callable[[str], Any]] = {
     "security.protocol": str,
     "sasl.mechanism": str,
@@ -36,7 +36,7 @@ _COMMON: dict[str, Callable[[str], Any]] = {
     "reconnect.backoff.ms": int,
     "reconnect.backoff.max.ms": int,
 }
-# Of consumers in a group only: they say how soon another instance takes over what a dead one was reading.
+# Options of consumers in a group only: how soon another instance takes over what a dead one was reading.
 _GROUP = {"session.timeout.ms": int, "heartbeat.interval.ms": int, "max.poll.interval.ms": int}
 _STORES = {"ssl.truststore": ("ssl_cafile",), "ssl.keystore": ("ssl_certfile", "ssl_keyfile")}
 _INLINE = ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key")
@@ -44,18 +44,18 @@ _JAAS_FIELD = re.compile(r'\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([
 
 
 def record_bytes(max_message_size: int) -> int:
-    """Return the bytes a whole record may need when its message has `max_message_size`: base64 makes 4 of 3."""
+    """Return the largest size of a record in bytes: base64 makes 4 bytes of 3, and headers and framing are added."""
     return max_message_size + max_message_size // 3 + _RECORD_OVERHEAD
 
 
 def max_record_bytes(config: Config) -> int:
-    """Return `max.message.bytes` of every topic, and what clients must be able to send and fetch."""
+    """Return the largest record in bytes: `max.message.bytes` of every topic, and the limit of every client."""
     return record_bytes(config.max_message_size)
 
 
 def max_settings_bytes(config: Config) -> int:
-    """Return the bytes of the record of `settings` at most: it names every destination topic, in quotes."""
-    return max_record_bytes(config) + config.topics.max * (LONGEST + 3)
+    """Return the largest record of `settings` in bytes: it lists every destination topic, in quotes."""
+    return max_record_bytes(config) + config.topics.max * (MAX_LENGTH + 3)
 
 
 def spark_options(kafka: KafkaConfig) -> dict[str, str]:
@@ -74,7 +74,7 @@ def spark_source_limits(config: Config) -> dict[str, str]:
 
 
 def spark_sink_limits() -> dict[str, str]:
-    """Return the sizes that let Spark's Kafka sink write the largest record, and the promise of a durable write.
+    """Return the sizes that let Spark's Kafka sink write the largest record, and `acks` for a durable write.
 
     The largest under any configuration: a message that landed before `max_message_size` was lowered is still checked.
     """
@@ -92,7 +92,8 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     Options that only Java's clients have are left out.
 
     Raises:
-        ConfigError: an option has no counterpart in kafka-python and leaving it out would change who is trusted.
+        ConfigError: an option has no counterpart in kafka-python, and leaving it out would change who is trusted; or a
+            value is not allowed.
     """
     options = kafka.resolved_options()
     translated: dict[str, Any] = {
@@ -107,7 +108,7 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     translated |= _credentials(options) | _stores(options)
     if "ssl.endpoint.identification.algorithm" in options:
         translated["ssl_check_hostname"] = options["ssl.endpoint.identification.algorithm"] != ""
-    _tell_left_out(options)
+    _log_left_out(options)
     return translated
 
 
@@ -146,13 +147,13 @@ def _credentials(options: Mapping[str, str]) -> dict[str, str]:
 def _stores(options: Mapping[str, str]) -> dict[str, str]:
     inline = [name for name in _INLINE if name in options]
     if inline:
-        msg = f"kafka.options.{inline[0]}: the Python clients read PEM from files only; name one in ...store.location"
+        msg = f"kafka.options.{inline[0]}: the Python clients read PEM files only; name one in ...store.location"
         raise ConfigError(msg)
     files: dict[str, str] = {}
     for store, arguments in _STORES.items():
         place, kind = options.get(f"{store}.location"), options.get(f"{store}.type", "JKS")
         if place and kind.upper() != "PEM":
-            msg = f"kafka.options.{store}.type: {kind} is not allowed; allowed is PEM, which Java and Python both read"
+            msg = f"kafka.options.{store}.type: {kind} is not allowed; allowed is PEM, which both Java and Python read"
             raise ConfigError(msg)
         if place:
             _check_readable(f"{store}.location", place)
@@ -161,7 +162,7 @@ def _stores(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_readable(name: str, place: str) -> None:
-    """OpenSSL's error names no file, and kafka-python would try until its timeout."""
+    """OpenSSL's error names no file, and kafka-python would retry until its timeout."""
     try:
         Path(place).open("rb").close()
     except OSError as error:
@@ -171,7 +172,7 @@ def _check_readable(name: str, place: str) -> None:
         raise ConfigError(msg) from error
 
 
-def _tell_left_out(options: Mapping[str, str]) -> None:
+def _log_left_out(options: Mapping[str, str]) -> None:
     known = {*_COMMON, *_GROUP, *_RENAMED, "sasl.jaas.config", "ssl.endpoint.identification.algorithm"}
     left_out = sorted(name for name in options if name not in known and not name.startswith(tuple(_STORES)))
     if left_out:

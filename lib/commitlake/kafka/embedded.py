@@ -1,4 +1,4 @@
-"""A real Kafka broker of one's own: KRaft, one node, loopback only, a child process that never outlives its parent."""
+"""An embedded Kafka broker: KRaft, one node, loopback only, a child process that never outlives its parent."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from commitlake.config import Config, is_local
+from commitlake.config import Config
 from commitlake.errors import ConfigError, EmbeddedBrokerError
 from commitlake.kafka import parent_watch
+from commitlake.places import is_local, local_path
 from commitlake.spark import runtime
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60
-# A broker that is told to stop needs 0.3 s; one that is killed makes the next start wait 9 s for its old session.
 STOP_GRACE_S = 10
+"""A broker stops within 0.3 s; after one that was killed, the next start waits 9 s for its old session."""
+_HEAP = "512m"
 _STARTED = "Kafka Server started"
 _NODE = 1
 
@@ -75,20 +77,18 @@ class EmbeddedBroker:
     """A Kafka broker for one process and its children, used as a context manager.
 
     Args:
-        data_dir: where the broker keeps its data; what an earlier broker left there is taken up again, under the
-            same cluster id. None for a temporary directory that goes with the broker.
+        data_dir: where the broker keeps its data; the data of an earlier broker is used again, under the same cluster
+            id. None for a temporary directory that is deleted with the broker.
         port: the loopback port; 0 for a free one.
-        heap: Java's name for the heap size.
-        properties: server properties that win over the broker's own, for example those of a secured one.
-        users: passwords by user, as SCRAM-SHA-512 credentials of a new data directory. They are arguments of a process
-            of seconds, so they are no secrets on a machine that others use.
+        properties: server properties that take precedence over the broker's own, for example those of a secured one.
+        users: passwords by user, for SCRAM-SHA-512 credentials in a new data directory. For some seconds they are
+            arguments of a process, so they are not secret on a machine with other users.
     """
 
     def __init__(
         self,
         data_dir: str | os.PathLike[str] | None = None,
         port: int = 0,
-        heap: str = "512m",
         *,
         properties: Mapping[str, str] | None = None,
         users: Mapping[str, str] | None = None,
@@ -96,7 +96,6 @@ class EmbeddedBroker:
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="commitlake-kafka-") if data_dir is None else data_dir).absolute()
         self._configured_port = port
-        self._heap = heap
         self._properties = dict(properties or {})
         self._users = dict(users or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,15 +108,15 @@ class EmbeddedBroker:
 
     @property
     def log_file(self) -> Path:
-        """What the broker has said."""
+        """The broker's output."""
         return self.data_dir / "broker.log"
 
     def start(self) -> EmbeddedBroker:
-        """Start the broker and wait until it answers.
+        """Start the broker and wait until it accepts connections.
 
         Raises:
             EmbeddedBrokerError: it does not start, for example because the port is busy.
-            SetupError: there is no fitting Java, or Kafka's jars cannot be resolved.
+            SetupError: there is no suitable Java, or Kafka's jars cannot be resolved.
         """
         self.port = _free_port(self.port or self._configured_port)
         classpath = _classpath()
@@ -136,7 +135,7 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> None:
-        """Stop the broker; harmless when it does not run."""
+        """Stop the broker; does nothing when it is not running."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
@@ -161,7 +160,7 @@ class EmbeddedBroker:
         self.stop()
 
     def _lock(self) -> int:
-        """Return a locked file that the guard keeps open: it is locked for as long as the broker runs.
+        """Return a locked file that `parent_watch` keeps open, so that it is locked while the broker runs.
 
         Kafka's own lock comes too late: a second broker has written to the metadata log of the first before it fails.
         """
@@ -170,7 +169,7 @@ class EmbeddedBroker:
             lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise EmbeddedBrokerError(self._unwritable(error)) from error
-        deadline = time.monotonic() + STOP_GRACE_S  # that of a parent just killed is about to stop
+        deadline = time.monotonic() + STOP_GRACE_S  # the broker of a parent just killed is about to stop
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +179,7 @@ class EmbeddedBroker:
                     continue
                 holder = os.read(lock, 20).decode()
                 os.close(lock)
-                msg = f"the broker of process {holder} uses {self.data_dir}; stop that, or choose another directory"
+                msg = f"the broker of process {holder} uses {self.data_dir}; stop it, or choose another directory"
                 raise EmbeddedBrokerError(msg) from None
             os.truncate(lock, 0)
             os.write(lock, str(os.getpid()).encode())
@@ -202,21 +201,19 @@ class EmbeddedBroker:
         try:
             logs.mkdir(parents=True, exist_ok=True)
             properties = _PROPERTIES.format(node=_NODE, port=self.port, controller_port=controller_port, logs=logs)
-            properties += "".join(
-                f"{name}={value}\n" for name, value in self._properties.items()
-            )  # the last one counts
+            properties += "".join(f"{name}={value}\n" for name, value in self._properties.items())  # the last wins
             (self.data_dir / "server.properties").write_text(properties)
             (self.data_dir / "log4j2.properties").write_text(_LOGGING)
             if not (logs / "meta.properties").exists() and self._users:
                 self._format(classpath)
             elif not (logs / "meta.properties").exists():
-                # What `kafka-storage format` writes, without the two seconds of a JVM for it.
+                # The same as `kafka-storage format` writes, without 2 s for a JVM.
                 (logs / "meta.properties").write_text(f"version=1\ncluster.id={_new_id()}\nnode.id={_NODE}\n")
         except OSError as error:
             raise EmbeddedBrokerError(self._unwritable(error)) from error
 
     def _format(self, classpath: str) -> None:
-        """Make the data directory, with credentials: the only way to have some before anybody can log in."""
+        """Format the data directory with credentials: the only way to have some before the first login."""
         command = [*self._java(classpath), "kafka.tools.StorageTool", "format", "--cluster-id", _new_id()]
         command += ["--config", str(self.data_dir / "server.properties")]
         for user, password in self._users.items():
@@ -224,7 +221,7 @@ class EmbeddedBroker:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.log_file.write_text(done.stdout + done.stderr)
         if done.returncode:
-            raise EmbeddedBrokerError(self._failure(f"cannot make its data; exit code {done.returncode}"))
+            raise EmbeddedBrokerError(self._failure(f"cannot format its data directory: exit code {done.returncode}"))
 
     def _command(self, classpath: str) -> list[str]:
         return [*self._java(classpath), "kafka.Kafka", str(self.data_dir / "server.properties")]
@@ -232,7 +229,7 @@ class EmbeddedBroker:
     def _java(self, classpath: str) -> list[str]:
         return [
             runtime.java(),
-            f"-Xmx{self._heap}",
+            f"-Xmx{_HEAP}",
             "-Xms128m",
             "-XX:+UseSerialGC",
             "-Dfile.encoding=UTF-8",
@@ -243,7 +240,7 @@ class EmbeddedBroker:
 
     def _wait_until_started(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while _STARTED not in self._said():
+        while _STARTED not in self._output():
             assert self._process is not None
             if self._process.poll() is not None:
                 raise EmbeddedBrokerError(self._failure(f"ended with exit code {self._process.returncode}"))
@@ -254,20 +251,20 @@ class EmbeddedBroker:
     def _unwritable(self, error: OSError) -> str:
         return f"cannot write the broker's data to {self.data_dir}: {error.strerror}; choose another directory"
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return self.log_file.read_text(errors="replace")
 
     def _failure(self, what: str) -> str:
-        told = [line for line in self._said().splitlines() if line.strip() and not line.startswith("\tat ")]
-        last = "\n".join(told[-6:])
-        return f"the Kafka broker {what}; data in {self.data_dir}, the end of broker.log:\n{last}"
+        lines = [line for line in self._output().splitlines() if line.strip() and not line.startswith("\tat ")]
+        last = "\n".join(lines[-6:])
+        return f"the Kafka broker {what}; its data is in {self.data_dir}, the end of its broker.log is:\n{last}"
 
 
 @contextmanager
 def provide(config: Config) -> Iterator[Config]:
-    """Yield `config` with the address of a broker: the configured one, or an embedded one that lives as long as this.
+    """Yield `config` with the address of a broker: the configured one, or an embedded one that stops afterwards.
 
-    The embedded broker keeps its data inside the warehouse: with the warehouse goes what it was filled from.
+    The embedded broker keeps its data inside the warehouse, which was filled from it: both are deleted together.
 
     Raises:
         ConfigError: an embedded broker is asked for, but the warehouse is not a local directory.
@@ -283,13 +280,13 @@ def provide(config: Config) -> Iterator[Config]:
             "name a broker, or a local directory in kafka.embedded_dir"
         )
         raise ConfigError(msg)
-    path = Path(config.kafka.embedded_dir or Path(directory.removeprefix("file://").removeprefix("file:"), "_kafka"))
+    path = local_path(config.kafka.embedded_dir or f"{config.warehouse}/_kafka")
     with EmbeddedBroker(path, config.kafka.embedded_port) as broker:
         yield replace(config, kafka=replace(config.kafka, bootstrap_servers=broker.bootstrap_servers))
 
 
 def _free_port(wanted: int) -> int:
-    """Return `wanted`, or a free port for 0; a port just used by a broker that has ended counts as free."""
+    """Return `wanted`, or a free port for 0; the port of a broker that has just ended counts as free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -302,7 +299,7 @@ def _free_port(wanted: int) -> int:
 
 
 def _classpath() -> str:
-    # Ivy leaves out what Spark brings: Scala, and the binding that makes the broker's log visible.
+    # Ivy leaves out the jars that Spark brings: Scala, and the binding without which the broker logs nothing.
     home = runtime.spark_home() / "jars"
     names = ("scala-library", "slf4j-api", "log4j-slf4j2-impl")
     from_spark = [str(jar) for name in names for jar in home.glob(f"{name}-*")]

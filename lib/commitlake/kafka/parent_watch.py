@@ -1,6 +1,6 @@
-"""Runs a command and ends it when standard input does: so a child never outlives its parent, not even one killed by -9.
+"""Run a command, and end it when standard input closes: a child never outlives its parent, even one killed by -9.
 
-Usage: guard.py GRACE_SECONDS COMMAND...; uses the standard library only and is started by path.
+Usage: parent_watch.py GRACE_SECONDS COMMAND...; it is started by path and uses the standard library only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Kafka's refusals: told at once.
+"""Refusals by Kafka, reported at once.
 
-kafka-python tries a wrong password, or a certificate that it does not trust, again and again until its time is up, and
-then tells that only. With `Client` as its `kafka_client` the first refusal by each bootstrap server is the last.
+kafka-python retries a wrong password, or a certificate that it does not trust, until its timeout, and then reports the
+timeout only. With `Client` as its `kafka_client` it gives up after the first refusal by each bootstrap server.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ LOGIN = (
     kafka_errors.IllegalSaslStateError,
 )
 DENIED = "AuthorizationFailedError"
-"""How the names of its errors end; of a producer's start it keeps the text only."""
+"""How the names of authorization errors end; when a producer starts, kafka-python keeps only their text."""
 TLS = "[SSL: "
-"""How OpenSSL's errors begin; kafka-python keeps their text only."""
+"""How OpenSSL's errors begin; kafka-python keeps only their text."""
 _HUNG_UP = "socket disconnected"
 _HANG_UPS = 3
-"""Kafka answers a refused login and hangs up, and kafka-python loses an answer that comes together with the end."""
+"""Kafka answers a refused login and closes the connection; kafka-python loses an answer that arrives with the close."""
 
 
 class Client(KafkaNetClient):  # type: ignore[misc]
-    """kafka-python's client, whose first contact ends with the refusal instead of a timeout."""
+    """kafka-python's client, whose first contact fails with the refusal instead of a timeout."""
 
     def __init__(self, **configs: Any) -> None:
         net = NetworkSelector(**configs)
@@ -37,7 +37,7 @@ class Client(KafkaNetClient):  # type: ignore[misc]
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]
-    """Counts who refused until the first contact is made; after it a refusal may be one broker's that is starting."""
+    """Counts refusals until the first contact is made; a later one may come from a broker that is starting."""
 
     def __init__(self, net: NetworkSelector, **configs: Any) -> None:
         self._refusals: dict[str, Exception] = {}
@@ -57,9 +57,9 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         elif self.config["sasl_mechanism"] and _HUNG_UP in str(error):
             self._hang_ups[node_id] += 1
             if self._hang_ups[node_id] >= _HANG_UPS:
-                self._refusals[node_id] = kafka_errors.SaslAuthenticationFailedError("it hangs up during the login")
+                self._refusals[node_id] = kafka_errors.SaslAuthenticationFailedError("it disconnects during the login")
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether Kafka has answered, and trying again would bring the same answer."""
+    """Whether Kafka has answered, and a retry would get the same answer."""
     return isinstance(error, LOGIN) or DENIED in str(error) or TLS in str(error)

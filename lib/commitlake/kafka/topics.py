@@ -1,4 +1,4 @@
-"""The Kafka topics: created where missing, checked where not; offsets, identity, and the published settings."""
+"""The Kafka topics: create those that are missing, check the others, read ids and offsets, publish the settings."""
 
 from __future__ import annotations
 
@@ -7,40 +7,37 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, TopicPartition
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
 from commitlake.config import Config
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew
-from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain
-from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, python_options
+from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain, single_records
+from commitlake.kafka.clients import max_record_bytes, max_settings_bytes
 from commitlake.protocol import wire
+from commitlake.protocol.durations import DAY_MS
+from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, LANDED, PAIRED, QUEUED, SETTINGS
 
-LANDED = ("half", "op", "messages", "admin")
-QUEUES = ("half", "op", "messages")
-QUEUED = (*QUEUES, "check")
-ALL = (*LANDED, "check", "settings")
-
-_WEEK_MS = 7 * 24 * 3_600_000
+_WEEK_MS = 7 * DAY_MS
 _TIMESTAMPS = "message.timestamp.type"
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which Kafka this is: the cluster's id, and the id of each topic that is there, by full name."""
+    """Which Kafka this is: the id of the cluster, and the ids of its topics by full name."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]
 
 
 def ensure_topics(config: Config) -> list[str]:
-    """Create the topics that are missing, add partitions for more `kafka.queues`, and check what is there.
+    """Create missing topics, add partitions where `kafka.queues` has grown, and check the topics that exist.
 
     Returns:
-        Warnings about topics that work but should be set otherwise; each names the command that does it.
+        Warnings about topics that work but should have other settings; each names the command that sets them.
 
     Raises:
         KafkaError: Kafka is out of reach, a topic cannot be created, partition counts do not fit, or a topic whose
@@ -48,7 +45,7 @@ def ensure_topics(config: Config) -> list[str]:
     """
     with connect(config) as client:
         present = _partitions(client, map(config.kafka.topic, ALL))
-        _refuse_other_counts(config, present)
+        _check_partitions(config, present)
         warnings = _check_settings(client, config, sorted(present))
         _create(client, config, [name for name in ALL if config.kafka.topic(name) not in present])
         _grow(client, config, present)
@@ -56,7 +53,7 @@ def ensure_topics(config: Config) -> list[str]:
 
 
 def identity(config: Config) -> Identity:
-    """Return the ids of the cluster and of the topics that are there."""
+    """Return the ids of the cluster and of the topics that exist."""
     with connect(config) as client:
         topics = client.describe_topics([config.kafka.topic(name) for name in ALL])
         ids = {topic["name"]: str(topic["topic_id"]) for topic in topics if topic["error_code"] == 0}
@@ -74,43 +71,42 @@ def beginning_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str
 
 
 def publish_settings(config: Config, topics: Iterable[str]) -> clock_skew.Skew:
-    """Tell producers, in `settings`, what they must respect; `topics` are the destination topics there are.
+    """Publish in `settings` what producers must respect; `topics` are the destination topics that exist.
 
     Returns:
-        How the broker's clock, by the append time of this record, stands against that of this machine; no skew where
-        the topic was there before and keeps the producer's time (`CreateTime`).
+        The skew of the driver's clock, by the append time of this record; none where the topic was there before and
+        keeps the producer's time (`CreateTime`).
 
     Raises:
         KafkaError: Kafka did not acknowledge it.
     """
-    record = wire.encode_settings(
-        wire.Settings(
-            max_message_size=config.max_message_size,
-            delay_levels=config.delay.levels,
-            delay_max_ms=config.delay.max_ms,
-            reject_transactions=config.transaction.reject,
-            queues=config.kafka.queues,
-            max_queues=config.topics.max_queues,
-            topics_allowed=config.topics.allowed,
-            topics_max=config.topics.max,
-            topics=tuple(sorted(topics)),
-        )
-    )
-    options = python_options(config.kafka) | {"bootstrap_timeout_ms": CONNECT_TIMEOUT_MS, "acks": "all"}
+    topic, record = config.kafka.topic(SETTINGS), wire.encode_settings(_limits(config, topics))
+
+    def append(sent_at: int) -> int:
+        sent = producer.send(topic, record.value, record.key, record.headers, partition=0, timestamp_ms=sent_at)
+        return int(sent.get(timeout=CONNECT_TIMEOUT_MS / 1_000).timestamp)
+
     try:
-        producer = KafkaProducer(**options, max_request_size=max_settings_bytes(config))
-        try:
-            topic = config.kafka.topic("settings")
-            producer.partitions_for(topic)  # connects: what is timed next is one round trip
-            begun = clock_skew.now_ms()
-            sent = producer.send(topic, record.value, record.key, record.headers, partition=0, timestamp_ms=begun)
-            appended = sent.get(timeout=CONNECT_TIMEOUT_MS / 1_000).timestamp
-            return clock_skew.Skew.of(begun, appended, clock_skew.now_ms())
-        finally:
-            producer.close(timeout=CONNECT_TIMEOUT_MS / 1_000)
+        with single_records(config.kafka, max_request_size=max_settings_bytes(config)) as producer:
+            producer.partitions_for(topic)  # connects, so that what is timed next is one round trip
+            return clock_skew.measured(append)
     except kafka_errors.KafkaError as error:
-        msg = f"cannot write to the Kafka topic {config.kafka.topic('settings')}: {explain(config.kafka, error)}"
+        msg = f"cannot write to the Kafka topic {topic}: {explain(config.kafka, error)}"
         raise KafkaError(msg) from error
+
+
+def _limits(config: Config, topics: Iterable[str]) -> wire.Settings:
+    return wire.Settings(
+        max_message_size=config.max_message_size,
+        delay_levels=config.delay.levels,
+        delay_max_ms=config.delay.max_ms,
+        reject_transactions=config.transaction.reject,
+        queues=config.kafka.queues,
+        max_queues=config.topics.max_queues,
+        topics_allowed=config.topics.allowed,
+        topics_max=config.topics.max,
+        topics=tuple(sorted(topics)),
+    )
 
 
 def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, int]:
@@ -122,9 +118,9 @@ def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, in
     return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
 
 
-def _refuse_other_counts(config: Config, present: Mapping[str, int]) -> None:
-    """A queue is a partition, the same in all three topics: another count would send ops past their half messages."""
-    queued = {topic: present[topic] for topic in map(config.kafka.topic, QUEUES) if topic in present}
+def _check_partitions(config: Config, present: Mapping[str, int]) -> None:
+    """A queue is one partition number in all paired topics; with other counts ops would miss their half messages."""
+    queued = {topic: present[topic] for topic in map(config.kafka.topic, PAIRED) if topic in present}
     if len(set(queued.values())) > 1:
         counts = ", ".join(f"{topic} {count}" for topic, count in queued.items())
         most = max(queued.values())
@@ -139,10 +135,13 @@ def _refuse_other_counts(config: Config, present: Mapping[str, int]) -> None:
             f"and Kafka cannot take any away; set kafka.queues to {max(queued.values())}"
         )
         raise KafkaError(msg)
-    for name in ("admin", "settings"):
+    for name in (ADMIN, SETTINGS):
         if present.get(config.kafka.topic(name), 1) != 1:
             topic = config.kafka.topic(name)
-            msg = f"the Kafka topic {topic} has {present[topic]} partitions; allowed is 1; set another prefix"
+            msg = (
+                f"the Kafka topic {topic} has {present[topic]} partitions; allowed is 1; "
+                "delete the topic, or set another kafka.topic_prefix"
+            )
             raise KafkaError(msg)
 
 
@@ -177,7 +176,7 @@ def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) 
 
 
 def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -> None:
-    """Wait until brokers tell of the new partitions: for some 100 ms after the answer they still tell of the old."""
+    """Wait until brokers report the new partitions: for some 100 ms after the answer they still report the old."""
     deadline = time.monotonic() + CONNECT_TIMEOUT_MS / 1_000
     while any(present < count for present in _partitions(client, topics).values()):
         if time.monotonic() > deadline:
@@ -188,19 +187,19 @@ def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -
 
 
 def _settings(config: Config, name: str) -> dict[str, str]:
-    largest = max_settings_bytes(config) if name == "settings" else max_record_bytes(config)
+    largest = max_settings_bytes(config) if name == SETTINGS else max_record_bytes(config)
     settings = {"max.message.bytes": str(largest)}
-    if name != "check":
-        # Ages are measured from the broker's append time, never from a producer's clock. That of a record in `settings`
-        # tells a start how far the broker's clock is off (`clock`); nothing else there depends on it.
+    if name != CHECK:
+        # Ages are measured from the broker's append time, never from a producer's clock. In `settings` it serves to
+        # measure the skew of the clocks only.
         settings |= {_TIMESTAMPS: "LogAppendTime"}
-    if name == "settings":
+    if name == SETTINGS:
         return settings | {"cleanup.policy": "compact"}
     return settings | {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
 
 
 def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str]) -> list[str]:
-    """Compare topics that were there before with what `_create` would have made of them."""
+    """Compare the settings of existing topics with those that `_create` would have set."""
     if not topics:
         return []
     resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
@@ -214,7 +213,7 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
             msg = f"the Kafka topic {topic} is compacted, so records would vanish; {fix}"
             raise KafkaError(msg)
         for key, wanted in _settings(config, name).items():
-            matters = name != "settings" or key != _TIMESTAMPS
+            matters = name != SETTINGS or key != _TIMESTAMPS
             if matters and key in actual and not _fits(key, actual[key], wanted):
                 warnings.append(f"the Kafka topic {topic} has {key}={actual[key]}; {_fix(topic, key, wanted)}")
         if name in LANDED and actual.get("retention.bytes", "-1") != "-1":

@@ -17,11 +17,10 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.landing import parse
 from commitlake.landing.message_columns import alias, header, message_columns
-from commitlake.protocol import topic_names, wire
+from commitlake.protocol import headers, kafka_topics, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
-from commitlake.protocol.message_batch import FORBIDDEN
 
-SOURCES = ("half", "op", "messages", "admin")
+SOURCES = kafka_topics.LANDED
 """The Kafka topics that land, without their prefix."""
 HALF, OP, DELAYED, TOPIC, REJECTED = "half", "op", "delayed", "topic", "rejected"
 """Where a record may go; `TOPIC` is the table of its own topic."""
@@ -29,7 +28,7 @@ HALF, OP, DELAYED, TOPIC, REJECTED = "half", "op", "delayed", "topic", "rejected
 Case = tuple[str, Column, Column]
 """A reason, when it applies, and the detail told with it."""
 
-_HEADERS = tuple(sorted(wire.MESSAGE_HEADERS | wire.TRANSACTION_HEADERS))
+_HEADERS = tuple(sorted(headers.MESSAGE_HEADERS | headers.TRANSACTION_HEADERS))
 _AFTER_TOPIC_NOT_ALLOWED = (
     "BAD_QUEUE_ID",
     "NULL_BODY",
@@ -97,23 +96,23 @@ def judgement(rules: LandingRules) -> Steps:
     Each step is a projection of its own: a value used by several expressions of the next is computed once.
     """
     is_op = F.col("source").isin("op", "admin")
-    delay = parse.delay({name: F.col(f"n_{name}") for name in wire.DELAY_HEADERS}, rules.levels_ms)
-    members = parse.members(F.col("json"), F.col("batch"), header(wire.REAL_TOPIC))
+    delay = parse.delay({name: F.col(f"n_{name}") for name in headers.DELAY_HEADERS}, rules.levels_ms)
+    members = parse.members(F.col("json"), F.col("batch"), header(headers.REAL_TOPIC))
     return [
         {
             **{alias(name): parse.text(F.col("headers"), name) for name in _HEADERS},
             "op_json": F.when(is_op, parse.op_json(F.col("value"))),
         },
         {
-            **{f"n_{name}": parse.signed(header(name)) for name in wire.DELAY_HEADERS},
-            "batch": parse.whole(header(wire.BATCH), 9),
+            **{f"n_{name}": parse.signed(header(name)) for name in headers.DELAY_HEADERS},
+            "batch": parse.whole(header(headers.BATCH), 9),
             "op": parse.op(F.col("op_json"), F.col("value")),
         },
         {
             "json": F.when(F.col("batch").isNotNull(), parse.json(F.col("value"))),
             "delay_ms": delay.relative_ms,
             "deliver_ms": delay.absolute_ms,
-            "queue_id": parse.whole(header(wire.REAL_QID), 9).cast("int"),
+            "queue_id": parse.whole(header(headers.REAL_QID), 9).cast("int"),
             "first": _first_half(),
         },
         {"members": F.when(F.col("batch").isNotNull(), members)},
@@ -156,12 +155,12 @@ def half_cases(rules: LandingRules) -> list[Case]:
     )
     return [
         *_identity_cases(rules, is_half=True),
-        ("BAD_BATCH", header(wire.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
+        ("BAD_BATCH", header(headers.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
         *_delay_cases(rules),
         (
             "BAD_FIRST_HALF",
-            header(wire.FIRST_HALF).isNotNull() & bad_first,
-            _quoted(wire.FIRST_HALF, f"<queue>-<offset> of another half message, queue 0 to {MAX_QUEUE}"),
+            header(headers.FIRST_HALF).isNotNull() & bad_first,
+            _quoted(headers.FIRST_HALF, f"<queue>-<offset> of another half message, queue 0 to {MAX_QUEUE}"),
         ),
         ("TRANSACTIONS_REJECTED", F.lit(rules.reject), F.lit("transaction.reject is on")),
     ]
@@ -170,14 +169,14 @@ def half_cases(rules: LandingRules) -> list[Case]:
 def message_cases(rules: LandingRules) -> list[Case]:
     """Reasons to reject a record of `messages`, in the order in which they are told."""
     forbidden = F.lit(False)
-    for name in sorted(FORBIDDEN):
+    for name in sorted(headers.FORBIDDEN_IN_BATCH):
         forbidden |= F.col("headers")[name].isNotNull()
-    bad_batch = forbidden | F.col("members").isNull() | header(wire.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
+    bad_batch = forbidden | F.col("members").isNull() | header(headers.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
     return [
         *_identity_cases(rules, is_half=False),
         (
             "BAD_BATCH",
-            header(wire.BATCH).isNotNull() & bad_batch,
+            header(headers.BATCH).isNotNull() & bad_batch,
             F.lit(
                 "BATCH must be the number of members, each with UNIQ_KEY and a base64 body, none delayed, "
                 "transactional or for another topic"
@@ -216,36 +215,36 @@ def op_cases() -> list[Case]:
 
 
 def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
-    topic, group, body = header(wire.REAL_TOPIC), header(wire.PGROUP), F.col("value")
-    system = topic.startswith(wire.SYSTEM_TOPIC_PREFIX) | topic.isin(*sorted(wire.SYSTEM_TOPICS))
-    bad_queue = header(wire.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
+    topic, group, body = header(headers.REAL_TOPIC), header(headers.PGROUP), F.col("value")
+    system = topic.startswith(topic_names.SYSTEM_PREFIX) | topic.isin(*sorted(topic_names.SYSTEM_TOPICS))
+    bad_queue = header(headers.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
     bad_group = ~parse.not_empty(group) & (F.lit(is_half) | group.isNotNull())
     # No op and no check could carry a longer one.
-    long_id = F.lit(is_half) & F.coalesce(F.length(header(wire.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
+    long_id = F.lit(is_half) & F.coalesce(F.length(header(headers.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
     too_large = F.octet_length(body) > rules.max_message_size
     return [
         (
             "MISSING_REAL_TOPIC",
-            ~F.coalesce(F.length(topic).between(1, topic_names.LONGEST), F.lit(False)),
-            F.lit(f"{wire.REAL_TOPIC} must have 1 to {topic_names.LONGEST} characters"),
+            ~F.coalesce(F.length(topic).between(1, topic_names.MAX_LENGTH), F.lit(False)),
+            F.lit(f"{headers.REAL_TOPIC} must have 1 to {topic_names.MAX_LENGTH} characters"),
         ),
         (
             "MISSING_UNIQ_KEY",
-            ~parse.not_empty(header(wire.UNIQ_KEY)) | long_id,
-            _limits(f"{wire.UNIQ_KEY}, and {wire.TRANSACTION_ID} where it is given,"),
+            ~parse.not_empty(header(headers.UNIQ_KEY)) | long_id,
+            _limits(f"{headers.UNIQ_KEY}, and {headers.TRANSACTION_ID} where it is given,"),
         ),
-        ("MISSING_PRODUCER_GROUP", bad_group, _limits(wire.PGROUP)),
+        ("MISSING_PRODUCER_GROUP", bad_group, _limits(headers.PGROUP)),
         (
             "ILLEGAL_TOPIC",
             parse.matching(topic, topic_names.NAME.pattern).isNull() | system,
-            _quoted(wire.REAL_TOPIC, "letters, digits, and % _ - only, and no system name"),
+            _quoted(headers.REAL_TOPIC, "letters, digits, and % _ - only, and no system name"),
         ),
         (
             "TOPIC_NOT_ALLOWED",
             ~_matches_any(topic, rules.allowed),
-            _quoted(wire.REAL_TOPIC, "one of topics.allowed"),
+            _quoted(headers.REAL_TOPIC, "one of topics.allowed"),
         ),
-        ("BAD_QUEUE_ID", bad_queue, _quoted(wire.REAL_QID, f"0 to {rules.max_queues - 1}")),
+        ("BAD_QUEUE_ID", bad_queue, _quoted(headers.REAL_QID, f"0 to {rules.max_queues - 1}")),
         ("NULL_BODY", body.isNull(), F.lit("the record has no value; a body may be empty, but not null")),
         (
             "BODY_TOO_LARGE",
@@ -259,12 +258,12 @@ def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
 
 def _delay_cases(rules: LandingRules) -> list[Case]:
     malformed = F.lit(False)
-    for name in wire.DELAY_HEADERS:
+    for name in headers.DELAY_HEADERS:
         malformed |= header(name).isNotNull() & F.col(f"n_{name}").isNull()
     until_due = F.coalesce(F.col("delay_ms"), F.col("deliver_ms") - F.unix_millis("stored_at"))
     too_long = F.coalesce(until_due > rules.max_delay_ms, F.lit(False))
     return [
-        ("BAD_DELAY", malformed, F.lit(f"{', '.join(wire.DELAY_HEADERS)} must be whole numbers")),
+        ("BAD_DELAY", malformed, F.lit(f"{', '.join(headers.DELAY_HEADERS)} must be whole numbers")),
         (
             "DELAY_TOO_LONG",
             too_long,
@@ -275,7 +274,7 @@ def _delay_cases(rules: LandingRules) -> list[Case]:
 
 def _first_half() -> Column:
     """`FIRST_HALF` as a struct of queue and offset, null when it is absent or malformed."""
-    parts = F.split(parse.matching(header(wire.FIRST_HALF), "[0-9]{1,9}-[0-9]{1,18}"), "-")
+    parts = F.split(parse.matching(header(headers.FIRST_HALF), "[0-9]{1,9}-[0-9]{1,18}"), "-")
     return F.when(
         parts.isNotNull(), F.struct(parts[0].cast("int").alias("queue"), parts[1].cast("bigint").alias("offset"))
     )
@@ -311,7 +310,7 @@ def _outcome() -> dict[str, Column]:
     )
     return {
         "target": target,
-        "topic": header(wire.REAL_TOPIC),
+        "topic": header(headers.REAL_TOPIC),
         "reason": F.col("verdict")["reason"],
         "detail": F.col("verdict")["detail"],
     }
@@ -320,7 +319,7 @@ def _outcome() -> dict[str, Column]:
 _JUDGED_BY = (
     *("json", "op_json", "batch", "verdict", "first"),
     *(alias(name) for name in _HEADERS),
-    *(f"n_{name}" for name in wire.DELAY_HEADERS),
+    *(f"n_{name}" for name in headers.DELAY_HEADERS),
 )
 """Columns that only the verdict, or those made of them, need; kept ones would take memory in every batch."""
 

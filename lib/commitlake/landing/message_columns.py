@@ -6,9 +6,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from commitlake.landing.parse import at_most, timestamp, whole
-from commitlake.protocol import wire
+from commitlake.protocol import headers
 
-_DROPPED = sorted(wire.MESSAGE_HEADERS | wire.TRANSACTION_HEADERS | wire.COORDINATOR_HEADERS)
+_DROPPED = sorted(headers.MESSAGE_HEADERS | headers.TRANSACTION_HEADERS | headers.COORDINATOR_HEADERS)
 _MAX_INT = 2**31 - 1
 
 
@@ -27,17 +27,17 @@ def message_columns() -> dict[str, Column]:
     user = F.map_filter("headers", lambda name, _: ~name.isin(*_DROPPED))
     due = F.coalesce(F.col("deliver_ms"), F.unix_millis("stored_at") + F.col("delay_ms"))
     return {
-        "message_id": header(wire.UNIQ_KEY),
-        "transaction_id": F.coalesce(header(wire.TRANSACTION_ID), header(wire.UNIQ_KEY)),
-        "producer_group": header(wire.PGROUP),
+        "message_id": header(headers.UNIQ_KEY),
+        "transaction_id": F.coalesce(header(headers.TRANSACTION_ID), header(headers.UNIQ_KEY)),
+        "producer_group": header(headers.PGROUP),
         "queue_id": F.coalesce("queue_id", "partition"),
-        "tags": header(wire.TAGS),
-        "keys": header(wire.KEYS),
+        "tags": header(headers.TAGS),
+        "keys": header(headers.KEYS),
         "properties": F.transform_values(user, lambda _, value: F.make_valid_utf8(value.cast("string"))),
         "first_queue": F.coalesce(F.col("first")["queue"], F.col("partition")),
         "first_offset": F.coalesce(F.col("first")["offset"], F.col("offset")),
-        "check_immunity_s": at_most(whole(header(wire.CHECK_IMMUNITY), 18), _MAX_INT),
-        "born_at": timestamp(whole(header(wire.BORN_TIMESTAMP), 18)),
+        "check_immunity_s": at_most(whole(header(headers.CHECK_IMMUNITY), 18), _MAX_INT),
+        "born_at": timestamp(whole(header(headers.BORN_TIMESTAMP), 18)),
         "deliver_at": timestamp(F.col("deliver_ms")),
         "due_at": timestamp(due),
     }
@@ -51,12 +51,12 @@ def member_columns() -> dict[str, Column]:
     def of(name: str, column: str) -> Column:
         return F.when(is_member, F.nullif(own[name], F.lit(""))).otherwise(F.col(column))
 
-    born = timestamp(whole(own[wire.BORN_TIMESTAMP], 18))
+    born = timestamp(whole(own[headers.BORN_TIMESTAMP], 18))
     return {
-        "message_id": of(wire.UNIQ_KEY, "message_id"),
-        "tags": of(wire.TAGS, "tags"),
-        "keys": of(wire.KEYS, "keys"),
-        "producer_group": F.coalesce(own[wire.PGROUP], "producer_group"),
+        "message_id": of(headers.UNIQ_KEY, "message_id"),
+        "tags": of(headers.TAGS, "tags"),
+        "keys": of(headers.KEYS, "keys"),
+        "producer_group": F.coalesce(own[headers.PGROUP], "producer_group"),
         "born_at": F.coalesce(born, "born_at"),
         "properties": F.when(is_member, F.map_filter(own, lambda name, _: ~name.isin(*_DROPPED))).otherwise(
             F.col("properties")

@@ -12,9 +12,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType
 
-from commitlake.protocol import wire
+from commitlake.protocol import headers
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
-from commitlake.protocol.message_batch import FORBIDDEN
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999: what other readers of a timestamp can still show
 _MANY = 10**15  # more than any duration in ms, and still 64 bits wide when multiplied by 1 000
@@ -59,7 +58,7 @@ class Delay(NamedTuple):
 
 def delay(numbers: Mapping[str, Column], levels_ms: Sequence[int]) -> Delay:
     """Combine the delay headers' `signed` values; `commitlake.protocol.delay` tells the same rules in Python."""
-    level, sec, ms, deliver = (numbers[name] for name in wire.DELAY_HEADERS)
+    level, sec, ms, deliver = (numbers[name] for name in headers.DELAY_HEADERS)
     levels = F.array(*map(F.lit, levels_ms)).cast("array<bigint>")
     relative = (
         F.when(level > 0, F.element_at(levels, F.least(level, F.lit(len(levels_ms))).cast("int")))
@@ -171,7 +170,7 @@ def _member(entry: Column) -> Column:
 
 def _is_good(member: Column, topic: Column) -> Column:
     properties = member["properties"]
-    forbidden = F.arrays_overlap(F.map_keys(properties), F.array(*map(F.lit, sorted(FORBIDDEN))))
-    same_topic = F.coalesce(properties[wire.REAL_TOPIC], topic) == topic
-    good = member["body"].isNotNull() & not_empty(properties[wire.UNIQ_KEY]) & ~forbidden & same_topic
+    forbidden = F.arrays_overlap(F.map_keys(properties), F.array(*map(F.lit, sorted(headers.FORBIDDEN_IN_BATCH))))
+    same_topic = F.coalesce(properties[headers.REAL_TOPIC], topic) == topic
+    good = member["body"].isNotNull() & not_empty(properties[headers.UNIQ_KEY]) & ~forbidden & same_topic
     return F.coalesce(good, F.lit(False))

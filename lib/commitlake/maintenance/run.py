@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType
 
+from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.landing import positions
@@ -119,7 +120,7 @@ class Maintenance:
                 self._delete(report, step, cut)
 
     def _cut(self) -> tuple[retention.Cut | None, str]:
-        timing, now = self._config, time.time_ns() // 1_000_000
+        timing, now = self._config, now_ms()
         stored = now - max(timing.maintenance.retention_ms, timing.transaction.op_park_time_ms)
         ended = stored - timing.transaction.op_park_time_ms
         last = self._warehouse.newest_batch()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 from pyspark.sql import SparkSession
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import KafkaError, TransactionNotFoundError
-from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, explain
-from commitlake.kafka.clients import python_options
+from commitlake.kafka.admin_client import explain, single_records
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import ADMIN
 from commitlake.tables import Warehouse
 
 DECISIONS = ("RESUME", "COMMIT", "ROLLBACK")
@@ -20,7 +19,12 @@ ACKNOWLEDGED_WITHIN_S = 15
 
 
 def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str) -> Position:
-    """Where the first half message of a transaction stands; naming it is enough, its parts follow it.
+    """The position of the first half message of a transaction; its parts follow its decision.
+
+    Args:
+        spark: a session with the Delta extension.
+        warehouse: where the tables are.
+        transaction_id: the transaction's id.
 
     Raises:
         TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
@@ -39,16 +43,16 @@ def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str)
 
 
 def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position, remark: str | None) -> Position:
-    """Send a decision, and return where it stands in `admin`.
+    """Send a decision, and return its position in `admin`.
 
-    What it does is decided by coordination: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a
-    discarded one; one that changes nothing stands in the table `rejected`.
+    Coordination applies it: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a discarded one. One that
+    changes nothing is in the table `rejected`.
 
     Args:
         kafka: the coordinator's Kafka.
         decision: one of `DECISIONS`.
         transaction_id: the transaction's id, which must be that of `first`.
-        first: its first half message.
+        first: the position of its first half message in `half`.
         remark: why; kept in the table `op`.
 
     Raises:
@@ -57,19 +61,14 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
     op = wire.OpRecord(
         transaction_id=transaction_id, producer_group=None, decision=decision, half_messages=(first,), remark=remark
     )
-    record, topic = wire.encode_op(op), kafka.topic("admin")
+    record, topic = wire.encode_op(op), kafka.topic(ADMIN)
     try:
-        client = KafkaProducer(**python_options(kafka), bootstrap_timeout_ms=CONNECT_TIMEOUT_MS, acks="all")
-        try:
-            sent = client.send(topic, key=record.key, value=record.value, partition=0)
+        with single_records(kafka) as producer:
+            sent = producer.send(topic, key=record.key, value=record.value, partition=0)
             stored = sent.get(timeout=ACKNOWLEDGED_WITHIN_S)
-        finally:
-            client.close(timeout=1)
     except kafka_errors.KafkaError as error:
         if is_refusal(error):
             raise KafkaError(explain(kafka, error)) from error
-        msg = (
-            f"{topic} at {kafka.bootstrap_servers} did not acknowledge {decision}: {error}; send it again, that is safe"
-        )
+        msg = f"Kafka at {kafka.bootstrap_servers} did not acknowledge {decision}: {error}; it is safe to send it again"
         raise KafkaError(msg) from error
     return Position(stored.partition, stored.offset)

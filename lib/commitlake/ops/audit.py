@@ -23,12 +23,12 @@ from pyspark.sql import functions as F
 
 from commitlake.ops.audit_rows import SOURCES, rows, until
 from commitlake.ops.audit_rules import COUNTS, RULES, judged, per_message
+from commitlake.protocol.encoding import Position
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 
 EXAMPLES = 10
 _APART = 100  # messages with one finding are told apart by so many places, so that the examples differ
-_OFFSET_BITS = 48  # of a coordinate
 _ROWS_A_TASK = 500_000  # with all that is counted of a message some 100 MB: two such tasks fit a 2 GiB heap
 _NEVER = -(2**62)
 
@@ -178,7 +178,7 @@ def _where(row: Row, names: dict[int, str]) -> str:
 
 
 def _place(at: int) -> str:
-    return f"{at >> _OFFSET_BITS}-{at & (1 << _OFFSET_BITS) - 1}"
+    return str(Position.from_coordinate(at))
 
 
 def _checks(tables: Warehouse, last: int) -> list[Finding]:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from commitlake.ops import audit
 from commitlake.ops.audit import TopicCounts
 from commitlake.ops.audit_rows import until
-from commitlake.protocol import wire
+from commitlake.protocol import headers
 from commitlake.tables import Warehouse
 from commitlake.tables.rounds import newest, reopened
 
@@ -48,7 +48,7 @@ def transaction(spark: SparkSession, warehouse: str, transaction_id: str) -> Dat
     tables = Warehouse(spark, warehouse)
     mine = F.col("transaction_id") == transaction_id
     half = tables.read("half").where(mine)
-    header = F.coalesce(F.col("headers")[wire.TRANSACTION_ID], F.col("headers")[wire.UNIQ_KEY])
+    header = F.coalesce(F.col("headers")[headers.TRANSACTION_ID], F.col("headers")[headers.UNIQ_KEY])
     about = F.when(F.col("source") == "half", header).otherwise(F.col("key")).cast("string")
     return spark.sql(
         _HISTORY,

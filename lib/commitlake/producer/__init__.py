@@ -1,4 +1,4 @@
-"""The Python producer, with RocketMQ's names: normal, batch, delayed and transactional messages. Needs no Spark."""
+"""The Python producer, with RocketMQ's names: normal, batch, delayed and transactional messages. It needs no Spark."""
 
 from __future__ import annotations
 

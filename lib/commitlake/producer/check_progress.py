@@ -1,4 +1,4 @@
-"""How far a Kafka partition may be committed while its records are worked on out of order."""
+"""How far a Kafka partition may be committed while its records are processed out of order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class Progress:
-    """Tells the offset below which every record of one partition is done. Offsets must begin in rising order."""
+    """The offset below which every record of one partition is done. Offsets must begin in rising order."""
 
     def __init__(self) -> None:
         self._open: dict[int, None] = {}  # keeps the order in which they began
@@ -14,18 +14,18 @@ class Progress:
         self._lock = threading.Lock()
 
     def begin(self, offset: int) -> None:
-        """A record has been read."""
+        """Note that the record at `offset` has been read."""
         with self._lock:
             self._open[offset] = None
             self._next = offset + 1
 
     def done(self, offset: int) -> None:
-        """It needs no more work; a second time changes nothing."""
+        """Note that it needs no more work; a second time changes nothing."""
         with self._lock:
             self._open.pop(offset, None)
 
     @property
     def position(self) -> int:
-        """Offset of the first record that is not done, or of the one after the last read."""
+        """Offset of the first record that is not done, or else the one after the last that was read."""
         with self._lock:
             return next(iter(self._open), self._next)

@@ -1,4 +1,4 @@
-"""Answers to check requests: read from Kafka, answered in a bounded pool, committed after the answer."""
+"""Check requests: read from Kafka, answered in a bounded pool, committed after the answer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from commitlake.errors import CommitLakeError, RecordError
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.check_progress import Progress
-from commitlake.producer.link import KafkaLink
-from commitlake.protocol import wire
+from commitlake.producer.link import Done, KafkaLink
+from commitlake.protocol import headers, wire
+from commitlake.protocol.kafka_topics import CHECK
 
 log = logging.getLogger(__name__)
 
 THREADS = 5
 WAITING = 2_000
-"""Checks read and not yet answered; above it polling pauses, so that another instance can take them over."""
+"""Checks that may be read and not yet answered; above it reading pauses, so that other instances can take some."""
 POLL_RECORDS = 100
 POLL_MS = 200
 RETRY_S = 1.0
 REFUSED_S = 30.0
-"""Wait after a refusal: a right that is given later must not need a restart."""
+"""Wait after a refusal: a right that is granted later must not need a restart."""
 
-Done = Callable[[Exception | None], None]
 Answer = Callable[[wire.CheckRecord, Done], None]
 
 
@@ -40,7 +40,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     Args:
         link: where Kafka is.
         group: producer group whose checks are answered.
-        answer: answers one check and calls back when the answer is acknowledged, or with an error.
+        answer: answers one check, and calls back when the answer was acknowledged or has failed.
         executor: runs `answer`; None for a pool of its own.
     """
 
@@ -50,7 +50,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._answer = answer
         self._own_pool = None if executor else ThreadPoolExecutor(THREADS, thread_name_prefix="commitlake-check")
         self._executor: Executor = executor or self._own_pool  # type: ignore[assignment]
-        self._topic = link.kafka.topic("check")
+        self._topic = link.kafka.topic(CHECK)
         self._progress: dict[TopicPartition, Progress] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[None]] = set()
@@ -59,22 +59,22 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._thread = threading.Thread(target=self._run, name="commitlake-checks", daemon=True)
 
     def start(self) -> None:
-        """Begin to read checks, the oldest uncommitted first."""
+        """Begin to read checks, the oldest uncommitted one first."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more checks, finish those being answered, commit, and leave the consumer group."""
+        """Read no more checks, wait for the answers under way, commit, and leave the consumer group."""
         self._stopping.set()
         self._thread.join()
         if self._own_pool:
             self._own_pool.shutdown()
 
     def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
-        """Kafka's call when this instance gets partitions."""
+        """Called by Kafka's client when this instance gets partitions."""
         self._progress.update({partition: Progress() for partition in assigned if partition not in self._progress})
 
     def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
-        """Kafka's call when it loses them; answers still on their way are harmless there."""
+        """Called by Kafka's client when it loses partitions; answers to their checks under way are harmless."""
         self._commit()
         for partition in revoked:
             self._progress.pop(partition, None)
@@ -86,8 +86,8 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._consume()
             except (ClientError, CommitLakeError, OSError, RuntimeError) as error:
                 refused = is_refusal(error)
-                told = self._link.explain(error) if refused else error
-                log.warning("Reading checks from %s failed, trying again: %s", self._topic, told)
+                reason = self._link.explain(error) if refused else error
+                log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
                 self._stopping.wait(REFUSED_S if refused else RETRY_S)
 
     def _consume(self) -> None:
@@ -102,19 +102,19 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         try:
             consumer.subscribe([self._topic], listener=self)
-            consumer.partitions_for_topic(self._topic)  # else kafka-python joins without them, and a second time with
+            consumer.partitions_for_topic(self._topic)  # else kafka-python joins the group twice
             while not self._stopping.is_set():
                 self._hold_back(consumer)
                 for partition, records in consumer.poll(timeout_ms=POLL_MS, max_records=POLL_RECORDS).items():
                     self._take(self._progress.setdefault(partition, Progress()), records)
                 self._try_again()
                 self._commit()
-            self._finish()
+            self._drain()
         finally:
             consumer.close(autocommit=False)
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
-        """Pause all partitions while the pool is full; polling goes on, for Kafka takes silence for death."""
+        """Pause all partitions while the pool is full; polling goes on, or Kafka would consider this instance dead."""
         if len(self._running) + POLL_RECORDS > WAITING:
             consumer.pause(*consumer.assignment())
         elif consumer.paused():
@@ -130,19 +130,19 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._submit(progress, record.offset, check)
 
     def _read(self, record: Any) -> wire.CheckRecord | None:
-        """The check, or None when it is another group's or no check at all."""
-        if (wire.PGROUP, self._group.encode()) not in record.headers:
+        """The check, or None for that of another group and for a malformed record."""
+        if (headers.PGROUP, self._group.encode()) not in record.headers:
             return None
         try:
             return wire.decode_check(record.value, record.headers)
         except RecordError as error:
-            log.warning("Record %s-%s of %s passed over: %s", record.partition, record.offset, self._topic, error)
+            log.warning("ignored record %s-%s of %s: %s", record.partition, record.offset, self._topic, error)
             return None
 
     def _submit(self, progress: Progress, offset: int, check: wire.CheckRecord) -> None:
         def done(error: Exception | None) -> None:
             if error:
-                log.warning("The answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
+                log.warning("the answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
                 self._failed.append((progress, offset, check))
             else:
                 progress.done(offset)
@@ -165,10 +165,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._consumer.commit({partition: OffsetAndMetadata(at) for partition, at in news.items()})
             self._committed.update(news)
         except ClientError as error:
-            log.info("Offsets of %s not committed, those checks may come again: %s", self._topic, error)
+            log.info("offsets of %s were not committed, so some checks may come again: %s", self._topic, error)
 
-    def _finish(self) -> None:
-        """Drop what waits, let running answers end, and commit what Kafka has acknowledged."""
+    def _drain(self) -> None:
+        """Cancel what has not begun, wait for running answers, and commit what Kafka has acknowledged."""
         for future in list(self._running):
             future.cancel()
         wait(list(self._running))

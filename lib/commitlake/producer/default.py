@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,7 @@ from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.producer.record_maker import RecordMaker, check_group
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
-
-log = logging.getLogger(__name__)
+from commitlake.protocol.kafka_topics import MESSAGES, OP
 
 
 class DefaultMQProducer:
@@ -85,8 +83,8 @@ class DefaultMQProducer:
             timeout: ms, instead of `send_msg_timeout`.
 
         Raises:
-            MQClientException: refused, with `reason`, before anything was sent; or not acknowledged in time, and then
-                the message may still come.
+            MQClientException: refused, with `reason`, before anything was sent; or not acknowledged in time, so that
+                the message may or may not have been sent.
         """
         if isinstance(message, Message):
             return self._send_one(message, timeout)
@@ -94,7 +92,7 @@ class DefaultMQProducer:
             record, ids = maker.batch(list(message))
         for member, msg_id in zip(message, ids, strict=True):
             member.msg_id = msg_id
-        at = self._send_record("messages", record.sharding_key, wire.encode_message(record), timeout)
+        at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
         return SendResult(
             send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
         )
@@ -109,19 +107,19 @@ class DefaultMQProducer:
             return list(maker.split(messages))
 
     def recall(self, recall_handle: str) -> str:
-        """Ask to take a delayed message back, and return its id.
+        """Recall a delayed message, and return its id.
 
-        The coordinator decides which comes first, the recall or the delivery; a recall that is too late stands in the
-        table `rejected`.
+        The coordinator decides which comes first, the recall or the delivery; a recall that is too late is in the table
+        `rejected`.
 
         Args:
             recall_handle: from the `SendResult` of the delayed message.
 
         Raises:
-            MQClientException: the handle is none, or Kafka did not acknowledge the recall.
+            MQClientException: it is not a recall handle, or Kafka did not acknowledge the recall.
         """
         recall = decode_handle(recall_handle)
-        self._link.send("op", recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout)
+        self._link.send(OP, recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout)
         return recall.msg_id
 
     def __enter__(self) -> Self:
@@ -137,7 +135,7 @@ class DefaultMQProducer:
         with self._refusing() as maker:
             record = maker.message(message)
         message.msg_id = record.msg_id
-        at = self._send_record("messages", record.sharding_key, wire.encode_message(record), timeout)
+        at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
         recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
         return SendResult(
             send_status=SendStatus.SEND_OK,
@@ -152,7 +150,7 @@ class DefaultMQProducer:
 
     @contextmanager
     def _refusing(self) -> Iterator[RecordMaker]:
-        """A maker of records whose refusals leave as MQClientException."""
+        """A maker of records, whose refusals are raised as MQClientException."""
         try:
             yield RecordMaker(self.group, self._link.settings)
         except RecordError as error:

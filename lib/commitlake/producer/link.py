@@ -19,24 +19,25 @@ from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.settings import SettingsReader
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import SETTINGS
 from commitlake.protocol.wire import Encoded
 
 log = logging.getLogger(__name__)
 
 METADATA_AGE_MS = 30_000
-"""How long a queue that was added may stay unknown; Kafka's own default is 5 minutes."""
+"""How long an added queue may stay unknown; Kafka's own default is 5 minutes."""
+_NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
+
+Done = Callable[[Exception | None], None]
+"""Called once, from any thread, with None when a record was acknowledged, else with the error."""
 
 
 class UncertainSend(MQClientException):
-    """Raised when nobody can tell whether Kafka has taken the record."""
+    """Raised when it is unknown whether Kafka has the record."""
 
 
 class KafkaLink:
-    """Sends records, knows the settings, and makes client options for consumers.
-
-    Raises:
-        MQClientException: from `start`, when Kafka is out of reach or the coordinator has not run yet.
-    """
+    """Sends records, reads the settings, and provides client options for consumers."""
 
     def __init__(self, kafka: KafkaConfig, start_timeout_ms: int) -> None:
         self.kafka = kafka
@@ -46,8 +47,12 @@ class KafkaLink:
         self._turn = itertools.count()
 
     def start(self) -> None:
-        """Connect and read the settings."""
-        self._reader = SettingsReader(self.client_options(), self.kafka.topic("settings"), self.explain)
+        """Connect and read the settings.
+
+        Raises:
+            MQClientException: Kafka is out of reach, or the coordinator has not run yet.
+        """
+        self._reader = SettingsReader(self.client_options(), self.kafka.topic(SETTINGS), self.explain)
         self._reader.start(self._start_timeout_ms)
         try:
             self._producer = KafkaProducer(
@@ -71,17 +76,17 @@ class KafkaLink:
             self._reader = None
 
     def flush(self) -> None:
-        """Return once everything sent before has been acknowledged, or given up."""
+        """Return when every record sent before has been acknowledged or has failed."""
         try:
             self._started().flush(timeout=30)
         except ClientError as error:
-            log.warning("Not everything was acknowledged before the shutdown: %s", error)
+            log.warning("not every record was acknowledged before the shutdown: %s", error)
 
     @property
     def settings(self) -> wire.Settings:
         """The newest limits the coordinator has published."""
         if self._reader is None:
-            raise MQClientException(_NOT_STARTED)
+            raise MQClientException(_NOT_RUNNING)
         return self._reader.current
 
     def client_options(self) -> dict[str, Any]:
@@ -98,12 +103,12 @@ class KafkaLink:
         return explain(self.kafka, error)
 
     def choose_queue(self, topic: str, key: bytes | None) -> int:
-        """Partition of `topic` for a record: by the hash that Java's clients use, or the next in turn."""
+        """Partition of `topic` for a record: by the hash of its key that Java's clients use, or the next in turn."""
         name = self.kafka.topic(topic)
         try:
             queues = len(self._started().partitions_for(name))
         except ClientError as error:
-            msg = f"Kafka topic {name} can't be used, so nothing was sent: {type(error).__name__}: {error}"
+            msg = f"nothing was sent to the Kafka topic {name}: {type(error).__name__}: {error}"
             raise MQClientException(msg) from error
         number = next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF
         return int(number % queues)
@@ -111,30 +116,43 @@ class KafkaLink:
     def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Position:
         """Send and wait for the acknowledgement of all in-sync replicas.
 
+        Args:
+            topic: name without the prefix.
+            queue: partition.
+            record: key, value and headers.
+            timeout_ms: how long to wait.
+
         Raises:
-            MQClientException: the record never left this process.
-            UncertainSend: the acknowledgement did not come in time, or the broker answered with an error.
+            MQClientException: nothing was sent, or Kafka refused the record.
+            UncertainSend: there was no acknowledgement in time, or Kafka answered with another error.
         """
         try:
             sent = self._send(topic, queue, record)
         except (ClientError, ValueError) as error:
-            msg = f"nothing was sent to Kafka topic {self.kafka.topic(topic)}: {type(error).__name__}: {error}"
+            msg = f"nothing was sent to the Kafka topic {self.kafka.topic(topic)}: {type(error).__name__}: {error}"
             raise MQClientException(msg) from error
         try:
             found = sent.get(timeout=timeout_ms / 1_000)
         except ClientError as error:
             if is_refusal(error):
-                msg = f"nothing was sent to Kafka topic {self.kafka.topic(topic)}: {self.explain(error)}"
+                msg = f"nothing was sent to the Kafka topic {self.kafka.topic(topic)}: {self.explain(error)}"
                 raise MQClientException(msg) from error
             msg = (
-                f"Kafka did not acknowledge a record for {self.kafka.topic(topic)} within {timeout_ms} ms, "
+                f"Kafka did not acknowledge a record of {self.kafka.topic(topic)} within {timeout_ms} ms, "
                 f"so it may or may not be there: {type(error).__name__}: {error}"
             )
             raise UncertainSend(msg) from error
         return Position(found.partition, found.offset)
 
-    def send_soon(self, topic: str, queue: int, record: Encoded, done: Callable[[Exception | None], None]) -> None:
-        """Send without waiting; `done` is called once, from any thread, with None or the error."""
+    def send_soon(self, topic: str, queue: int, record: Encoded, done: Done) -> None:
+        """Send without waiting.
+
+        Args:
+            topic: name without the prefix.
+            queue: partition.
+            record: key, value and headers.
+            done: called with the outcome.
+        """
         try:
             sent = self._send(topic, queue, record)
         except (ClientError, ValueError, MQClientException) as error:
@@ -150,8 +168,5 @@ class KafkaLink:
 
     def _started(self) -> KafkaProducer:
         if self._producer is None:
-            raise MQClientException(_NOT_STARTED)
+            raise MQClientException(_NOT_RUNNING)
         return self._producer
-
-
-_NOT_STARTED = "the producer is not running; call start() first, and nothing after shutdown()"

@@ -20,16 +20,16 @@ class TransactionListener(ABC):
 
     @abstractmethod
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
-        """Run the local transaction of a half message that the broker has; None means unknown."""
+        """Run the local transaction of a half message that Kafka has acknowledged; None means unknown."""
 
     @abstractmethod
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
-        """Tell what became of it, also when another instance ran it; None means unknown."""
+        """Return how a local transaction ended, also one that another instance ran; None means unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndTransactionContext:
-    """What a hook is told about a decision before it is sent.
+    """A decision that is about to be sent, as a hook gets it.
 
     Attributes:
         producer_group: the group that decides.
@@ -51,21 +51,21 @@ class EndTransactionContext:
 
 
 class EndTransactionHook(Protocol):
-    """An object that is told about the end of transactions."""
+    """An object that is called at the end of transactions."""
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """Called before each op message; what it raises is logged and changes nothing."""
+        """Called before each op message; an exception is logged and changes nothing."""
 
 
 AnyHook = EndTransactionHook | Callable[[EndTransactionContext], object]
 
 
-def decide(ask: Callable[[], LocalTransactionState | None]) -> tuple[LocalTransactionState, str | None]:
-    """Ask a listener; an error, None or anything but a state is UNKNOW, and the remark tells why."""
+def decide(call: Callable[[], LocalTransactionState | None]) -> tuple[LocalTransactionState, str | None]:
+    """Call a listener, and return the state and a remark: for an exception, or no state, UNKNOW and the reason."""
     try:
-        state = ask()
+        state = call()
     except Exception as error:
-        log.warning("The transaction listener failed; the transaction stays unknown", exc_info=True)
+        log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=True)
         return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"[:LONGEST_REMARK]
     if isinstance(state, LocalTransactionState):
         return state, None
@@ -73,7 +73,7 @@ def decide(ask: Callable[[], LocalTransactionState | None]) -> tuple[LocalTransa
 
 
 def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:
-    """Tell all hooks; what one raises is logged."""
+    """Call all hooks; an exception in one is logged, and the others are called."""
     for hook in hooks:
         try:
             if callable(hook):
@@ -81,4 +81,4 @@ def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:
             else:
                 hook.end_transaction(context)
         except Exception:
-            log.warning("End-transaction hook %r failed", hook, exc_info=True)
+            log.warning("the end-transaction hook %r failed", hook, exc_info=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from commitlake.errors import MQClientException
-from commitlake.protocol import wire
+from commitlake.protocol import headers, wire
 
 
 class LocalTransactionState(enum.Enum):
-    """A listener's answer; its value is the decision that the op message carries."""
+    """The outcome of a local transaction; its value is the decision in the op message."""
 
     COMMIT_MESSAGE = "COMMIT"
     ROLLBACK_MESSAGE = "ROLLBACK"
@@ -20,7 +20,7 @@ class LocalTransactionState(enum.Enum):
 
 
 class SendStatus(enum.Enum):
-    """Outcome of a send. Everything else than an acknowledged write raises."""
+    """Outcome of a send. Anything but an acknowledged write raises an exception."""
 
     SEND_OK = "SEND_OK"
 
@@ -37,13 +37,13 @@ class Message:
         properties: user properties, see `put_user_property`.
         queue_id: destination queue; by default that of the Kafka partition.
         sharding_key: messages with one key go to one queue, in the order they are sent.
-        delay_time_level: 1 to 18 by default (1s 5s 10s 30s 1m ... 2h); beats the three below.
+        delay_time_level: 1 to 18 by default (1s 5s 10s 30s 1m ... 2h); takes precedence over the three below.
         delay_seconds: delay in s, from the append time or from the op that commits.
         delay_milliseconds: the same in ms.
         deliver_at: absolute time, ms since epoch (UTC) or an aware datetime.
-        check_immunity_seconds: a half message is not checked before it is that old.
+        check_immunity_seconds: a half message is not checked before this age, in s.
         transaction_id: set by a transactional send unless the application has set it.
-        msg_id: the message's own id, set anew by every send.
+        msg_id: the message's own id; every send sets a new one.
     """
 
     topic: str
@@ -73,12 +73,12 @@ class Message:
             MQClientException: the name belongs to the protocol, or name or value is not a string or empty.
         """
         if not (isinstance(name, str) and isinstance(value, str) and name and value):
-            msg = f"property {name!r} is {value!r}; name and value must be strings with at least one character"
+            msg = f"property {name!r} is {value!r}; its name and value must be strings of at least one character"
             raise MQClientException(msg)
-        if name == wire.CHECK_IMMUNITY:
+        if name == headers.CHECK_IMMUNITY:
             self.check_immunity_seconds = int(value) if value.isdecimal() else None
-        elif name in wire.RESERVED_HEADERS:
-            msg = f"property {name!r} is used by the protocol; choose another name"
+        elif name in headers.RESERVED_HEADERS:
+            msg = f"property {name!r} has a name of the protocol; choose another name"
             raise MQClientException(msg)
         else:
             self.properties[name] = value
@@ -114,7 +114,7 @@ class MessageExt(Message):
 
     @classmethod
     def from_check(cls, check: wire.CheckRecord) -> MessageExt:
-        """The message that `check` asks about."""
+        """The first half message of the transaction that is checked."""
         return cls(
             topic=check.topic,
             body=check.body,
@@ -135,7 +135,7 @@ class MessageExt(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class SendResult:
-    """What the broker acknowledged.
+    """The acknowledgement of a send.
 
     Attributes:
         send_status: always `SEND_OK`.
@@ -156,6 +156,6 @@ class SendResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionSendResult(SendResult):
-    """A half message was acknowledged, and the local transaction then ended in `local_transaction_state`."""
+    """The half message was acknowledged, and the local transaction then ended in `local_transaction_state`."""
 
     local_transaction_state: LocalTransactionState

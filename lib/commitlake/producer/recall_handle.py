@@ -1,4 +1,4 @@
-"""The recall handle: what names a delayed message, as text that an application can keep."""
+"""The recall handle: the name of a delayed message, as text that an application can store."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ def encode_handle(recall: RecallRecord) -> str:
 
 
 def decode_handle(handle: str) -> RecallRecord:
-    """What `handle` names; MQClientException when it is no handle of this version."""
+    """What `handle` names.
+
+    Raises:
+        MQClientException: it is not a handle of this version.
+    """
     try:
         version, topic, place, msg_id = base64.b64decode(handle, altchars=b"-_", validate=True).decode().split(" ")
         if version == VERSION and topic and msg_id:
             return RecallRecord(msg_id=msg_id, topic=topic, message=Position.parse(place))
     except (binascii.Error, ValueError, TypeError, RecordError):
         pass
-    msg = f"{str(handle)[:100]!r} is not a recall handle; give the recall_handle of a delayed message's SendResult"
+    msg = f"{str(handle)[:100]!r} is not a recall handle; pass the recall_handle of a delayed message's SendResult"
     raise MQClientException(msg)

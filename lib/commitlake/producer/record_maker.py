@@ -1,37 +1,36 @@
-"""From messages to records, and the refusals that need no broker.
+"""Makes records of messages, and refuses what landing would reject.
 
-The reasons and their order are landing's, so what would be in `rejected` is told before the local transaction runs.
+The reasons and their order are landing's, so a refusal comes before the local transaction runs.
 """
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from commitlake.clock import now_ms
 from commitlake.errors import MQClientException, RecordError
 from commitlake.producer.message import Message
-from commitlake.protocol import delay, message_batch, topic_names, wire
+from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 
 
 def new_id() -> str:
-    """A message id that no other has."""
+    """A new, unique message id."""
     return uuid.uuid4().hex.upper()
 
 
-def now_ms() -> int:
-    """The clock of this machine, ms since epoch, UTC."""
-    return time.time_ns() // 1_000_000
-
-
 def check_group(group: str) -> str:
-    """`group`, or MQClientException `MISSING_PRODUCER_GROUP` when it is no name of a producer group."""
+    """Return `group`.
+
+    Raises:
+        MQClientException: `MISSING_PRODUCER_GROUP`, it is not the name of a producer group.
+    """
     if not isinstance(group, str) or not 1 <= len(group) <= MAX_ID_LENGTH:
-        msg = f"producer group is {group!r}; it must be a string of 1 to {MAX_ID_LENGTH} characters"
+        msg = f"the producer group is {group!r}; it must be a string of 1 to {MAX_ID_LENGTH} characters"
         raise MQClientException(msg, "MISSING_PRODUCER_GROUP")
     return group
 
@@ -40,8 +39,8 @@ def check_group(group: str) -> str:
 class RecordMaker:
     """Makes the records of one producer group under one version of the settings.
 
-    Every method gives each message an id of its own, and raises `RecordError` with landing's reason when the message
-    would be rejected.
+    Every method gives each message a new id, and raises `RecordError` with landing's reason when the message would be
+    rejected.
     """
 
     group: str
@@ -54,15 +53,21 @@ class RecordMaker:
     def half(
         self, message: Message, first: wire.HalfRecord | None = None, first_half: Position | None = None
     ) -> wire.HalfRecord:
-        """The record of a half message; a further one is given the transaction's first and its place."""
-        # An id that an earlier send of the same object chose is no choice of the application's.
+        """The record of a half message.
+
+        Args:
+            message: what the application sends.
+            first: the first half message of its transaction; None when it is this one.
+            first_half: the position of `first` in `half`.
+        """
+        # An id that was set by an earlier send of the same object was not chosen by the application.
         chosen = message.transaction_id if message.transaction_id != message.msg_id else None
         if chosen is not None and len(chosen) > MAX_ID_LENGTH:
-            msg = f"the transaction id has {len(chosen)} characters; it may have {MAX_ID_LENGTH}"
+            msg = f"the transaction id has {len(chosen)} characters; it must have 1 to {MAX_ID_LENGTH}"
             raise RecordError(msg, "MISSING_UNIQ_KEY")
         fields = self._fields(message)
         if self.settings.reject_transactions:
-            msg = "the coordinator takes no transactions now (transaction.reject is on)"
+            msg = "the coordinator rejects transactions at present (transaction.reject is on); try again later"
             raise RecordError(msg, "TRANSACTIONS_REJECTED")
         return wire.HalfRecord(
             **fields,
@@ -84,20 +89,20 @@ class RecordMaker:
         body = message_batch.pack(members)
         self._check(first, body)
         record = wire.MessageRecord(**_common(first, self.group), body=body, batch=len(members))
-        return record, [member.properties[wire.UNIQ_KEY] for member in members]
+        return record, [member.properties[headers.UNIQ_KEY] for member in members]
 
     def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
-        """Cut `messages` into lists that fit into one batch each."""
+        """Cut `messages` into lists, each of which fits into one batch."""
         most = self.settings.max_message_size
         return message_batch.split(messages, lambda message: message_batch.packed_size(_member(message)), most)
 
     def is_delayed(self, record: wire.MessageRecord) -> bool:
-        """Whether the record's delay headers make it wait, so that it can be recalled."""
+        """Whether the record has a delay, so that it can be recalled."""
         return self._delay(record.delays) is not None
 
-    def _delay(self, headers: Mapping[str, str]) -> delay.Delay | None:
+    def _delay(self, given: Mapping[str, str]) -> delay.Delay | None:
         levels = [delay.level_ms(level) for level in self.settings.delay_levels]
-        return delay.parse(headers, levels, self.settings.delay_max_ms, now_ms())
+        return delay.parse(given, levels, self.settings.delay_max_ms, now_ms())
 
     def _fields(self, message: Message) -> dict[str, Any]:
         self._check(message, message.body)
@@ -113,12 +118,12 @@ class RecordMaker:
         }
 
     def _check(self, message: Message, body: bytes | str) -> None:
-        """Landing's rules, in landing's order, for where a message goes and how large its record's value is."""
+        """Apply landing's rules, in landing's order, for the destination and the size of the record's value."""
         rules = self.settings
         topic_names.check_name(message.topic)
         topic_names.check_admitted(message.topic, rules.topics_allowed, rules.topics, rules.topics_max)
         if message.queue_id is not None and not 0 <= message.queue_id < rules.max_queues:
-            msg = f"queue id is {message.queue_id}; it must be 0 to {rules.max_queues - 1} (topics.max_queues)"
+            msg = f"the queue id is {message.queue_id}; it must be 0 to {rules.max_queues - 1} (topics.max_queues)"
             raise RecordError(msg, "BAD_QUEUE_ID")
         _check_body(message.body)
         if len(_bytes(body)) > rules.max_message_size:
@@ -140,38 +145,38 @@ def _common(message: Message, group: str) -> dict[str, Any]:
 def _delays(message: Message) -> dict[str, str]:
     at = message.deliver_at
     values = {
-        wire.DELAY: message.delay_time_level,
-        wire.TIMER_DELAY_SEC: message.delay_seconds,
-        wire.TIMER_DELAY_MS: message.delay_milliseconds,
-        wire.TIMER_DELIVER_MS: _epoch_ms(at) if isinstance(at, datetime) else at,
+        headers.DELAY: message.delay_time_level,
+        headers.TIMER_DELAY_SEC: message.delay_seconds,
+        headers.TIMER_DELAY_MS: message.delay_milliseconds,
+        headers.TIMER_DELIVER_MS: _epoch_ms(at) if isinstance(at, datetime) else at,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _epoch_ms(at: datetime) -> int:
     if at.tzinfo is None:
-        msg = f"deliver_at is {at.isoformat()} without a time zone; give an aware datetime or ms since epoch"
+        msg = f"deliver_at is {at.isoformat()} without a time zone; set an aware datetime or ms since epoch"
         raise RecordError(msg, "BAD_DELAY")
     return round(at.timestamp() * 1_000)
 
 
 def _member(message: Message) -> message_batch.Member:
-    own = {wire.UNIQ_KEY: new_id(), wire.TAGS: message.tags, wire.KEYS: message.keys}
+    own = {headers.UNIQ_KEY: new_id(), headers.TAGS: message.tags, headers.KEYS: message.keys}
     present = {name: value for name, value in own.items() if value is not None}
     return message_batch.Member(_bytes(message.body), {**message.properties, **present})
 
 
 def _check_member(message: Message, first: Message) -> None:
-    """What one record can't say of its members one by one, must be the same for all, or absent."""
+    """What a record holds only once must be the same for all members, or absent."""
     place = (message.topic, message.queue_id, message.sharding_key)
     if place != (first.topic, first.queue_id, first.sharding_key):
-        msg = f"a batch has one topic, queue id and sharding key; {place} is not that of its first message"
+        msg = f"a batch has one topic, queue id and sharding key; {place} are not those of its first message"
         raise RecordError(msg, "BAD_BATCH")
     if _delays(message) or message.check_immunity_seconds is not None:
-        msg = "a message of a batch has a delay or a check immunity; send it alone"
+        msg = "a message of a batch can have neither a delay nor a check immunity; send it alone"
         raise RecordError(msg, "BAD_BATCH")
     if message.topic.startswith(topic_names.RETRY_PREFIX):
-        msg = f"topic {message.topic!r} is a retry topic, which takes no batch"
+        msg = f"topic {message.topic!r} is a retry topic, which takes no batches; send the messages one by one"
         raise RecordError(msg, "BAD_BATCH")
 
 

@@ -1,4 +1,4 @@
-"""The limits that the coordinator publishes: read at the start, then followed in the background."""
+"""The limits that the coordinator publishes: read at the start, then updated in the background."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SettingsReader:
     Args:
         client_options: keyword arguments of a consumer.
         topic: full name of the topic.
-        explain: says of a client's error what to do about it.
+        explain: returns what went wrong with Kafka, and what to do about it.
     """
 
     def __init__(self, client_options: Mapping[str, Any], topic: str, explain: Callable[[Exception], str]) -> None:
@@ -45,17 +45,18 @@ class SettingsReader:
         """Return once the newest settings are known.
 
         Raises:
-            MQClientException: Kafka can't be reached, or the coordinator has published nothing within `timeout_ms`.
+            MQClientException: Kafka is out of reach, or nothing was read within `timeout_ms`.
         """
         self._thread.start()
         if self._ready.wait(timeout_ms / 1_000) and self._failure is None:
             return
         self.stop()
         if self._failure:
-            msg = f"can't read Kafka topic {self._topic}: {self._explain(self._failure)}"
+            msg = f"cannot read the Kafka topic {self._topic}: {self._explain(self._failure)}"
             raise MQClientException(msg) from self._failure
         msg = (
-            f"Kafka topic {self._topic} has no settings after {timeout_ms} ms; start the coordinator, it has never run"
+            f"the Kafka topic {self._topic} has no settings after {timeout_ms} ms; "
+            "start the coordinator, which publishes them, or check topic_prefix"
         )
         raise MQClientException(msg)
 
@@ -63,12 +64,12 @@ class SettingsReader:
     def current(self) -> wire.Settings:
         """The newest settings."""
         if self._known is None:
-            msg = "the producer is not started; call start() first"
+            msg = "the producer is not running; call start() first"
             raise MQClientException(msg)
         return self._known
 
     def stop(self) -> None:
-        """Stop following; does nothing when it does not run."""
+        """Stop reading; does nothing when it is not running."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
@@ -81,9 +82,9 @@ class SettingsReader:
             except (ClientError, CommitLakeError, OSError) as error:
                 self._failure = error
                 if is_refusal(error) and not self._ready.is_set():
-                    self._ready.set()  # `start` need not wait for more of the same
+                    self._ready.set()  # `start` need not wait: a retry would be refused too
                     return
-                log.debug("Reading %s failed, trying again: %s", self._topic, error)
+                log.debug("reading %s failed, trying again: %s", self._topic, error)
                 self._stopping.wait(BACKOFF_MS / 1_000)
 
     def _consume(self) -> None:
@@ -91,7 +92,7 @@ class SettingsReader:
         try:
             partition = TopicPartition(self._topic, 0)
             while not consumer.partitions_for_topic(self._topic):
-                with suppress(KafkaTimeoutError):  # a topic that is not there, or raises that it is forbidden
+                with suppress(KafkaTimeoutError):  # raises when access is denied; a missing topic only times out
                     consumer.end_offsets([partition], timeout_ms=BACKOFF_MS)
                 if self._stopping.is_set():
                     return
@@ -112,4 +113,4 @@ class SettingsReader:
         try:
             self._known = wire.decode_settings(value)
         except RecordError as error:
-            log.warning("Settings record passed over: %s", error)
+            log.warning("ignored a record of %s: %s", self._topic, error)

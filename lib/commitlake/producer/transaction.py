@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from commitlake.errors import MQClientException
 from commitlake.producer.link import UncertainSend
@@ -12,14 +13,11 @@ from commitlake.producer.message import LocalTransactionState, Message, SendResu
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, HalfRecord
 
-if TYPE_CHECKING:
-    from commitlake.producer.transactional import TransactionMQProducer
-
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
 
 
 class HalfMessage(NamedTuple):
-    """A half message that Kafka has acknowledged, and where it stands."""
+    """A half message that Kafka has acknowledged, and its position."""
 
     record: HalfRecord
     at: Position
@@ -30,10 +28,18 @@ class Transaction:
 
     As a `with` block it commits at the end, and rolls back when the block raises. Its checks ask the listener about the
     first message. May be used by several threads.
+
+    Args:
+        send_half: sends a half message after the first one of its transaction, None for that itself.
+        send_decision: sends the decision on all half messages, without waiting.
     """
 
-    def __init__(self, producer: TransactionMQProducer) -> None:
-        self._producer = producer
+    def __init__(
+        self,
+        send_half: Callable[[Message, HalfMessage | None], HalfMessage],
+        send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
+    ) -> None:
+        self._send_half, self._send_decision = send_half, send_decision
         self._halves: list[HalfMessage] = []
         self._ended: LocalTransactionState | None = None
         self._uncertain: UncertainSend | None = None
@@ -48,13 +54,13 @@ class Transaction:
         """Send one more half message and wait for its acknowledgement.
 
         Raises:
-            MQClientException: refused, with `reason`, and the transaction goes on; not acknowledged in time, and it can
-                only roll back; or it has ended.
+            MQClientException: refused, with `reason`, and the transaction goes on; or not acknowledged in time, and the
+                transaction can only roll back; or it has ended.
         """
         with self._lock:
             self._check_open()
             try:
-                half = self._producer._send_half(message, self._halves[0] if self._halves else None)
+                half = self._send_half(message, self._halves[0] if self._halves else None)
             except UncertainSend as error:
                 self._uncertain = error
                 raise
@@ -71,17 +77,21 @@ class Transaction:
         """Make all messages visible; does nothing the second time.
 
         Raises:
-            MQClientException: it was rolled back, or a send was uncertain and so it is rolled back now.
+            MQClientException: it was rolled back, or is rolled back now because a send was uncertain.
         """
         with self._lock:
             if self._uncertain and not self._ended:
                 self._end(ROLLBACK)
-                msg = f"rolled back, since it is unknown whether one of the messages arrived: {self._uncertain}"
+                msg = f"rolled back, since one of the messages may or may not be in Kafka: {self._uncertain}"
                 raise MQClientException(msg) from self._uncertain
             self._end(COMMIT)
 
     def rollback(self) -> None:
-        """Drop all messages; does nothing the second time; MQClientException when it was committed."""
+        """Drop all messages; does nothing the second time.
+
+        Raises:
+            MQClientException: it was committed.
+        """
         with self._lock:
             self._end(ROLLBACK)
 
@@ -102,20 +112,15 @@ class Transaction:
         if self._ended is None:
             self._ended = state
             if self._halves:
-                self._tell(state)
-
-    def _tell(self, state: LocalTransactionState) -> None:
-        if state is ROLLBACK:
-            self._producer._forget(self._halves[0])
-        self._producer._end(self._halves, state)
+                self._send_decision(self._halves, state)
 
     def _check_open(self) -> None:
         if self._ended:
             msg = f"the transaction has ended with {self._ended.name}; begin another one"
             raise MQClientException(msg)
         if self._uncertain:
-            msg = "the transaction can only roll back, since it is unknown whether one of its messages arrived"
+            msg = "the transaction can only roll back, since one of its messages may or may not be in Kafka"
             raise MQClientException(msg) from self._uncertain
         if len(self._halves) >= MAX_HALF_MESSAGES:
-            msg = f"the transaction has {len(self._halves)} messages; the most is {MAX_HALF_MESSAGES}"
+            msg = f"the transaction has {MAX_HALF_MESSAGES} messages and may have no more; end it and begin another one"
             raise MQClientException(msg)

@@ -9,33 +9,38 @@ from concurrent.futures import Executor
 from threading import Lock
 
 from commitlake.errors import MQClientException
-from commitlake.producer.check_reader import CheckAnswerer, Done
+from commitlake.producer.check_reader import CheckAnswerer
 from commitlake.producer.default import DefaultMQProducer
-from commitlake.producer.link import UncertainSend
+from commitlake.producer.link import Done, UncertainSend
 from commitlake.producer.listener import AnyHook, EndTransactionContext, TransactionListener, decide, run_hooks
 from commitlake.producer.message import LocalTransactionState, Message, MessageExt, SendStatus, TransactionSendResult
 from commitlake.producer.transaction import HalfMessage, Transaction
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import HALF, OP
 
 log = logging.getLogger(__name__)
 
-UNCERTAIN_KEPT = 10_000
-"""Uncertain sends remembered; the oldest is forgotten first, and its check then asks the listener."""
-NEVER_RUN = "the local transaction was never run, or was rolled back"
+REMEMBERED = 10_000
+"""Half messages that are never committed, the newest ones; a check of an older one asks the listener."""
+NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
 
 
 class TransactionMQProducer(DefaultMQProducer):
     """Sends messages that become visible when the local transaction of its listener commits.
 
-    Any instance of a group answers the checks of the whole group, so a listener must be able to look every transaction
-    of its group up. Without a listener an instance answers none.
+    Any instance of a group answers the checks of the whole group, so a listener must be able to look up every
+    transaction of its group. An instance without a listener answers none.
 
     Args:
         group: producer group.
         listener: runs and looks up local transactions.
-        executor: runs the answers to checks, instead of a pool of 5 threads; it is not shut down by the producer.
-        bootstrap_servers, topic_prefix, options, send_msg_timeout, start_timeout: as for `DefaultMQProducer`.
+        bootstrap_servers: Kafka's `host:port,...`; this and the next four are as for `DefaultMQProducer`.
+        topic_prefix: the coordinator's `kafka.topic_prefix`.
+        options: the coordinator's `kafka.options`.
+        send_msg_timeout: in ms.
+        start_timeout: in ms.
+        executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
     """
 
     def __init__(
@@ -61,16 +66,16 @@ class TransactionMQProducer(DefaultMQProducer):
         self._listener = listener
         self._executor = executor
         self._hooks: list[AnyHook] = []
-        self._uncertain = _Recent(UNCERTAIN_KEPT)
+        self._never_committed = _RecentIds(REMEMBERED)
         self._checks: CheckAnswerer | None = None
 
     def start(self) -> None:
-        """Connect, and begin to answer checks when there is a listener."""
+        """Connect, and begin to answer checks if there is a listener."""
         super().start()
         self._answer_checks()
 
     def shutdown(self) -> None:
-        """Finish the checks that are being answered, send what is buffered, disconnect."""
+        """Wait for the answers under way, send what is buffered, and disconnect."""
         with self._switch:
             checks, self._checks = self._checks, None
         if checks:
@@ -84,7 +89,7 @@ class TransactionMQProducer(DefaultMQProducer):
             self._answer_checks()
 
     def register_end_transaction_hook(self, hook: AnyHook) -> None:
-        """Have `hook` told of every decision before it is sent: a callable, or an object with `end_transaction`."""
+        """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
         self._hooks.append(hook)
 
     def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:
@@ -92,18 +97,18 @@ class TransactionMQProducer(DefaultMQProducer):
 
         Args:
             message: its `transaction_id` is set before the listener is called.
-            arg: handed to the listener.
+            arg: passed to the listener.
 
         Raises:
             MQClientException: refused, with `reason`, or not acknowledged in time. The local transaction has not run.
         """
         listener = self._listener
         if listener is None:
-            msg = "a transactional send needs a listener; give one to the constructor or set_transaction_listener()"
+            msg = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
             raise MQClientException(msg)
         half = self._send_half(message)
         state, remark = decide(lambda: listener.execute_local_transaction(message, arg))
-        self._end([half], state, remark)
+        self._send_decision([half], state, remark)
         return TransactionSendResult(
             send_status=SendStatus.SEND_OK,
             msg_id=half.record.msg_id,
@@ -114,8 +119,8 @@ class TransactionMQProducer(DefaultMQProducer):
         )
 
     def begin_transaction(self) -> Transaction:
-        """Begin a transaction of several half messages, ended by its `commit` or `rollback`, or as a `with` block."""
-        return Transaction(self)
+        """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it."""
+        return Transaction(self._send_half, self._end)
 
     def _answer_checks(self) -> None:
         with self._switch:
@@ -129,26 +134,30 @@ class TransactionMQProducer(DefaultMQProducer):
             encoded = wire.encode_half(record)
         message.msg_id, message.transaction_id = record.msg_id, record.transaction_id
         try:
-            return HalfMessage(record, self._send_record("half", record.sharding_key, encoded))
+            return HalfMessage(record, self._send_record(HALF, record.sharding_key, encoded))
         except UncertainSend:
             # The message id, not the transaction id: the application may try again under the same transaction id.
-            self._uncertain.add(record.msg_id)
+            self._never_committed.add(record.msg_id)
             raise
 
-    def _end(self, halves: Sequence[HalfMessage], state: LocalTransactionState, remark: str | None = None) -> None:
-        """Send the decision without waiting; a check heals what is lost."""
+    def _end(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
+        """End a transaction of several half messages; checks of one rolled back no longer ask the listener."""
+        if state is LocalTransactionState.ROLLBACK_MESSAGE:
+            self._never_committed.add(halves[0].record.msg_id)
+        self._send_decision(halves, state)
+
+    def _send_decision(
+        self, halves: Sequence[HalfMessage], state: LocalTransactionState, remark: str | None = None
+    ) -> None:
+        """Send the decision without waiting; if it is lost, a check asks for it again."""
         first = halves[0].record
         self._send_op(first, tuple(half.at for half in halves), state, remark, _log_lost)
 
-    def _forget(self, half: HalfMessage) -> None:
-        """Have later checks of a transaction rolled back by this process answered without the listener."""
-        self._uncertain.add(half.record.msg_id)
-
     def _answer(self, check: wire.CheckRecord, done: Done) -> None:
         listener = self._listener
-        remark: str | None = NEVER_RUN
+        remark: str | None = NEVER_COMMITTED
         state = LocalTransactionState.ROLLBACK_MESSAGE
-        if check.msg_id not in self._uncertain:
+        if check.msg_id not in self._never_committed:
             message = MessageExt.from_check(check)
             state, remark = decide(lambda: listener.check_local_transaction(message) if listener else None)
         self._send_op(check, check.half_messages, state, remark, done, from_check=True)
@@ -181,10 +190,10 @@ class TransactionMQProducer(DefaultMQProducer):
             from_check=from_check,
             remark=remark,
         )
-        self._link.send_soon("op", half_messages[0].queue, wire.encode_op(op), done)
+        self._link.send_soon(OP, half_messages[0].queue, wire.encode_op(op), done)
 
 
-class _Recent:
+class _RecentIds:
     """The newest `most` of the ids added."""
 
     def __init__(self, most: int) -> None:
@@ -205,4 +214,4 @@ class _Recent:
 
 def _log_lost(error: Exception | None) -> None:
     if error:
-        log.warning("A decision was not acknowledged by Kafka (%s); a check will ask for it again", error)
+        log.warning("a decision was not acknowledged by Kafka, and a check will ask for it again: %s", error)

@@ -1,3 +1,3 @@
-"""The rules of the coordinator as pure functions: no Spark, no Kafka client, no clock."""
+"""What goes over the wire: Kafka topics, records, names, delays. Pure: no Spark, no Kafka client, no clock."""
 
 from __future__ import annotations

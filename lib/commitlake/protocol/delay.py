@@ -1,7 +1,8 @@
 """What the delay headers of a message mean. All times are whole ms, absolute ones since epoch, UTC.
 
-`DELAY` above 0 beats the timers; of these the first in `TIMER_DELAY_SEC`, `TIMER_DELAY_MS`, `TIMER_DELIVER_MS` that is
-not negative counts. Every header that is there must be a whole number, also one that is beaten.
+A `DELAY` above 0 takes precedence over the timers; of these the first of `TIMER_DELAY_SEC`, `TIMER_DELAY_MS` and
+`TIMER_DELIVER_MS` that is not negative counts. Every header must be a whole number, also one that does not count.
+`landing.parse` has the same rules as Spark expressions.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from commitlake.errors import RecordError
-from commitlake.protocol.wire import DELAY, DELAY_HEADERS, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
+from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.headers import DELAY, DELAY_HEADERS, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
 
 _WHOLE = re.compile("[+-]?[0-9]+")
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Delay(NamedTuple):
@@ -24,27 +25,31 @@ class Delay(NamedTuple):
     deliver_at: int | None
 
     def due(self, stored_at: int) -> int:
-        """When a message appended at `stored_at` is due; an absolute time in the past stays as it is."""
+        """When a message appended at `stored_at` is due (both ms since epoch, UTC); the past is due at once."""
         return stored_at + (self.relative_ms or 0) if self.deliver_at is None else self.deliver_at
 
 
 def level_ms(level: str) -> int:
-    """Length of a level such as `30s` or `2h`."""
-    found = re.fullmatch("([0-9]+)(ms|s|m|h|d)", level)
-    if not found:
+    """Length in ms of a level such as `30s` or `2h`.
+
+    Raises:
+        RecordError: it is not a number with a unit.
+    """
+    ms = duration_ms(level)
+    if ms is None:
         msg = f"delay level {level!r} is not a number with a unit, such as 500ms, 30s, 5m, 2h or 1d"
         raise RecordError(msg)
-    return int(found[1]) * _UNITS_MS[found[2]]
+    return ms
 
 
 def parse(headers: Mapping[str, str], levels_ms: Sequence[int], max_ms: int, stored_at: int) -> Delay | None:
     """Delay of a message appended at `stored_at`, None without one.
 
     Args:
-        headers: the message's headers; an empty one is as absent.
-        levels_ms: delay of level 1, 2, ...; a higher level means the last of them.
-        max_ms: `delay.max`.
-        stored_at: append time, against which an absolute time is measured.
+        headers: the message's headers by name; an empty one is as absent.
+        levels_ms: delays of the levels 1, 2, ... in ms; a higher level means the last of them.
+        max_ms: `delay.max` in ms.
+        stored_at: append time, ms since epoch, UTC; an absolute time is measured from it.
 
     Raises:
         RecordError: `BAD_DELAY` when a header is not a whole number, `DELAY_TOO_LONG` when the delay is above `max_ms`.
@@ -52,7 +57,7 @@ def parse(headers: Mapping[str, str], levels_ms: Sequence[int], max_ms: int, sto
     numbers = {name: _number(name, headers[name]) for name in DELAY_HEADERS if headers.get(name)}
     delay = _effective(numbers, levels_ms)
     if delay is not None and delay.due(stored_at) - stored_at > max_ms:
-        msg = f"the delay of {delay.due(stored_at) - stored_at} ms is longer than delay.max = {max_ms} ms"
+        msg = f"the delay is {delay.due(stored_at) - stored_at} ms; delay.max is {max_ms} ms"
         raise RecordError(msg, "DELAY_TOO_LONG")
     return delay
 
@@ -73,6 +78,6 @@ def _number(name: str, text: str) -> int:
     if not _WHOLE.fullmatch(text):
         msg = f"{name} is {text[:100]!r}; it must be a whole number"
         raise RecordError(msg, "BAD_DELAY")
-    # 4 300 digits is where int() gives up; anything above 19 is too long or clamped all the same.
+    # int() refuses more than 4 300 digits; a delay of 20 digits is too long and a level of 20 the last in any case.
     digits = text.lstrip("+-0")[:20] or "0"
     return -int(digits) if text.startswith("-") else int(digits)

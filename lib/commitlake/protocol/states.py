@@ -1,7 +1,7 @@
-"""The vocabulary of the coordinator: states, reasons, refusals, and the kinds of rows and events.
+"""The vocabulary of the coordinator: states, reasons, refusals, sources, and the kinds of rows and events.
 
-Numbers travel through Spark, names stand in the tables. The names are the contract's, so they never change; a number
-may, since nothing that outlives a run stores one.
+Spark carries the numbers, the tables hold the names, which are the contract's and never change. Nor do the numbers of
+`Kind` and `Source`: the internal table `reentries` holds those.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reason(IntEnum):
 
 
 class Refusal(IntEnum):
-    """Why an op record changed nothing (told in `rejected`)."""
+    """Why an op record changed nothing: the reason in `rejected`."""
 
     WRONG_TRANSACTION_ID = 1
     WRONG_PRODUCER_GROUP = 2
@@ -66,15 +66,17 @@ class Kind(IntEnum):
     ROLLBACK = 3
     RESUME = 4
     LISTED = 5
+    """A further half message that an op lists."""
     DELAYED = 6
     RECALL = 7
     WAITING = 8
+    """A committed half message with a delay."""
     TICK = 9
     """Nothing came, but something is due."""
 
 
 class Event(IntEnum):
-    """What a segment says in a batch."""
+    """What a segment reports in a batch."""
 
     DECIDED = 1
     """A half message reached its end: `transactions`."""
@@ -86,9 +88,9 @@ class Event(IntEnum):
     """A further half message of a transaction that is checked now: the check's HALF_MESSAGES."""
     REFUSED = 5
     """An op that certainly changes nothing: `rejected`."""
-    ASK_OP = 6
-    """An op without an open message: only the ledger knows what it is about."""
-    ASK_PART = 7
-    """A further half message without an open first one: only the ledger knows what became of the first."""
+    UNMATCHED_OP = 6
+    """An op without an open message: its resolution reads the tables, which know what the message became."""
+    UNMATCHED_PART = 7
+    """A further half message without an open first one: its resolution reads what the first became."""
     WAKE = 8
     """When the segment has to be called next."""

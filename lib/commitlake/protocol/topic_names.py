@@ -7,17 +7,21 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from commitlake.errors import RecordError
-from commitlake.protocol.wire import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
-LONGEST = 127
+MAX_LENGTH = 127
 NAME = re.compile(r"[%a-zA-Z0-9_-]+")
+SYSTEM_PREFIX = "RMQ_SYS_"
+SYSTEM_TOPICS = frozenset(
+    {"SCHEDULE_TOPIC_XXXX", "TRANS_CHECK_MAX_TIME_TOPIC", "TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"}
+    | {"_delta_log"}  # no table can have the name of its own log
+)
 RETRY_PREFIX = "%RETRY%"
-"""RocketMQ's topics of messages sent back by consumers; no batch may go there."""
+"""RocketMQ's topics of messages that consumers send back; no batch may go there."""
 
 
-def is_system(topic: str) -> bool:
+def _is_system(topic: str) -> bool:
     """Whether the name is one that no producer may use."""
-    return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in SYSTEM_TOPICS
+    return topic.startswith(SYSTEM_PREFIX) or topic in SYSTEM_TOPICS
 
 
 def is_allowed(topic: str, patterns: Sequence[str]) -> bool:
@@ -27,29 +31,39 @@ def is_allowed(topic: str, patterns: Sequence[str]) -> bool:
 
 def check_name(topic: str) -> None:
     """Raise `MISSING_REAL_TOPIC` or `ILLEGAL_TOPIC` unless messages may be sent to `topic`."""
-    if not 1 <= len(topic) <= LONGEST:
-        msg = f"topic has {len(topic)} characters; a topic has 1 to {LONGEST}"
+    if not 1 <= len(topic) <= MAX_LENGTH:
+        msg = f"the topic's name has {len(topic)} characters; it must have 1 to {MAX_LENGTH}"
         raise RecordError(msg, "MISSING_REAL_TOPIC")
     if not NAME.fullmatch(topic):
         msg = f"topic {topic!r} is not a legal name; use letters, digits, and % _ - only"
         raise RecordError(msg, "ILLEGAL_TOPIC")
-    if is_system(topic):
+    if _is_system(topic):
         msg = f"topic {topic!r} is a system name; choose another"
         raise RecordError(msg, "ILLEGAL_TOPIC")
 
 
 def check_admitted(topic: str, allowed: Sequence[str], known: Collection[str], most: int) -> None:
-    """Raise `TOPIC_NOT_ALLOWED` when no pattern matches, or `topic` would be one more than `topics.max`."""
+    """Check that messages may be sent to `topic` under a configuration.
+
+    Args:
+        topic: a legal name.
+        allowed: `topics.allowed`, shell patterns.
+        known: the topics that exist.
+        most: `topics.max`.
+
+    Raises:
+        RecordError: `TOPIC_NOT_ALLOWED` when no pattern matches, or when it would be one more than `topics.max`.
+    """
     if not is_allowed(topic, allowed):
         msg = f"topic {topic!r} is not allowed; topics.allowed is {list(allowed)}"
         raise RecordError(msg, "TOPIC_NOT_ALLOWED")
     if topic not in known and len(known) >= most:
-        msg = f"topic {topic!r} would be one more than topics.max = {most}; use a known one or raise topics.max"
+        msg = f"topic {topic!r} would be one more than topics.max = {most}; use an existing one, or raise topics.max"
         raise RecordError(msg, "TOPIC_NOT_ALLOWED")
 
 
 def path_name(topic: str) -> str:
-    """Name of the topic's directory: Hadoop would decode a `%`, and no topic has a `~`."""
+    """Name of the topic's directory: Hadoop would decode a `%`, and no topic's name has a `~`."""
     return topic.replace("%", "~")
 
 

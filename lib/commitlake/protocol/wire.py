@@ -1,84 +1,43 @@
-"""The Kafka records of the protocol: header names, record types, and how each becomes bytes and comes back.
+"""The Kafka records of the protocol, and the bytes of each.
 
-Pure: no Kafka client, no Spark. A decoder raises `RecordError` with the reason that landing would give. It looks at one
-record only; limits (topics, sizes, delays) are judged by `topics`, `delay` and `batch`.
+Pure: no Kafka client, no Spark. Here are the encoders of all that Python writes, and the decoders of what producers
+read. Coordination builds check requests, and landing reads all other records, in the JVM: `coordination.check_requests`
+and `landing.parse`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from commitlake.errors import RecordError
+from commitlake.protocol import headers
 from commitlake.protocol.encoding import (
-    MAX_ID_LENGTH,
-    MAX_INT64,
     Headers,
     Position,
     from_json,
     natural,
     positions,
-    read_name,
-    read_positions,
-    refuse_op,
-    required,
     texts,
     to_headers,
     to_json,
     utf8,
-    whole,
 )
 
-REAL_TOPIC = "REAL_TOPIC"
-REAL_QID = "REAL_QID"
-UNIQ_KEY = "UNIQ_KEY"
-PGROUP = "PGROUP"
-TRANSACTION_ID = "__transactionId__"
-FIRST_HALF = "FIRST_HALF"
-TAGS = "TAGS"
-KEYS = "KEYS"
-CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-DELAY = "DELAY"
-TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
-TIMER_DELAY_MS = "TIMER_DELAY_MS"
-TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
-BORN_TIMESTAMP = "BORN_TIMESTAMP"
-BATCH = "BATCH"
-STORED_TIMESTAMP = "STORED_TIMESTAMP"
-HALF_QUEUE = "HALF_QUEUE"
-HALF_OFFSET = "HALF_OFFSET"
-HALF_MESSAGES = "HALF_MESSAGES"
-CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
-CHECK_ID = "CHECK_ID"
-TRAN_MSG = "TRAN_MSG"
-PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
-
-DELAY_HEADERS = (DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
-"""Highest precedence first."""
-MESSAGE_HEADERS = frozenset({REAL_TOPIC, REAL_QID, UNIQ_KEY, PGROUP, TAGS, KEYS, BORN_TIMESTAMP, BATCH, *DELAY_HEADERS})
-TRANSACTION_HEADERS = frozenset({TRANSACTION_ID, FIRST_HALF, CHECK_IMMUNITY})
-COORDINATOR_HEADERS = frozenset(
-    {CHECK_TIMES, TRAN_MSG, PREPARED_OFFSET, CHECK_ID, HALF_QUEUE, HALF_OFFSET, HALF_MESSAGES}
-)
-"""Owned by the coordinator: a producer's are dropped at landing."""
-PROTOCOL_HEADERS = MESSAGE_HEADERS | TRANSACTION_HEADERS | COORDINATOR_HEADERS
-"""Every other header of a message is a user property."""
-RESERVED_HEADERS = PROTOCOL_HEADERS | {STORED_TIMESTAMP}
-"""Names that a producer lets no user property have, for a check could not carry it."""
-
-SYSTEM_TOPIC_PREFIX = "RMQ_SYS_"
-SYSTEM_TOPICS = frozenset(
-    {"SCHEDULE_TOPIC_XXXX", "TRANS_CHECK_MAX_TIME_TOPIC", "TBW102", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"}
-    | {"_delta_log"}  # no table can have the name of its own log
-)
 SETTINGS_KEY = b"limits"
 MAX_HALF_MESSAGES = 1_000
+"""Half messages that an op, a check or a transaction of the Python producer may list."""
 
 
 class Encoded(NamedTuple):
-    """A Kafka record as its bytes."""
+    """A Kafka record as its bytes.
+
+    Attributes:
+        key: None for none.
+        value: the value.
+        headers: names and values, in order.
+    """
 
     key: bytes | None
     value: bytes
@@ -87,9 +46,21 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MessageRecord:
-    """A record of `messages`: a normal or delayed message, or a batch when `batch` is the number of its members.
+    """A record of `messages`: a normal or delayed message, or a batch.
 
-    `delays` holds the delay headers as they stand on the wire. Times are ms since epoch, UTC.
+    Attributes:
+        topic: destination, 1 to 127 characters.
+        msg_id: message id, 1 to 255 characters; of a batch its own.
+        body: the value, any bytes; of a batch its packed members.
+        producer_group: 1 to 255 characters.
+        queue_id: destination queue from 0; None: the Kafka partition.
+        tags: what consumers filter by.
+        keys: business keys.
+        properties: user properties by name.
+        sharding_key: key of the Kafka record.
+        delays: delay headers by name, as they are on the wire.
+        born_timestamp: when the producer made it, ms since epoch, UTC.
+        batch: number of members; None: no batch.
     """
 
     topic: str
@@ -108,7 +79,13 @@ class MessageRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class HalfRecord(MessageRecord):
-    """A record of `half`; `first_half` stands on every further half message of a transaction."""
+    """A record of `half`.
+
+    Attributes:
+        transaction_id: 1 to 255 characters, the same on all half messages of a transaction.
+        first_half: on a part, the position of the transaction's first half message.
+        check_immunity_s: no check before the half message is that old, in s.
+    """
 
     transaction_id: str
     first_half: Position | None = None
@@ -117,7 +94,16 @@ class HalfRecord(MessageRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class OpRecord:
-    """A record of `op` or `admin` that decides on a transaction; the first half message is listed first."""
+    """A record of `op` or `admin` that decides a transaction.
+
+    Attributes:
+        transaction_id: id of the transaction.
+        producer_group: its group; None in `admin` only.
+        decision: COMMIT, ROLLBACK or UNKNOWN; in `admin` also RESUME.
+        half_messages: 1 to `MAX_HALF_MESSAGES` positions in `half`, the first half message first.
+        from_check: whether it answers a check.
+        remark: any text.
+    """
 
     transaction_id: str
     producer_group: str | None
@@ -129,7 +115,13 @@ class OpRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RecallRecord:
-    """A record of `op` that recalls one delayed message, named by its place in `messages`."""
+    """A record of `op` that recalls one delayed message.
+
+    Attributes:
+        msg_id: id of the delayed message.
+        topic: its destination.
+        message: its position in `messages`.
+    """
 
     msg_id: str
     topic: str
@@ -138,7 +130,20 @@ class RecallRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRecord:
-    """A check request: the coordinator asks the producer group what became of a transaction."""
+    """A check request: the coordinator asks the producer group for the outcome of a transaction.
+
+    Attributes:
+        transaction_id: id of the transaction.
+        producer_group: the group that is asked.
+        msg_id: id of the first half message; `topic`, `body`, `queue_id`, `tags`, `keys` and `properties` are its own.
+        half: its position in `half`.
+        half_messages: positions of all half messages that have landed, the first one first, at most
+            `MAX_HALF_MESSAGES`.
+        check_times: number of this check, 1 for the first.
+        check_id: `<queue>-<offset>-<round>-<check_times>`.
+        born_timestamp: when the producer made the first half message, ms since epoch, UTC.
+        stored_timestamp: when Kafka appended it, ms since epoch, UTC.
+    """
 
     transaction_id: str
     producer_group: str
@@ -159,7 +164,19 @@ class CheckRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What producers must respect, as the coordinator publishes it in `settings`. Sizes in bytes, durations in ms."""
+    """The limits that producers must respect, as the coordinator publishes them in `settings`.
+
+    Attributes:
+        max_message_size: the largest value of a record, in bytes.
+        delay_levels: delays of the levels 1, 2, ..., each a number with a unit such as `30s`.
+        delay_max_ms: the longest delay, in ms.
+        reject_transactions: whether half messages are rejected.
+        queues: partitions of half, op and messages.
+        max_queues: queues that a destination topic may have.
+        topics_allowed: shell patterns of destination topics.
+        topics_max: how many destination topics there may be.
+        topics: those that exist.
+    """
 
     max_message_size: int
     delay_levels: tuple[str, ...]
@@ -180,9 +197,9 @@ def encode_message(record: MessageRecord) -> Encoded:
 def encode_half(record: HalfRecord) -> Encoded:
     """Bytes of a record of `half`."""
     own = _message_headers(record) | {
-        TRANSACTION_ID: record.transaction_id,
-        FIRST_HALF: record.first_half,
-        CHECK_IMMUNITY: record.check_immunity_s,
+        headers.TRANSACTION_ID: record.transaction_id,
+        headers.FIRST_HALF: record.first_half,
+        headers.CHECK_IMMUNITY: record.check_immunity_s,
     }
     return Encoded(record.sharding_key, record.body, to_headers(own, record.properties))
 
@@ -211,166 +228,72 @@ def encode_recall(recall: RecallRecord) -> Encoded:
     return Encoded(utf8(recall.msg_id), to_json(content), [])
 
 
-def encode_check(check: CheckRecord) -> Encoded:
-    """Bytes of a check request; the transaction id is the key."""
-    own = {
-        PGROUP: check.producer_group,
-        UNIQ_KEY: check.msg_id,
-        TRANSACTION_ID: check.transaction_id,
-        REAL_TOPIC: check.topic,
-        REAL_QID: check.queue_id,
-        TAGS: check.tags,
-        KEYS: check.keys,
-        BORN_TIMESTAMP: check.born_timestamp,
-        STORED_TIMESTAMP: check.stored_timestamp,
-        HALF_QUEUE: check.half.queue,
-        HALF_OFFSET: check.half.offset,
-        HALF_MESSAGES: to_json(positions(check.half_messages)).decode(),
-        CHECK_TIMES: check.check_times,
-        CHECK_ID: check.check_id,
-    }
-    return Encoded(utf8(check.transaction_id), check.body, to_headers(own, check.properties))
-
-
 def encode_settings(settings: Settings) -> Encoded:
     """Bytes of the record of `settings`."""
     return Encoded(SETTINGS_KEY, to_json(vars(settings)), [])
 
 
-def decode_message(key: bytes | None, value: bytes | None, headers: Headers) -> MessageRecord:
-    """Read a record of `messages`."""
-    return MessageRecord(**_message_fields(key, value, texts(headers)))
+def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
+    """Read a check request.
 
-
-def decode_half(key: bytes | None, value: bytes | None, headers: Headers) -> HalfRecord:
-    """Read a record of `half`."""
-    found = texts(headers)
-    fields = _message_fields(key, value, found, group_required=True)
-    if fields["batch"] is not None:
-        msg = f"{BATCH} stands on a half message; a batch can't be transactional"
-        raise RecordError(msg, "BAD_BATCH")
-    if found.get(TRANSACTION_ID):
-        required(found, TRANSACTION_ID, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
-    first = found.get(FIRST_HALF)
-    return HalfRecord(
-        **fields,
-        transaction_id=found.get(TRANSACTION_ID) or fields["msg_id"],
-        first_half=Position.parse(first) if first else None,
-        check_immunity_s=natural(found.get(CHECK_IMMUNITY)),
-    )
-
-
-def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallRecord:
-    """Read a record of `op`, or of `admin`, where the group may be absent and `RESUME` is a decision; else `BAD_OP`."""
-    content = from_json(value, "BAD_OP")
-    if not isinstance(content, dict):
-        refuse_op("value", content, "one JSON object")
-    decision = content.get("decision")
-    if decision == "RECALL" and not admin:
-        return _recall(content)
-    if decision not in ("COMMIT", "ROLLBACK", "UNKNOWN", *(["RESUME"] if admin else [])):
-        refuse_op("decision", decision, "COMMIT, ROLLBACK, UNKNOWN (RECALL in op, RESUME in admin)")
-    group, from_check, remark = content.get("producer_group"), content.get("from_check"), content.get("remark")
-    if not (from_check is None or isinstance(from_check, bool)) or not (remark is None or isinstance(remark, str)):
-        refuse_op("from_check or remark", (from_check, remark), "a boolean and a string, or absent")
-    return OpRecord(
-        transaction_id=read_name(content, "transaction_id"),
-        producer_group=None if admin and group is None else read_name(content, "producer_group"),
-        decision=decision,
-        half_messages=read_positions(content.get("half_messages"), MAX_HALF_MESSAGES),
-        from_check=bool(from_check),
-        remark=remark,
-    )
-
-
-def decode_check(value: bytes | None, headers: Headers) -> CheckRecord:
-    """Read a check request; raises `RecordError` when something the coordinator always writes is missing."""
-    found = texts(headers)
+    Raises:
+        RecordError: a header that the coordinator always writes is missing or malformed.
+    """
+    found = texts(given)
     try:
         return CheckRecord(
-            transaction_id=found[TRANSACTION_ID],
-            producer_group=found[PGROUP],
-            msg_id=found[UNIQ_KEY],
-            topic=found[REAL_TOPIC],
+            transaction_id=found[headers.TRANSACTION_ID],
+            producer_group=found[headers.PGROUP],
+            msg_id=found[headers.UNIQ_KEY],
+            topic=found[headers.REAL_TOPIC],
             body=value or b"",
-            half=Position(int(found[HALF_QUEUE]), int(found[HALF_OFFSET])),
-            half_messages=read_positions(json.loads(found[HALF_MESSAGES]), MAX_INT64),
-            check_times=int(found[CHECK_TIMES]),
-            check_id=found[CHECK_ID],
-            queue_id=natural(found.get(REAL_QID)),
-            tags=found.get(TAGS),
-            keys=found.get(KEYS),
-            properties=_user_properties(found, RESERVED_HEADERS),
-            born_timestamp=natural(found.get(BORN_TIMESTAMP)),
-            stored_timestamp=natural(found.get(STORED_TIMESTAMP)),
+            half=Position(int(found[headers.HALF_QUEUE]), int(found[headers.HALF_OFFSET])),
+            half_messages=_positions(found[headers.HALF_MESSAGES]),
+            check_times=int(found[headers.CHECK_TIMES]),
+            check_id=found[headers.CHECK_ID],
+            queue_id=natural(found.get(headers.REAL_QID)),
+            tags=found.get(headers.TAGS),
+            keys=found.get(headers.KEYS),
+            properties={name: text for name, text in found.items() if name not in headers.RESERVED_HEADERS},
+            born_timestamp=natural(found.get(headers.BORN_TIMESTAMP)),
+            stored_timestamp=natural(found.get(headers.STORED_TIMESTAMP)),
         )
-    except (KeyError, ValueError) as error:
-        msg = f"not a check request: {type(error).__name__} {error}; headers are {sorted(found)}"
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"not a check request: {type(error).__name__} {error}; its headers are {sorted(found)}"
         raise RecordError(msg) from error
 
 
 def decode_settings(value: bytes | None) -> Settings:
-    """Read the record of `settings`; keys this version does not know are passed over."""
+    """Read the record of `settings`; keys that this version does not know are ignored.
+
+    Raises:
+        RecordError: the value is not JSON, or lacks a key that this version needs.
+    """
     content = from_json(value, None)
     names = Settings.__dataclass_fields__
     missing = sorted(set(names) - set(content)) if isinstance(content, dict) else list(names)
     if missing:
-        msg = f"the settings record lacks {missing}; is the coordinator of another version?"
+        msg = f"the settings record lacks {missing}; run a coordinator of the producer's version, or a newer one"
         raise RecordError(msg)
     return Settings(**{name: _frozen(content[name]) for name in names})
 
 
 def _message_headers(record: MessageRecord) -> dict[str, object]:
     return {
-        REAL_TOPIC: record.topic,
-        UNIQ_KEY: record.msg_id,
-        PGROUP: record.producer_group,
-        REAL_QID: record.queue_id,
-        TAGS: record.tags,
-        KEYS: record.keys,
+        headers.REAL_TOPIC: record.topic,
+        headers.UNIQ_KEY: record.msg_id,
+        headers.PGROUP: record.producer_group,
+        headers.REAL_QID: record.queue_id,
+        headers.TAGS: record.tags,
+        headers.KEYS: record.keys,
         **record.delays,
-        BORN_TIMESTAMP: record.born_timestamp,
-        BATCH: record.batch,
+        headers.BORN_TIMESTAMP: record.born_timestamp,
+        headers.BATCH: record.batch,
     }
 
 
-def _message_fields(
-    key: bytes | None, value: bytes | None, found: Mapping[str, str], *, group_required: bool = False
-) -> dict[str, Any]:
-    topic = required(found, REAL_TOPIC, "MISSING_REAL_TOPIC", 127)
-    msg_id = required(found, UNIQ_KEY, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
-    if group_required or found.get(PGROUP):
-        required(found, PGROUP, "MISSING_PRODUCER_GROUP", MAX_ID_LENGTH)
-    queue_id = whole(found.get(REAL_QID), "BAD_QUEUE_ID")
-    if value is None:
-        msg = "the record has no value; a message needs a body, which may be empty"
-        raise RecordError(msg, "NULL_BODY")
-    return {
-        "topic": topic,
-        "msg_id": msg_id,
-        "body": value,
-        "producer_group": found.get(PGROUP) or None,
-        "queue_id": queue_id,
-        "tags": found.get(TAGS),
-        "keys": found.get(KEYS),
-        "properties": _user_properties(found, PROTOCOL_HEADERS),
-        "sharding_key": key,
-        "delays": {name: found[name] for name in DELAY_HEADERS if name in found},
-        "born_timestamp": natural(found.get(BORN_TIMESTAMP)),
-        "batch": whole(found.get(BATCH), "BAD_BATCH"),
-    }
-
-
-def _recall(content: Mapping[str, object]) -> RecallRecord:
-    return RecallRecord(
-        msg_id=read_name(content, "message_id"),
-        topic=read_name(content, "topic"),
-        message=read_positions(content.get("messages"), 1)[0],
-    )
-
-
-def _user_properties(found: Mapping[str, str], known: frozenset[str]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if name not in known}
+def _positions(listed: str) -> tuple[Position, ...]:
+    return tuple(Position(int(entry["queue"]), int(entry["offset"])) for entry in from_json(listed.encode(), None))
 
 
 def _frozen(value: Any) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
@@ -18,8 +17,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import commitlake
-from commitlake.config import Config, is_local
+from commitlake.config import Config
 from commitlake.errors import FencedError, WarehouseError
+from commitlake.places import is_local, local_path
 from commitlake.tables import TABLES, Warehouse, topic_table
 from commitlake.tables.append_guard import AppendGuard
 
@@ -42,7 +42,7 @@ class WarehouseLock:
     """
 
     def __init__(self, directory: str) -> None:
-        self._path = Path(directory.removeprefix("file:").replace("//", "/")) / ".coordinator.lock"
+        self._path = local_path(directory) / ".coordinator.lock"
         self._file: IO[str] | None = None
 
     def __enter__(self) -> Self:

@@ -9,14 +9,15 @@ import shutil
 import uuid
 from pathlib import Path
 
-from commitlake.config import Config, is_local
+from commitlake.config import Config
+from commitlake.places import is_local, local_path
 
 
 def fresh(config: Config, query: str, epoch: int) -> str:
     """A directory for one run of a query; on a local file system what older epochs have left is deleted."""
     parent = f"{config.scratch}/{query}"
     if is_local(parent):
-        _delete_older(Path(parent.removeprefix("file:").replace("//", "/")), epoch)
+        _delete_older(local_path(parent), epoch)
     return f"{parent}/{epoch}-{uuid.uuid4().hex[:8]}"
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commitlake.config import Config, is_local
+from commitlake.config import Config
+from commitlake.places import is_local
 from commitlake.spark import runtime
 from commitlake.spark.runtime import KAFKA_BROKER_PACKAGE, PACKAGES
 

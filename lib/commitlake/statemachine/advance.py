@@ -2,12 +2,12 @@
 
 `advance` is the whole of coordination for one segment and one batch; the order of its steps is the protocol:
 
-1. what has landed joins what is open;
-2. further half messages join their first (`group`);
-3. ops apply, the earliest first (`ops`);
-4. deadlines of what is still open: checks and discards (`checks`);
-5. delays that have ended, after the recalls (`timers`);
-6. what has waited `op_park_time` for its message asks the ledger and goes (`park`).
+1. merge what has landed with what is open;
+2. attach further half messages to their first (`parts`);
+3. apply ops, the earliest first (`ops`);
+4. deadlines of what is still open: checks and discards (`deadlines`);
+5. recalls, then delays that have ended (`delays`);
+6. report what has waited `op_park_time` for its message as unmatched, and drop it (`park`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
     """Applies what arrived and what is due at `now` to a segment.
 
     Args:
-        state: `ROW`s still open after the last batch.
+        state: `ROW`s that were open after the last batch.
         arrived: `ROW`s that this batch brought, in any order.
         now: the batch's time, ms since epoch, UTC.
         rules: the timing rules.
@@ -70,7 +70,7 @@ def _split(rows: Rows) -> dict[str, Rows]:
 
 
 def _without(old: Rows, new: Rows) -> Rows:
-    """`old` less what `new` brings again: a reopened part replaces its parked self, so that it can't end twice."""
+    """`old` without those that `new` has again: a reopened part replaces its parked row, so that it can't end twice."""
     if not len(old) or not len(new):
         return old
     return old[~np.isin(parts.part_key(old), parts.part_key(new))]

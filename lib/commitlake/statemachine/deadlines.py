@@ -12,7 +12,7 @@ from commitlake.statemachine.rows import EVENT, Longs, Rows, make
 
 
 def stamp_first_due(halves: Rows, rules: Rules) -> Rows:
-    """Sets the first deadline of half messages that have none: age > max(timeout, immunity), so 1 ms after that."""
+    """Set the first deadline of half messages without one: age > max(timeout, immunity), so 1 ms after that."""
     halves["since"] = np.where(halves["since"] < 0, halves["stored"], halves["since"])
     grace = np.maximum(rules.timeout_ms, halves["immunity"].astype(np.int64) * 1000)
     halves["due"] = np.where(halves["due"] < 0, halves["stored"] + grace + 1, halves["due"])
@@ -30,11 +30,15 @@ def next_deadline(halves: Rows, rules: Rules) -> Longs:
 
 
 def sweep(segment: Segment, now: int, rules: Rules) -> None:
-    """Checks or discards what is still open after the ops of this batch.
+    """Check or discard what is still open after the ops of this batch.
 
-    A transaction checked `check_max` times gets one more interval, then it is discarded; of two deadlines that have
-    passed, the earlier one gives the reason. However many intervals were missed, one check is sent: the producer needs
-    no more.
+    A transaction that was checked `check_max` times gets one more interval, then it is discarded. Of two deadlines that
+    have passed, the earlier one gives the reason. However many intervals were missed, one check is enough.
+
+    Args:
+        segment: the open segment.
+        now: the batch's time, ms since epoch, UTC.
+        rules: the timing rules.
     """
     halves = segment.halves
     due, expires = halves["due"], _expires_at(halves, rules)
@@ -47,16 +51,16 @@ def sweep(segment: Segment, now: int, rules: Rules) -> None:
 
 
 def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
-    """Sends check number n + 1 of each, with all parts that have landed, and sets the next deadline."""
+    """Report check number n + 1 of each, with all parts that have landed, and set the next deadline."""
     if not len(due):
         return
     segment.halves["checks"][due] += 1
     segment.halves["due"][due] = now + rules.check_interval_ms
     checked = segment.halves[due]
-    _say(segment, Event.CHECK, checked, offset=checked["offset"], checks=checked["checks"], round=checked["round"])
+    _emit(segment, Event.CHECK, checked, offset=checked["offset"], checks=checked["checks"], round=checked["round"])
     parts, _ = parts_of(segment, checked["offset"])
-    _say(segment, Event.CHECK_PART, parts, queue=parts["part_queue"], offset=parts["part_offset"])
+    _emit(segment, Event.CHECK_PART, parts, queue=parts["part_queue"], offset=parts["part_offset"])
 
 
-def _say(segment: Segment, event: Event, rows: Rows, **columns: object) -> None:
+def _emit(segment: Segment, event: Event, rows: Rows, **columns: object) -> None:
     segment.events.append(make(EVENT, len(rows), event=event, anchor_offset=rows["offset"], **columns))

@@ -14,10 +14,10 @@ from commitlake.statemachine.rows import ABSENT, EVENT, ROW, Longs, Rows, concat
 def decide(
     segment: Segment, ended: npt.NDArray[np.intp], state: npt.ArrayLike, reason: npt.ArrayLike, ops: Rows | None = None
 ) -> None:
-    """Ends the half messages at indices `ended`, with all their parts: same state, reason, op, checks and round.
+    """End half messages with all their parts, which get the same state, reason, op, checks and round.
 
     Args:
-        segment: it loses what ends, and says so.
+        segment: what ends leaves it, and an event is added for each message.
         ended: sorted indices into `segment.halves`.
         state: a `State`, one for all or one each.
         reason: a `Reason`, one for all or one each.
@@ -27,34 +27,39 @@ def decide(
         return
     halves = segment.halves[ended]
     parts, first = parts_of(segment, halves["offset"])
-    of = np.concatenate([np.arange(len(halves)), first])
-    anchors = halves[of]
+    of = np.concatenate([np.arange(len(halves)), first])  # for each message, its first half message in `halves`
     op = (make(ROW, len(halves)) if ops is None else ops)[of]
-    states = np.broadcast_to(state, len(halves))[of]
-    messages = concat([halves, parts])
-    due = np.where(states == State.COMMITTED, deliver_at(messages, op["stored"]), ABSENT)
-    events = make(
+    states, reasons = (np.broadcast_to(values, len(halves))[of] for values in (state, reason))
+    events = _decided(concat([halves, parts]), halves[of], op, states, reasons)
+    segment.events.append(events)
+    _forget(segment, ended, halves["offset"])
+    _wait(segment, events[events["deliver_at"] >= 0])
+
+
+def _decided(
+    messages: Rows, first: Rows, op: Rows, state: npt.NDArray[np.integer], reason: npt.NDArray[np.integer]
+) -> Rows:
+    """An event for each message; the other arguments have an entry for each of them."""
+    is_part = messages["kind"] == Kind.PART
+    return make(
         EVENT,
         len(messages),
         event=Event.DECIDED,
-        queue=np.concatenate([np.full(len(halves), ABSENT), parts["part_queue"]]),
-        offset=np.concatenate([halves["offset"], parts["part_offset"]]),
-        anchor_offset=anchors["offset"],
+        queue=np.where(is_part, messages["part_queue"], ABSENT),
+        offset=np.where(is_part, messages["part_offset"], messages["offset"]),
+        anchor_offset=first["offset"],
         op_queue=op["op_queue"],
         op_offset=op["op_offset"],
         admin=op["admin"],
-        state=states,
-        reason=np.broadcast_to(reason, len(halves))[of],
-        checks=anchors["checks"],
-        round=anchors["round"],
-        deliver_at=due,
+        state=state,
+        reason=reason,
+        checks=first["checks"],
+        round=first["round"],
+        deliver_at=np.where(state == State.COMMITTED, _deliver_at(messages, op["stored"]), ABSENT),
     )
-    segment.events.append(events)
-    _forget(segment, ended, halves["offset"])
-    _wait(segment, events[due >= 0])
 
 
-def deliver_at(messages: Rows, committed: Longs) -> Longs:
+def _deliver_at(messages: Rows, committed: Longs) -> Longs:
     """When a committed message is due (ms since epoch, UTC), absolute or counted from its op; -1: no delay."""
     relative = np.where(messages["delay"] >= 0, committed + messages["delay"], ABSENT)
     return np.where(messages["deliver_at"] >= 0, messages["deliver_at"], relative)
@@ -67,10 +72,10 @@ def _forget(segment: Segment, ended: npt.NDArray[np.intp], offsets: Longs) -> No
 
 
 def _wait(segment: Segment, committed: Rows) -> None:
-    """The timer stands in the first half message's segment; it has no more to do with it."""
+    """Keep a timer for each message, in the segment of its first half message, which it no longer needs otherwise."""
     if not len(committed):
         return
-    timer = make(
+    timers = make(
         ROW,
         len(committed),
         kind=Kind.WAITING,
@@ -79,4 +84,4 @@ def _wait(segment: Segment, committed: Rows) -> None:
         part_offset=committed["offset"],
         deliver_at=committed["deliver_at"],
     )
-    segment.timers = concat([segment.timers, timer])
+    segment.timers = concat([segment.timers, timers])

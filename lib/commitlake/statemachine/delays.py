@@ -6,21 +6,21 @@ import numpy as np
 
 from commitlake.protocol.states import Delivery, Event, Kind, Refusal
 from commitlake.statemachine.model import Segment
-from commitlake.statemachine.ops import op_events
-from commitlake.statemachine.rows import EVENT, Mask, Rows, find, make
+from commitlake.statemachine.ops import report
+from commitlake.statemachine.rows import EVENT, Mask, find, make
 
 
 def sweep(segment: Segment, now: int) -> None:
-    """Recalls first, as ops come before deadlines; then delivers what is due."""
+    """Apply recalls, as ops come before deadlines; then deliver what is due at `now` (ms since epoch, UTC)."""
     _recall(segment)
     due = segment.timers["deliver_at"] <= now
     _end(segment, due, Delivery.DELIVERED)
 
 
 def _recall(segment: Segment) -> None:
-    """A recall needs the id and the topic of its message; of a message that is not waiting, the ledger knows.
+    """A recall must name the id and the topic of its message; one whose message is not waiting is unmatched.
 
-    A recall that has asked may have been refused already, so from then on only the ledger refuses it.
+    An unmatched recall may be refused by its resolution, so in later batches only the resolution may refuse it.
     """
     ops = segment.ops
     recalls = ops["kind"] == Kind.RECALL
@@ -33,21 +33,16 @@ def _recall(segment: Segment) -> None:
     message = waiting[at] if len(waiting) else ops
     same = (ops["tid"] == message["tid"]) & (ops["grp"] == message["grp"])
     fresh = np.arange(len(ops)) >= len(ops) - segment.fresh_ops
-    _say(segment, ops[met & ~same & fresh], event=Event.REFUSED, reason=Refusal.NO_DELAYED_MESSAGE)
-    _say(segment, ops[met & ~same & ~fresh], event=Event.ASK_OP, last=1)
-    _say(segment, ops[recalls & ~met & fresh], event=Event.ASK_OP, last=0)
+    report(segment, ops[met & ~same & fresh], event=Event.REFUSED, reason=Refusal.NO_DELAYED_MESSAGE)
+    report(segment, ops[met & ~same & ~fresh], event=Event.UNMATCHED_OP, last=1)
+    report(segment, ops[recalls & ~met & fresh], event=Event.UNMATCHED_OP, last=0)
     recalled = np.isin(segment.timers["offset"], ops["offset"][met & same])
     segment.ops = ops[~met]
     _end(segment, recalled, Delivery.RECALLED)
 
 
-def _say(segment: Segment, ops: Rows, **columns: object) -> None:
-    if len(ops):
-        segment.events.append(op_events(ops, **columns))
-
-
 def _end(segment: Segment, ended: Mask, state: Delivery) -> None:
-    """A delayed message is told by its own coordinates, a committed half message by its own, not its first's."""
+    """Report the end of timers, by the coordinates of the message itself: for a part these are not its first's."""
     rows = segment.timers[ended]
     if not len(rows):
         return

@@ -9,7 +9,15 @@ from commitlake.statemachine.rows import Rows, concat
 
 @dataclass(frozen=True)
 class Rules:
-    """The timing rules, all durations in ms (contract 4.2 to 4.5)."""
+    """The timing rules (contract 4.2 to 4.5).
+
+    Attributes:
+        timeout_ms: age of a half message at its first check.
+        check_interval_ms: time from one check to the next.
+        check_max: checks before a transaction is discarded.
+        retention_ms: how long a round of a transaction may last.
+        op_park_ms: how long an op or a part waits for its message.
+    """
 
     timeout_ms: int
     check_interval_ms: int
@@ -20,10 +28,18 @@ class Rules:
 
 @dataclass
 class Segment:
-    """What is open in a segment, and what was said of it in this batch.
+    """What is open in a segment, and the events of this batch.
 
-    `halves` is sorted by offset. The last `fresh_ops` of `ops` and `fresh_parts` of `parts` came in this batch. A part
-    that has joined its first half message has `since` -1, a parked one the time when it was first seen.
+    Attributes:
+        halves: open first half messages, sorted by offset.
+        parts: further half messages: attached to their open first (`since` is -1), or parked (`since` is when it was
+            first seen, ms since epoch, UTC).
+        ops: ops that wait for their message.
+        listed: further half messages that these ops list.
+        timers: messages with a delay that has not ended.
+        fresh_ops: the last so many of `ops` arrived in this batch.
+        fresh_parts: the last so many of `parts` arrived in this batch.
+        events: arrays of `EVENT`s.
     """
 
     halves: Rows
@@ -36,13 +52,19 @@ class Segment:
     events: list[Rows] = field(default_factory=list)
 
     def open_rows(self) -> Rows:
-        """All that the next batch must know."""
+        """All rows that the next batch needs."""
         return concat([self.halves, self.parts, self.ops, self.listed, self.timers])
 
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome of a batch: the new state, the events, and when to wake next (ms since epoch, UTC; None: never)."""
+    """The outcome of a batch.
+
+    Attributes:
+        state: `ROW`s that are still open.
+        events: `EVENT`s of this batch.
+        wake_at: when the next deadline is, ms since epoch, UTC; None: nothing is open.
+    """
 
     state: Rows
     events: Rows

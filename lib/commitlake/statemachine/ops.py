@@ -14,10 +14,10 @@ _DECISIONS = (Kind.COMMIT, Kind.ROLLBACK)
 
 
 def apply(segment: Segment) -> None:
-    """Applies ops to open half messages; what fits none stays parked.
+    """Apply ops to open half messages; those without one stay parked.
 
-    An op that comes late, twice or too early looks the same here, a decision without an open message, so nothing is
-    kept of what has been decided: `park` asks the ledger when the park time is over.
+    An op that comes late, twice or too early looks the same here: a decision without an open message. So the state
+    keeps nothing of what has been decided; `park` reports such an op as unmatched when its park time is over.
     """
     ops = segment.ops
     if not len(ops):
@@ -25,11 +25,12 @@ def apply(segment: Segment) -> None:
     at = find(segment.halves["offset"], ops["offset"])
     half = segment.halves[at] if len(segment.halves) else ops
     fresh = np.arange(len(ops)) >= len(ops) - segment.fresh_ops
-    _ask_at_once(segment, ops[fresh & (at < 0) & (ops["kind"] == Kind.RESUME)])
+    # An operator waits for the outcome, so a RESUME is resolved at once and not after its park time.
+    report(segment, ops[fresh & (at < 0) & (ops["kind"] == Kind.RESUME)], event=Event.UNMATCHED_OP, last=0)
     meets = (at >= 0) & _applicable(ops, half, fresh)
     refusal = np.where(meets, _mismatch(ops, half), 0)
     refused = refusal > 0
-    _refuse(segment, ops[refused], refusal[refused])
+    report(segment, ops[refused], event=Event.REFUSED, reason=refusal[refused])
     ready = meets & ~refused & np.isin(ops["kind"], _DECISIONS) & ~incomplete(segment)
     winners = _first_of_each(ops, np.flatnonzero(ready))
     segment.ops = np.delete(ops, np.concatenate([winners, np.flatnonzero(refused)]))
@@ -38,25 +39,25 @@ def apply(segment: Segment) -> None:
 
 
 def _applicable(ops: Rows, half: Rows, fresh: Mask) -> Mask:
-    """A COMMIT or ROLLBACK from before a RESUME never applies to the new round; a RESUME asks only when it comes.
+    """A COMMIT or ROLLBACK from before a RESUME never applies to the new round; a RESUME applies only when it arrives.
 
-    Admin records have offsets to compare; for an op of the very millisecond of the RESUME "before" is taken.
+    Records of `admin` are compared by their offsets; an op of the same millisecond as the RESUME counts as before it.
     """
     reopened = half["op_offset"] >= 0
     after = (ops["stored"] > half["since"]) | ((ops["admin"] == 1) & (ops["op_offset"] > half["op_offset"]))
-    asks = fresh & (ops["kind"] == Kind.RESUME)
-    return np.asarray(np.where(np.isin(ops["kind"], _DECISIONS), ~reopened | after, asks))
+    resumes = fresh & (ops["kind"] == Kind.RESUME)
+    return np.asarray(np.where(np.isin(ops["kind"], _DECISIONS), ~reopened | after, resumes))
 
 
 def _mismatch(ops: Rows, half: Rows) -> np.ndarray:
-    """Why an op can't apply to its open half message, 0 when it can: the id first, then the group (admin has any)."""
+    """Why an op can't apply to its half message, 0 when it can: first the id, then the group. Admin needs none."""
     group = np.where((ops["admin"] == 0) & (ops["grp"] != half["grp"]), Refusal.WRONG_PRODUCER_GROUP, 0)
     refusal = np.where(ops["tid"] != half["tid"], Refusal.WRONG_TRANSACTION_ID, group)
     return np.where((refusal == 0) & (ops["kind"] == Kind.RESUME), Refusal.NOT_DISCARDED, refusal)
 
 
 def _first_of_each(ops: Rows, ready: np.ndarray) -> np.ndarray:
-    """The earliest of `ready` of each half message, by (stored_at, op queue, op_offset); sorted by half offset."""
+    """The earliest op of `ready` for each half message, by (stored_at, op queue, op_offset); sorted by half offset."""
     rows = ops[ready]
     order = np.lexsort((rows["admin"], rows["op_offset"], rows["op_queue"], rows["stored"], rows["offset"]))
     _, first = np.unique(rows["offset"][order], return_index=True)
@@ -70,18 +71,14 @@ def _decide(segment: Segment, winners: Rows) -> None:
     decide(segment, ended, state, np.where(winners["admin"] == 1, Reason.ADMIN, reason), winners)
 
 
-def _refuse(segment: Segment, ops: Rows, refusal: np.ndarray) -> None:
+def report(segment: Segment, ops: Rows, **columns: object) -> None:
+    """Add an event about each op.
+
+    Args:
+        segment: gets the events.
+        ops: `ROW`s of ops.
+        columns: values of an `EVENT` besides those that name the op, one for all or one each.
+    """
     if len(ops):
-        segment.events.append(op_events(ops, event=Event.REFUSED, reason=refusal))
-
-
-def _ask_at_once(segment: Segment, ops: Rows) -> None:
-    """An operator waits for the answer, so a RESUME does not wait for its park time to end."""
-    if len(ops):
-        segment.events.append(op_events(ops, event=Event.ASK_OP, last=0))
-
-
-def op_events(ops: Rows, **columns: object) -> Rows:
-    """Events about op records."""
-    where = {name: ops[name] for name in ("op_queue", "op_offset", "admin", "kind", "since")}
-    return make(EVENT, len(ops), anchor_offset=ops["offset"], **where, **columns)
+        about = {name: ops[name] for name in ("op_queue", "op_offset", "admin", "kind", "since")}
+        segment.events.append(make(EVENT, len(ops), anchor_offset=ops["offset"], **about, **columns))

@@ -1,7 +1,7 @@
 """Several half messages in one transaction: all meet at the first one (contract 4.8).
 
-A part (a further half message) has no checks, deadlines or decision of its own. It is an entry in the state of its
-first half message's segment: attached while the first is open, parked while it is not.
+A part (a further half message) has no checks, deadlines or decision of its own. It is a row in the state of its first
+half message's segment: attached while the first is open, parked while it is not.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from commitlake.statemachine.rows import ABSENT, EVENT, Longs, Mask, Rows, coord
 
 
 def attach(segment: Segment) -> None:
-    """Joins parts to their open first half message; a part of another group or transaction id is an ORPHAN at once.
+    """Attach parts to their open first half message; a part with another group or transaction id is an ORPHAN at once.
 
-    A part that has just come without an open first asks the ledger, which may know that the first has ended. Of a part
-    that has asked only the ledger speaks from then on, or a RESUME of the first could make it an ORPHAN twice.
+    A part that has just arrived without an open first is unmatched: the first may have ended already. In later batches
+    only its resolution may end it as an ORPHAN, since a RESUME of the first could otherwise do so a second time.
     """
     parts = segment.parts
     if not len(parts):
@@ -29,14 +29,14 @@ def attach(segment: Segment) -> None:
     same = (parts["tid"] == first["tid"]) & (parts["grp"] == first["grp"])
     parts["since"] = np.where(hit & same, ABSENT, parts["since"])
     fresh = np.arange(len(parts)) >= len(parts) - segment.fresh_parts
-    ask(segment, parts[~hit & fresh], last=False)
-    orphans(segment, parts[hit & ~same & fresh])
-    ask(segment, parts[hit & ~same & ~fresh], last=True)
+    report_unmatched(segment, parts[~hit & fresh], last=False)
+    _orphans(segment, parts[hit & ~same & fresh])
+    report_unmatched(segment, parts[hit & ~same & ~fresh], last=True)
     segment.parts = parts[~(hit & ~same)]
 
 
 def attached(parts: Rows) -> Mask:
-    """Which parts have joined an open first half message."""
+    """Which parts are attached to an open first half message."""
     return np.asarray(parts["since"] == ABSENT)
 
 
@@ -67,24 +67,30 @@ def part_key(rows: Rows) -> Longs:
 
 
 def op_key(rows: Rows) -> Longs:
-    """One number for an op record: `op` and `admin` have offsets of their own."""
-    return coordinate(rows["op_queue"], rows["op_offset"]) | (rows["admin"].astype(np.int64) << 62)
+    """One number for an op record; the sign tells apart `op` and `admin`, whose offsets are independent."""
+    return coordinate(rows["op_queue"], rows["op_offset"]) | (rows["admin"].astype(np.int64) << 63)
 
 
 def forget_listed(segment: Segment) -> None:
-    """Drops what only ops that have gone have listed."""
+    """Drop what only ops that are no longer open have listed."""
     if len(segment.listed):
         segment.listed = segment.listed[np.isin(op_key(segment.listed), op_key(segment.ops))]
 
 
-def ask(segment: Segment, parts: Rows, *, last: bool) -> None:
-    """Lets the ledger say what became of the first half message of `parts`."""
+def report_unmatched(segment: Segment, parts: Rows, *, last: bool) -> None:
+    """Report parts without an open first half message; their resolution reads what the first became.
+
+    Args:
+        segment: gets the events.
+        parts: `ROW`s of parts.
+        last: whether they leave the segment, so that their resolution must be final.
+    """
     if len(parts):
-        segment.events.append(_part_events(parts, event=Event.ASK_PART, since=parts["since"], last=int(last)))
+        segment.events.append(_part_events(parts, event=Event.UNMATCHED_PART, since=parts["since"], last=int(last)))
 
 
-def orphans(segment: Segment, parts: Rows) -> None:
-    """Ends parts that belong to no transaction."""
+def _orphans(segment: Segment, parts: Rows) -> None:
+    """End parts that belong to no transaction."""
     if len(parts):
         ended = {"state": State.DISCARDED, "reason": Reason.ORPHAN, "checks": 0, "round": 0}
         segment.events.append(_part_events(parts, event=Event.DECIDED, **ended))

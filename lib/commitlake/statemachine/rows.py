@@ -1,7 +1,7 @@
-"""Fixed-width rows: what a segment reads, keeps and says. All numpy, so 16 384 offsets are a few array operations.
+"""Fixed-width rows: what a segment reads, keeps and reports. All numpy, so 16 384 offsets take a few array operations.
 
-A row that is still open *is* the state: the same layout comes in from Delta, stays in the state store, and is what a
-rebuild from the tables writes. Hashes stand for strings, -1 for what is absent, ms since epoch (UTC) for every time.
+The rows that are still open *are* the state: the same layout comes in from Delta, stays in the state store, and is what
+a rebuild from the tables writes. Strings are 64-bit hashes, times are ms since epoch, UTC, and -1 means absent.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commitlake.protocol.encoding import OFFSET_BITS
+
 Rows = npt.NDArray[Any]
 """A structured array of `ROW` or `EVENT`."""
 Longs = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 SEGMENT_SIZE = 16_384
-"""Consecutive offsets that share a state: enough that Python is called rarely, few enough (1.7 MB full) to rewrite."""
+"""Consecutive offsets that share a state: so many that Python is called rarely, so few (1.7 MB) to rewrite fast."""
 
 ROW = np.dtype(
     [
@@ -58,9 +60,9 @@ EVENT = np.dtype(
         ("checks", "i4"),
         ("round", "i4"),
         ("deliver_at", "i8"),
-        ("kind", "i4"),  # of the op that asks
-        ("since", "i8"),  # first seen, of what asks
-        ("last", "i4"),  # 1: park time is over
+        ("kind", "i4"),  # of the unmatched op
+        ("since", "i8"),  # when the unmatched op or part was first seen
+        ("last", "i4"),  # 1: it has left the segment, so its resolution must be final
     ]
 )
 
@@ -73,7 +75,13 @@ def empty(dtype: np.dtype[Any] = ROW) -> Rows:
 
 
 def make(dtype: np.dtype[Any], n: int, **columns: Any) -> Rows:
-    """`n` rows of `dtype`; what is not given is absent (-1)."""
+    """New rows.
+
+    Args:
+        dtype: `ROW` or `EVENT`.
+        n: how many.
+        columns: values by column name, one for all rows or `n`; a column that is not given is absent (-1).
+    """
     rows = np.empty(n, dtype=dtype)
     for name in dtype.names or ():
         rows[name] = columns.get(name, ABSENT)
@@ -87,7 +95,7 @@ def concat(parts: Sequence[Rows], dtype: np.dtype[Any] = ROW) -> Rows:
 
 
 def pack(rows: Rows) -> bytes:
-    """One or more `ROW`s as bytes; a column with one value throughout is kept once, as most of them are.
+    """One or more `ROW`s as bytes. A column with the same value in all rows, as most have, is kept once.
 
     A delayed message takes 40 bytes of 105, an open half message 48.
     """
@@ -98,7 +106,7 @@ def pack(rows: Rows) -> bytes:
 
 
 def unpack(data: bytes) -> Rows:
-    """The rows that were packed."""
+    """The rows that `pack` made `data` of."""
     names = ROW.names or ()
     rows, at = np.empty(int.from_bytes(data[:8]), dtype=ROW), 8 + len(names)
     for name, one in zip(names, data[8:at], strict=True):
@@ -109,12 +117,12 @@ def unpack(data: bytes) -> Rows:
 
 
 def coordinate(queue: npt.ArrayLike, offset: npt.ArrayLike) -> Longs:
-    """One sortable number for (queue, offset): 15 bits of queue above 48 bits of offset (2.8e14 records a queue)."""
-    return (np.asarray(queue, dtype=np.int64) << 48) | np.asarray(offset, dtype=np.int64)
+    """One sortable number for (queue, offset), as `tables.columns.coordinate` makes it in Spark."""
+    return (np.asarray(queue, dtype=np.int64) << OFFSET_BITS) | np.asarray(offset, dtype=np.int64)
 
 
 def find(sorted_values: Longs, wanted: Longs) -> npt.NDArray[np.intp]:
-    """Index of each `wanted` in unique `sorted_values`, -1 where it is not."""
+    """Index of each `wanted` value in the unique `sorted_values`, -1 where it is missing."""
     if not len(sorted_values):
         return np.full(len(wanted), -1, dtype=np.intp)
     at = np.minimum(np.searchsorted(sorted_values, wanted), len(sorted_values) - 1)

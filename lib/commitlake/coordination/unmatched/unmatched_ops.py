@@ -20,7 +20,7 @@ _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 def resolve(batch: Events, tables: Tables, timeout_ms: int) -> Resolutions:
     """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen."""
-    asks = materialized(with_record(not_told(asked(batch, Event.ASK_OP, Source.HALF), tables), tables))
+    asks = materialized(with_record(not_told(asked(batch, Event.UNMATCHED_OP, Source.HALF), tables), tables))
     facts = with_first(asks, tables).join(wrong_parts(asks, tables), _OP, "left")
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
     judged = materialized(_meet_what_is_reopened(_accept_the_first(judged)))

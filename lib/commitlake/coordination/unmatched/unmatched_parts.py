@@ -20,7 +20,7 @@ _PART = ["queue", "offset"]
 
 def resolve(batch: Events, tables: Tables) -> Resolutions:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
-    asks = materialized(asked(batch, Event.ASK_PART, Source.HALF))
+    asks = materialized(asked(batch, Event.UNMATCHED_PART, Source.HALF))
     facts = _not_ended(with_first(asks, tables), asks, tables).join(_messages(asks, tables), _PART)
     judged = materialized(_with_due(materialized(facts.withColumn("verdict", _verdict())), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)

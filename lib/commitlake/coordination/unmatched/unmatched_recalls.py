@@ -17,7 +17,7 @@ _AT = ["first_queue", "first_offset"]
 
 def resolve(batch: Events, tables: Tables) -> Resolutions:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
-    asks = materialized(with_record(not_told(asked(batch, Event.ASK_OP, Source.MESSAGES), tables), tables))
+    asks = materialized(with_record(not_told(asked(batch, Event.UNMATCHED_OP, Source.MESSAGES), tables), tables))
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
     message = near(tables.delayed, asks, *where).select(*at, F.struct("message_id", "topic").alias("message"))

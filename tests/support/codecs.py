@@ -1,0 +1,226 @@
+"""The codecs of the contract that only tests need, in plain Python.
+
+Landing decodes half messages, ops and batches, and coordination encodes check requests, both in the JVM. What is here
+reads and writes the same records one by one, so that tests can compare. A decoder raises `RecordError` with the reason
+that landing gives; it looks at one record only and knows no limits of the configuration.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from commitlake.errors import RecordError
+from commitlake.protocol import headers
+from commitlake.protocol.encoding import (
+    MAX_ID_LENGTH,
+    MAX_OFFSET,
+    MAX_QUEUE,
+    Headers,
+    Position,
+    from_json,
+    natural,
+    positions,
+    texts,
+    to_headers,
+    to_json,
+    utf8,
+)
+from commitlake.protocol.message_batch import Member
+from commitlake.protocol.topic_names import MAX_LENGTH, RETRY_PREFIX
+from commitlake.protocol.wire import (
+    MAX_HALF_MESSAGES,
+    CheckRecord,
+    Encoded,
+    HalfRecord,
+    MessageRecord,
+    OpRecord,
+    RecallRecord,
+)
+
+
+def encode_check(check: CheckRecord) -> Encoded:
+    """Bytes of a check request; the transaction id is the key."""
+    own = {
+        headers.PGROUP: check.producer_group,
+        headers.UNIQ_KEY: check.msg_id,
+        headers.TRANSACTION_ID: check.transaction_id,
+        headers.REAL_TOPIC: check.topic,
+        headers.REAL_QID: check.queue_id,
+        headers.TAGS: check.tags,
+        headers.KEYS: check.keys,
+        headers.BORN_TIMESTAMP: check.born_timestamp,
+        headers.STORED_TIMESTAMP: check.stored_timestamp,
+        headers.HALF_QUEUE: check.half.queue,
+        headers.HALF_OFFSET: check.half.offset,
+        headers.HALF_MESSAGES: to_json(positions(check.half_messages)).decode(),
+        headers.CHECK_TIMES: check.check_times,
+        headers.CHECK_ID: check.check_id,
+    }
+    return Encoded(utf8(check.transaction_id), check.body, to_headers(own, check.properties))
+
+
+def decode_message(key: bytes | None, value: bytes | None, given: Headers) -> MessageRecord:
+    """Read a record of `messages`."""
+    return MessageRecord(**_message_fields(key, value, texts(given)))
+
+
+def decode_half(key: bytes | None, value: bytes | None, given: Headers) -> HalfRecord:
+    """Read a record of `half`."""
+    found = texts(given)
+    fields = _message_fields(key, value, found, group_required=True)
+    if fields["batch"] is not None:
+        raise RecordError("a batch can't be transactional", "BAD_BATCH")
+    if found.get(headers.TRANSACTION_ID):
+        _required(found, headers.TRANSACTION_ID, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
+    return HalfRecord(
+        **fields,
+        transaction_id=found.get(headers.TRANSACTION_ID) or fields["msg_id"],
+        first_half=_first_half(found.get(headers.FIRST_HALF)),
+        check_immunity_s=natural(found.get(headers.CHECK_IMMUNITY)),
+    )
+
+
+def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallRecord:
+    """Read a record of `op`, or of `admin`, where the group may be absent and `RESUME` is a decision; else `BAD_OP`."""
+    content = from_json(value, "BAD_OP")
+    if not isinstance(content, dict):
+        _refuse_op("value", content, "one JSON object")
+    decision = content.get("decision")
+    if decision == "RECALL" and not admin:
+        return RecallRecord(
+            msg_id=_name(content, "message_id"),
+            topic=_name(content, "topic"),
+            message=_positions(content.get("messages"), 1)[0],
+        )
+    if decision not in ("COMMIT", "ROLLBACK", "UNKNOWN", *(["RESUME"] if admin else [])):
+        _refuse_op("decision", decision, "COMMIT, ROLLBACK, UNKNOWN (RECALL in op, RESUME in admin)")
+    group, from_check, remark = content.get("producer_group"), content.get("from_check"), content.get("remark")
+    if not (from_check is None or isinstance(from_check, bool)) or not (remark is None or isinstance(remark, str)):
+        _refuse_op("from_check or remark", (from_check, remark), "a boolean and a string, or absent")
+    return OpRecord(
+        transaction_id=_name(content, "transaction_id"),
+        producer_group=None if admin and group is None else _name(content, "producer_group"),
+        decision=decision,
+        half_messages=_positions(content.get("half_messages"), MAX_HALF_MESSAGES),
+        from_check=bool(from_check),
+        remark=remark,
+    )
+
+
+def unpack(value: bytes, count: int, topic: str, given: Mapping[str, str]) -> list[Member]:
+    """Read the members of a batch record, else `BAD_BATCH`.
+
+    Args:
+        value: value of the record.
+        count: its header `BATCH`.
+        topic: its header `REAL_TOPIC`.
+        given: all its headers.
+    """
+    content = from_json(value, "BAD_BATCH")
+    entries = content.get("messages") if isinstance(content, dict) else None
+    if topic.startswith(RETRY_PREFIX) or headers.FORBIDDEN_IN_BATCH & given.keys():
+        _refuse_batch(f"topic {topic!r} or one of {sorted(given)} is not allowed")
+    if not isinstance(entries, list) or len(entries) != count or count == 0:
+        _refuse_batch(f"{headers.BATCH} is {count}, but there are not as many messages, or none")
+    return [_member(entry, topic) for entry in entries]
+
+
+def _message_fields(
+    key: bytes | None, value: bytes | None, found: Mapping[str, str], *, group_required: bool = False
+) -> dict[str, Any]:
+    topic = _required(found, headers.REAL_TOPIC, "MISSING_REAL_TOPIC", MAX_LENGTH)
+    msg_id = _required(found, headers.UNIQ_KEY, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
+    if group_required or found.get(headers.PGROUP):
+        _required(found, headers.PGROUP, "MISSING_PRODUCER_GROUP", MAX_ID_LENGTH)
+    queue_id = _whole(found.get(headers.REAL_QID), "BAD_QUEUE_ID")
+    if value is None:
+        raise RecordError("the record has no value", "NULL_BODY")
+    return {
+        "topic": topic,
+        "msg_id": msg_id,
+        "body": value,
+        "producer_group": found.get(headers.PGROUP) or None,
+        "queue_id": queue_id,
+        "tags": found.get(headers.TAGS),
+        "keys": found.get(headers.KEYS),
+        "properties": {name: text for name, text in found.items() if name not in headers.PROTOCOL_HEADERS},
+        "sharding_key": key,
+        "delays": {name: found[name] for name in headers.DELAY_HEADERS if name in found},
+        "born_timestamp": natural(found.get(headers.BORN_TIMESTAMP)),
+        "batch": _whole(found.get(headers.BATCH), "BAD_BATCH"),
+    }
+
+
+def _required(found: Mapping[str, str], name: str, reason: str, longest: int) -> str:
+    """A header of 1 to `longest` characters, else `reason`."""
+    text = found.get(name, "")
+    if not 1 <= len(text) <= longest:
+        raise RecordError(f"{name} has {len(text)} characters; it must have 1 to {longest}", reason)
+    return text
+
+
+def _whole(text: str | None, reason: str) -> int | None:
+    """A whole number from 0 up, None when absent or empty, else `reason`."""
+    if not text:
+        return None
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise RecordError(f"{text!r} must be a whole number from 0 up", reason)
+    return int(text)
+
+
+def _first_half(text: str | None) -> Position | None:
+    try:
+        return Position.parse(text) if text else None
+    except RecordError as error:
+        raise RecordError(str(error), "BAD_FIRST_HALF") from error
+
+
+def _positions(listed: object, most: int) -> tuple[Position, ...]:
+    """A JSON list of 1 to `most` positions, else `BAD_OP`."""
+    if not isinstance(listed, list) or not 1 <= len(listed) <= most:
+        _refuse_op("half_messages or messages", listed, f"a list of 1 to {most} objects with queue and offset")
+    return tuple(map(_position, listed))
+
+
+def _position(entry: object) -> Position:
+    values = [entry.get("queue"), entry.get("offset")] if isinstance(entry, dict) else []
+    limits = zip(values, (MAX_QUEUE, MAX_OFFSET), strict=False)
+    numbers = [value for value, most in limits if type(value) is int and 0 <= value <= most]
+    if len(numbers) != len(Position._fields):
+        _refuse_op("an entry", entry, f"an object with queue, 0 to {MAX_QUEUE}, and offset, 0 to {MAX_OFFSET}")
+    return Position(*numbers)
+
+
+def _name(content: Mapping[str, object], key: str) -> str:
+    value = content.get(key)
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
+        _refuse_op(key, value, f"a string of 1 to {MAX_ID_LENGTH} characters")
+    return value
+
+
+def _member(entry: object, topic: str) -> Member:
+    body, properties = (entry.get("body"), entry.get("properties")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(body, str) or not isinstance(properties, dict):
+        _refuse_batch(f"{entry} must be an object with a body (base64) and properties")
+    if not all(isinstance(text, str) for text in properties.values()):
+        _refuse_batch(f"{entry} has a property that is not a string")
+    if not 1 <= len(properties.get(headers.UNIQ_KEY, "")) <= MAX_ID_LENGTH:
+        _refuse_batch(f"{entry} has no {headers.UNIQ_KEY} of 1 to {MAX_ID_LENGTH} characters")
+    if headers.FORBIDDEN_IN_BATCH & properties.keys() or properties.get(headers.REAL_TOPIC, topic) != topic:
+        _refuse_batch(f"{entry} is delayed, transactional or for another topic")
+    try:
+        return Member(base64.b64decode(body, validate=True), properties)
+    except (binascii.Error, ValueError):
+        _refuse_batch(f"the body of {entry} is not base64")
+
+
+def _refuse_op(what: str, value: object, allowed: str) -> NoReturn:
+    raise RecordError(f"{what} is {str(value)[:200]!r}; it must be {allowed}", "BAD_OP")
+
+
+def _refuse_batch(message: str) -> NoReturn:
+    raise RecordError(message, "BAD_BATCH")
