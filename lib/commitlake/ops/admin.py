@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kafka import KafkaProducer
 from kafka import errors as kafka_errors
-from pyspark.sql import SparkSession
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import KafkaError, TransactionNotFoundError
@@ -13,18 +14,26 @@ from commitlake.kafka.clients import python_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
-from commitlake.tables import Warehouse
 
-DECISIONS = ("RESUME", "COMMIT", "ROLLBACK")
-ACKNOWLEDGED_WITHIN_S = 15
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ACKNOWLEDGED_WITHIN_S = 15
 
 
 def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str) -> Position:
-    """Where the first half message of a transaction stands; naming it is enough, its parts follow it.
+    """Return where the first half message of a transaction stands; a decision names only that one.
+
+    Args:
+        spark: a session with the Delta extension.
+        warehouse: where the tables are.
+        transaction_id: as the producer got it from its send.
 
     Raises:
         TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
     """
+    from commitlake.tables import Warehouse  # `send` needs no Spark
+
     half = Warehouse(spark, warehouse).read("half").where("queue = first_queue AND queue_offset = first_offset")
     found = half.where(half["transaction_id"] == transaction_id).select("queue", "queue_offset", "producer_group")
     rows = found.limit(10).collect()
@@ -41,12 +50,12 @@ def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str)
 def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position, remark: str | None) -> Position:
     """Send a decision, and return where it stands in `admin`.
 
-    What it does is decided by coordination: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a
-    discarded one; one that changes nothing stands in the table `rejected`.
+    Coordination applies it: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a discarded one; one that
+    changes nothing is written to the table `rejected`.
 
     Args:
         kafka: the coordinator's Kafka.
-        decision: one of `DECISIONS`.
+        decision: RESUME, COMMIT or ROLLBACK.
         transaction_id: the transaction's id, which must be that of `first`.
         first: its first half message.
         remark: why; kept in the table `op`.
@@ -62,7 +71,7 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
         client = KafkaProducer(**python_options(kafka), bootstrap_timeout_ms=CONNECT_TIMEOUT_MS, acks="all")
         try:
             sent = client.send(topic, key=record.key, value=record.value, partition=0)
-            stored = sent.get(timeout=ACKNOWLEDGED_WITHIN_S)
+            stored = sent.get(timeout=_ACKNOWLEDGED_WITHIN_S)
         finally:
             client.close(timeout=1)
     except kafka_errors.KafkaError as error:
