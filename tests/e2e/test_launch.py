@@ -81,8 +81,8 @@ def test_a_signal_to_the_process_or_its_group_ends_in_a_clean_stop(
     assert process.stdout.readline() == "READY --conf file --set a=b 3\n"
     assert callable(send)
     send(process.pid, number)
-    said, _ = process.communicate(timeout=60)
-    assert "stopped cleanly" in said
+    printed, _ = process.communicate(timeout=60)
+    assert "stopped cleanly" in printed
     assert process.returncode == 0
 
 
@@ -98,31 +98,31 @@ def test_a_signal_before_the_driver_runs_is_not_lost(jobs: Path, seconds: float)
 
 def test_the_exit_code_of_the_script_is_that_of_the_launch(jobs: Path) -> None:
     process = launch(jobs / "ends.py", "7")
-    said = process.communicate(timeout=60)
+    printed = process.communicate(timeout=60)
     assert process.returncode == 7
-    assert said == ("", "")
+    assert printed == ("", "")
 
 
 def test_an_error_is_one_line_without_a_stack_trace(jobs: Path) -> None:
     process = launch(jobs / "fails.py")
-    said, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert (said, errors) == ("", "error: what is wrong, and what to do\n")
+    assert (printed, errors) == ("", "error: what is wrong, and what to do\n")
 
 
 def test_a_dry_run_prints_the_command() -> None:
     process = start("-m", "commitlake.cli", "ledger", "--dry-run", "--master=local[3]", "--set=topics.max=7", "an id")
-    said, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "spark-submit --master 'local[3]' --name commitlake-ledger " in said
-    assert said.endswith(" ledger --set=topics.max=7 -- 'an id'\n")
+    assert "spark-submit --master 'local[3]' --name commitlake-ledger " in printed
+    assert printed.endswith(" ledger --set=topics.max=7 -- 'an id'\n")
 
 
 @pytest.mark.parametrize("command", [["-m", "commitlake.cli", "ledger"], [str(LIBRARY.parent / "jobs" / "ledger.py")]])
 def test_a_command_runs_in_the_driver_and_its_error_is_one_line(tmp_path: Path, command: list[str]) -> None:
     process = start(*command, f"--set=warehouse={tmp_path}", "--pending")
-    said, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert said == ""
+    assert printed == ""
     assert errors.startswith(f"error: warehouse: there are no tables at {tmp_path}")
     assert errors.count("\n") == 1

@@ -74,11 +74,11 @@ def history(
         found = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent[name])
         return [row["event"] for row in found.collect()]
 
-    def told(name: str, until: str) -> list[str]:
+    def ended_as(name: str, until: str) -> list[str]:
         eventually(lambda: until in events(name))
         return events(name)
 
-    return told
+    return ended_as
 
 
 def command(coordinator: Coordinator, name: str, *arguments: str) -> int:
@@ -107,7 +107,7 @@ def decided(coordinator: Coordinator, sent: dict[str, str], history: Any) -> Non
     assert command(coordinator, "admin", "commit", sent["resumed"], "--remark", "order 17 exists") == 0
 
 
-def test_the_ledger_tells_a_transaction_from_its_half_message_to_its_end(history: Any) -> None:
+def test_the_ledger_shows_a_transaction_from_its_half_message_to_its_end(history: Any) -> None:
     assert history("committed", until="COMMITTED") == ["half message", "COMMIT op", "COMMITTED"]
     assert history("rolled back", until="ROLLED_BACK") == ["half message", "ROLLBACK op", "ROLLED_BACK"]
     assert history("delivered", until="DELIVERED")[-2:] == ["COMMITTED", "DELIVERED"]
@@ -123,7 +123,7 @@ def test_an_administrator_reopens_a_discarded_transaction_and_ends_it_by_force(h
 
 
 @pytest.mark.usefixtures("decided")
-def test_a_forced_end_needs_no_check_and_is_told_with_its_remark(
+def test_a_forced_end_needs_no_check_and_has_its_remark(
     coordinator: Coordinator, sent: dict[str, str], history: Any
 ) -> None:
     assert history("forced", until="ROLLED_BACK") == ["half message", "UNKNOWN op", "ROLLBACK op", "ROLLED_BACK"]
@@ -142,7 +142,7 @@ def test_a_decision_that_changes_nothing_is_in_the_history_as_rejected(
     assert history("committed", until="rejected: NOT_DISCARDED")[-1] == "rejected: NOT_DISCARDED"
 
 
-def test_an_unknown_transaction_id_is_told_and_nothing_is_sent(coordinator: Coordinator) -> None:
+def test_an_unknown_transaction_id_is_an_error_and_nothing_is_sent(coordinator: Coordinator) -> None:
     with pytest.raises(TransactionNotFoundError, match="no first half message with the transaction id 'nobody'"):
         admin.first_half_message(coordinator.spark, coordinator.config.warehouse, "nobody")
     assert command(coordinator, "ledger", "nobody") == 1

@@ -89,7 +89,10 @@ class Scenario:
         if self.counts["PENDING"]:
             return [f"transactions: {self.counts['PENDING']} half messages are pending"]
         differences = [line for comparison in self._comparisons() for line in comparison.differences()]
-        return differences or self._tables.violations()
+        if differences:
+            return differences
+        self.progress.write("all transactions have ended; the audit compares the tables ...")
+        return self._tables.violations()
 
     def _comparisons(self) -> list[Comparison]:
         table = f"the topic table {orders.TOPIC}"

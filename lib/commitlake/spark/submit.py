@@ -24,7 +24,7 @@ from typing import IO
 
 from commitlake.spark import process, runtime, session
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LIBRARY = Path(__file__).parents[2]
 # Printed by every JVM that Spark starts, and about Spark's own choice.
 _NOISE = b"WARNING: Using incubator modules: jdk.incubator.vector"
@@ -86,10 +86,10 @@ def _run(command: list[str], environment: dict[str, str], place: Path) -> int:
             os.kill(int((place / "pid").read_text()), signal.SIGTERM)
 
     def ignore() -> None:
-        for number in SIGNALS:
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    for number in SIGNALS:
+    for number in _SIGNALS:
         signal.signal(number, forward)
     spark = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=ignore)  # noqa: PLW1509 - no thread runs yet
     assert spark.stderr is not None
