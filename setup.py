@@ -11,12 +11,12 @@ HERE = Path(__file__).parent
 README = HERE / "README.md"
 # A cluster brings its own Spark and Delta, so they are an extra that nobody gets by accident.
 SPARK = ["pyspark>=4.0.1,<4.2", "delta-spark>=4.1,<4.4", "pandas>=2.2,<3", "pyarrow>=18"]
+NOTEBOOK = [*SPARK, "deltalake>=1.6", "matplotlib>=3.9"]
 DEV = [
+    *NOTEBOOK,
     "build",
     "chispa>=0.12",
-    "deltalake>=1.6",
     "hypothesis>=6",
-    "matplotlib>=3.9",
     "mypy>=2",
     "pytest>=9",
     "pytest-timeout>=2.4",
@@ -35,7 +35,7 @@ setup(
     package_dir={"": "lib"},
     packages=find_packages("lib"),
     package_data={"commitlake": ["py.typed", "spark/*.properties"]},
-    install_requires=["kafka-python>=3.0,<4", "numpy>=1.26", "PyYAML>=6"],
-    extras_require={"spark": SPARK, "dev": [*SPARK, *DEV]},
-    entry_points={"console_scripts": ["commitlake = commitlake.ops.cli:main"]},
+    install_requires=["kafka-python>=3.0,<4", "numpy>=1.26", "PyYAML>=6", "rich>=13", "typer>=0.12"],
+    extras_require={"spark": SPARK, "notebook": NOTEBOOK, "dev": DEV},
+    entry_points={"console_scripts": ["commitlake = commitlake.cli.app:main"]},
 )

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs a job of CommitLake under Spark, and sets up what that needs on a machine with Python 3.11 and Java 17.
+# The command `commitlake` in a clone: sets up what it needs on a machine with Python 3.11 and Java 17, and runs it.
 #
 #   ./spark-submit.sh                                  the demo: a broker, the coordinator, a small order service
 #   ./spark-submit.sh run --conf FILE [--set k=v]...   the coordinator, until SIGTERM or Ctrl-C
-#   ./spark-submit.sh JOB [ARGUMENT...]                jobs/JOB.py
+#   ./spark-submit.sh COMMAND [ARGUMENT...]            as `commitlake COMMAND`; --help lists the commands
 #
 # --master or MASTER picks the cluster (default local[*]); SPARK_HOME or a spark-submit on the PATH is used when set.
 # COMMITLAKE_SPARK_ARGS holds more arguments for spark-submit. --dry-run prints the command. PYTHON picks the Python.
@@ -34,7 +34,7 @@ check_java() {
     fail "no Java found (${JAVA_HOME:+JAVA_HOME=$JAVA_HOME, }PATH); install Java 17, for example openjdk-17-jre-headless"
 }
 
-# The environment is made anew when what it is made of has changed.
+# The environment is set up again when its requirements have changed.
 set_up() {
   local extras=$1 stamp wanted python
   stamp=$venv/.commitlake-$extras
@@ -54,16 +54,9 @@ if [[ ${1:-} == --set-up ]]; then # for tests/run.sh
   exit
 fi
 
-job=demo
-if [[ $# -gt 0 && $1 != -* ]]; then
-  job=$1
-  shift
+if [[ $# -eq 0 || $1 == -* && $1 != --help && $1 != -h ]]; then
+  set -- demo "$@"
 fi
-if [[ ! -f $here/jobs/$job.py ]]; then
-  jobs=$(cd "$here/jobs" && ls -- *.py 2>/dev/null | sed 's/\.py$//' | tr '\n' ' ')
-  fail "there is no job '$job'; usage: ./spark-submit.sh [JOB] [ARGUMENT...], where JOB is one of: $jobs" 2
-fi
-
 check_java
 set_up spark
-PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.spark.submit "$here/jobs" "$job" "$@"
+PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.cli "$@"

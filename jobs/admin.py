@@ -1,12 +1,7 @@
-"""Reopen a discarded transaction, or end a pending one by force.
-
-./spark-submit.sh admin --conf FILE (resume | commit | rollback) TRANSACTION_ID --remark TEXT
-"""
+"""Reopen a discarded transaction, or end a pending one by force: spark-submit jobs/admin.py --help."""
 
 from __future__ import annotations
 
-from commitlake.ops import commands
-from commitlake.spark import process
+from commitlake.cli import app
 
-if __name__ == "__main__":
-    process.main(commands.admin)
+app.main("admin")

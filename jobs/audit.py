@@ -1,12 +1,7 @@
-"""Whether the tables agree, message by message.
-
-./spark-submit.sh audit --conf FILE
-"""
+"""Whether all tables agree, message by message: spark-submit jobs/audit.py --conf FILE."""
 
 from __future__ import annotations
 
-from commitlake.ops import commands
-from commitlake.spark import process
+from commitlake.cli import app
 
-if __name__ == "__main__":
-    process.main(commands.audit)
+app.main("audit")

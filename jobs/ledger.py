@@ -1,12 +1,7 @@
-"""What became of transactions.
-
-./spark-submit.sh ledger --conf FILE (TRANSACTION_ID | --pending | --summary)
-"""
+"""What became of transactions: spark-submit jobs/ledger.py --conf FILE (TRANSACTION_ID | --pending | --summary)."""
 
 from __future__ import annotations
 
-from commitlake.ops import commands
-from commitlake.spark import process
+from commitlake.cli import app
 
-if __name__ == "__main__":
-    process.main(commands.ledger)
+app.main("ledger")

@@ -1,12 +1,7 @@
-"""Delete old rows, compact tables, and remove files that nobody uses any more.
-
-./spark-submit.sh maintain --conf FILE [--set key=value]...
-"""
+"""Delete old rows, compact tables, remove unused files: spark-submit jobs/maintain.py --conf FILE."""
 
 from __future__ import annotations
 
-from commitlake.ops import commands
-from commitlake.spark import process
+from commitlake.cli import app
 
-if __name__ == "__main__":
-    process.main(commands.maintain)
+app.main("maintain")

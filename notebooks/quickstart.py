@@ -1,12 +1,13 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # CommitLake: send, commit, read, ask the ledger
+# MAGIC # CommitLake: send, commit, read, query the ledger
 # MAGIC
 # MAGIC Forty orders, each a local transaction in SQLite. Most are committed at once, some are rolled back, some give no
 # MAGIC answer and are checked, and four stay unknown until they are discarded.
 # MAGIC
-# MAGIC On a cluster, install `commitlake` and the Kafka connector of its Spark, and fill in the two widgets. As a script,
-# MAGIC `.venv/bin/python notebooks/quickstart.py`, it starts a Kafka broker of its own and writes to a temporary directory.
+# MAGIC It needs `pip install 'commitlake[notebook]'`. On a cluster, install `commitlake`, matplotlib and the Kafka connector
+# MAGIC of its Spark, and fill in the two widgets. As a script, `.venv/bin/python notebooks/quickstart.py`, it starts a Kafka
+# MAGIC broker of its own and writes to a temporary directory.
 
 # COMMAND ----------
 
@@ -20,9 +21,9 @@ import matplotlib.pyplot as plt
 
 import commitlake
 from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
-from commitlake.spark import session
 from commitlake.kafka.embedded import provide
 from commitlake.ops import ledger
+from commitlake.spark import session
 
 
 def parameter(name: str, default: str) -> str:
@@ -69,8 +70,8 @@ coordinator = running.enter_context(commitlake.start(spark, conf))
 
 # MAGIC %md
 # MAGIC ## Send
-# MAGIC The listener's first method runs the local transaction, the second is asked when no decision came: it looks at the
-# MAGIC same database. Here the order's number says what goes wrong.
+# MAGIC The listener's first method runs the local transaction; the second is called when no decision came, and looks at the
+# MAGIC same database. Here the order's number determines what goes wrong.
 
 # COMMAND ----------
 
@@ -137,8 +138,8 @@ show(orders.selectExpr("keys", "CAST(body AS STRING) AS text", "transaction_id",
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Ask the ledger
-# MAGIC Counts by topic, and the whole life of one transaction.
+# MAGIC ## Query the ledger
+# MAGIC Counts by topic, and the history of one transaction.
 
 # COMMAND ----------
 

@@ -1,6 +1,6 @@
 """RocketMQ's example of scheduled messages: a hundred messages of delay level 3, which is ten seconds.
 
-Consumers see none of them before ten seconds after it was stored, and each of them once from then on. Run it while a
+Each becomes visible ten seconds after it was stored, once. Needs `pip install 'commitlake[notebook]'`; run it while a
 coordinator runs, in the directory that holds its warehouse:
 
     .venv/bin/python notebooks/examples/rocketmq_schedule.py 127.0.0.1:19092 warehouse
@@ -32,7 +32,7 @@ def send_hundred(producer: DefaultMQProducer) -> list[SendResult]:
 
 
 def visible(warehouse: str, results: list[SendResult]) -> list[dict[str, Any]]:
-    """What consumers see of them now."""
+    """Return those that consumers see now."""
     place = f"{warehouse}/topics/{TOPIC}"
     if not DeltaTable.is_deltatable(place):
         return []
@@ -44,7 +44,7 @@ def visible(warehouse: str, results: list[SendResult]) -> list[dict[str, Any]]:
 
 
 def main(bootstrap_servers: str, warehouse: str) -> None:
-    """Send, then tell when each became visible."""
+    """Send, then print when each became visible."""
     with DefaultMQProducer(GROUP, bootstrap_servers=bootstrap_servers) as producer:
         results = send_hundred(producer)
     while len(rows := visible(warehouse, results)) < TOTAL:

@@ -1,7 +1,7 @@
-"""RocketMQ's transaction example: ten messages, and a listener that knows nothing until it is asked.
+"""RocketMQ's transaction example: ten messages, and a listener that decides only when it is checked.
 
 Of the ten transactions three are committed by a check, three rolled back by one, and four stay unknown: the
-coordinator asks `transaction.check_max` times, then discards them. Run it while a coordinator runs:
+coordinator checks them `transaction.check_max` times, then discards them. Run it while a coordinator runs:
 
     .venv/bin/python notebooks/examples/rocketmq_transaction.py 127.0.0.1:19092
 """
@@ -39,7 +39,7 @@ class TransactionListenerImpl(TransactionListener):
         return LocalTransactionState.UNKNOW
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        """Tell what became of it."""
+        """Decide by the number of the local transaction."""
         return ANSWERS[self._local_transactions[message.transaction_id]]
 
 

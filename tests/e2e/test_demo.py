@@ -1,4 +1,4 @@
-"""`./spark-submit.sh` with no job: it ends by itself with everybody agreeing, and Ctrl-C leaves nothing running."""
+"""`./spark-submit.sh` without arguments: it ends by itself, all sides agree, and Ctrl-C leaves nothing running."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The place and the output of a demo that has ended."""
     place = tmp_path_factory.mktemp("demo") / "place"
     process = start(place)
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    return place, said
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed
+    return place, printed
 
 
 def test_the_order_table_the_topic_table_and_the_points_hold_the_same_orders(played: tuple[Path, str]) -> None:
@@ -92,8 +92,8 @@ def test_one_transaction_stands_in_two_topics(played: tuple[Path, str]) -> None:
 
 
 def test_the_orders_of_the_killed_shop_are_answered_by_the_others(played: tuple[Path, str]) -> None:
-    place, said = played
-    assert "killed shop-3" in said
+    place, printed = played
+    assert "killed shop-3" in printed
     rows = (
         DeltaTable(str(place / "warehouse/half"))
         .to_pandas()
@@ -113,12 +113,12 @@ def test_a_batch_and_a_delayed_message_arrive(played: tuple[Path, str]) -> None:
 
 
 def test_the_report_is_readable_and_without_stack_traces(played: tuple[Path, str]) -> None:
-    place, said = played
-    assert "all right" in said
-    assert f"{place}/warehouse" in said
-    assert "Exception" not in said
-    assert " WARN " not in said
-    assert max(map(len, said.splitlines())) < 250
+    place, printed = played
+    assert "all right" in printed
+    assert f"{place}/warehouse" in printed
+    assert "Exception" not in printed
+    assert " WARN " not in printed
+    assert max(map(len, printed.splitlines())) < 250
 
 
 def test_nothing_is_left_running(played: tuple[Path, str]) -> None:
@@ -135,7 +135,7 @@ def test_ctrl_c_in_the_middle_of_a_second_run_stops_everything(played: tuple[Pat
             break
     assert len(running(place)) >= 4
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate()
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+    printed, _ = process.communicate()
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
     assert await_end(place) == []

@@ -1,4 +1,4 @@
-"""A job under a real spark-submit: exit codes, signals, and what it says."""
+"""Scripts and commands under a real spark-submit: exit codes, signals, and output."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ LIBRARY = Path(__file__).parents[2] / "lib"
 
 JOBS = {
     "waits": """
+        import time
         from commitlake.spark import process, session
         def run(arguments):
             stop = process.stop_on_signals()
             spark = session.build()
             print("READY", *arguments, spark.range(3).count(), flush=True)
-            stop.wait()
+            while not stop.is_set():
+                time.sleep(0.1)
             spark.stop()
             print("stopped cleanly", flush=True)
         process.main(run, exit_when_stopped=0)
@@ -38,6 +40,14 @@ JOBS = {
 }
 
 
+LAUNCH = """
+import sys
+from pathlib import Path
+from commitlake.spark import submit
+sys.exit(submit.launch(Path(sys.argv[1]), sys.argv[2:], name="test", master="local[2]"))
+"""
+
+
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
     for name, text in JOBS.items():
@@ -46,9 +56,9 @@ def jobs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launch(jobs: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(*command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "commitlake.spark.submit", str(jobs), *arguments],
+        [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -57,24 +67,28 @@ def launch(jobs: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def launch(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    return start("-c", LAUNCH, str(script), *arguments)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 def test_a_signal_to_the_process_or_its_group_ends_in_a_clean_stop(
     jobs: Path, number: signal.Signals, send: object
 ) -> None:
-    process = launch(jobs, "waits", "--conf", "file", "--master", "local[2]", "--set", "a=b")
+    process = launch(jobs / "waits.py", "--conf", "file", "--set", "a=b")
     assert process.stdout is not None
     assert process.stdout.readline() == "READY --conf file --set a=b 3\n"
     assert callable(send)
     send(process.pid, number)
-    said, _ = process.communicate(timeout=60)
-    assert "stopped cleanly" in said
+    printed, _ = process.communicate(timeout=60)
+    assert "stopped cleanly" in printed
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("seconds", [0.8, 2.0])
 def test_a_signal_before_the_driver_runs_is_not_lost(jobs: Path, seconds: float) -> None:
-    process = launch(jobs, "waits", "--master", "local[2]")
+    process = launch(jobs / "waits.py")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(seconds)
     os.kill(process.pid, signal.SIGTERM)
@@ -82,23 +96,33 @@ def test_a_signal_before_the_driver_runs_is_not_lost(jobs: Path, seconds: float)
     assert process.returncode == 0
 
 
-def test_the_exit_code_of_the_job_is_that_of_the_launch(jobs: Path) -> None:
-    process = launch(jobs, "ends", "7")
-    said = process.communicate(timeout=60)
+def test_the_exit_code_of_the_script_is_that_of_the_launch(jobs: Path) -> None:
+    process = launch(jobs / "ends.py", "7")
+    printed = process.communicate(timeout=60)
     assert process.returncode == 7
-    assert said == ("", "")
+    assert printed == ("", "")
 
 
 def test_an_error_is_one_line_without_a_stack_trace(jobs: Path) -> None:
-    process = launch(jobs, "fails")
-    said, errors = process.communicate(timeout=60)
+    process = launch(jobs / "fails.py")
+    printed, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert (said + errors).strip() == "error: what is wrong, and what to do"
+    assert (printed, errors) == ("", "error: what is wrong, and what to do\n")
 
 
-def test_a_dry_run_prints_the_command(jobs: Path) -> None:
-    process = launch(jobs, "ends", "--dry-run", "--master=local[3]", "7")
-    said, _ = process.communicate(timeout=60)
+def test_a_dry_run_prints_the_command() -> None:
+    process = start("-m", "commitlake.cli", "ledger", "--dry-run", "--master=local[3]", "--set=topics.max=7", "an id")
+    printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "spark-submit --master 'local[3]'" in said
-    assert said.rstrip().endswith("ends.py 7")
+    assert "spark-submit --master 'local[3]' --name commitlake-ledger " in printed
+    assert printed.endswith(" ledger --set=topics.max=7 -- 'an id'\n")
+
+
+@pytest.mark.parametrize("command", [["-m", "commitlake.cli", "ledger"], [str(LIBRARY.parent / "jobs" / "ledger.py")]])
+def test_a_command_runs_in_the_driver_and_its_error_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    process = start(*command, f"--set=warehouse={tmp_path}", "--pending")
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert printed == ""
+    assert errors.startswith(f"error: warehouse: there are no tables at {tmp_path}")
+    assert errors.count("\n") == 1

@@ -1,16 +1,23 @@
-"""The notebook, run as it is, on real tables."""
+"""The notebooks, run as they are, with nothing installed but the extra `notebook`."""
 
 from __future__ import annotations
 
 import ast
-import runpy
+import os
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.e2e.running import wait_for
 
 import commitlake
@@ -21,44 +28,128 @@ if TYPE_CHECKING:
 
     from commitlake.kafka.embedded import EmbeddedBroker
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.py"
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "notebooks" / "quickstart.py"
+EXAMPLES = ROOT / "notebooks" / "examples"
+
+# Python runs it at every start, so Spark's workers are held to it too.
+SITECUSTOMIZE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {refused}:
+            raise ModuleNotFoundError(f"{{name}} is not installed by commitlake[notebook]", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
 
 
-def test_the_quickstart_shows_each_end_of_a_transaction_and_stops_what_it_started(
-    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def installed_by(requirement: str) -> set[str]:
+    """The distributions that pip installs for a requirement."""
+    found: dict[tuple[str, frozenset[str]], None] = {}
+    waiting = [Requirement(requirement)]
+    while waiting:
+        wanted = waiting.pop()
+        key = (canonicalize_name(wanted.name), frozenset(wanted.extras))
+        if key in found:
+            continue
+        found[key] = None
+        for text in metadata.requires(wanted.name) or []:
+            needed = Requirement(text)
+            extras = wanted.extras or {""}
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(needed)
+    return {name for name, _ in found}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which only what `commitlake[notebook]` installs can be imported."""
+    allowed = installed_by("commitlake[notebook]")
+    assert "matplotlib" in allowed, "the environment is older than setup.py; run ./spark-submit.sh --set-up dev"
+    refused = {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if allowed.isdisjoint(map(canonicalize_name, names))
+    }
+    assert "pytest" in refused
+    place = tmp_path_factory.mktemp("alone")
+    (place / "sitecustomize.py").write_text(SITECUSTOMIZE.format(refused=refused))
+    paths = [str(place), str(ROOT / "lib")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def test_nothing_else_can_be_imported(alone: dict[str, str]) -> None:
+    for module, code in (("commitlake", 0), ("matplotlib", 0), ("pyspark", 0), ("pytest", 1), ("chispa", 1)):
+        done = subprocess.run([sys.executable, "-c", f"import {module}"], env=alone, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
+def test_the_quickstart_shows_each_end_of_a_transaction(
+    alone: dict[str, str], broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("QUICKSTART_PLACE", str(tmp_path))
-    monkeypatch.setenv("QUICKSTART_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    names = runpy.run_path(str(NOTEBOOK))
+    (tmp_path / "tmp").mkdir()
+    own = {
+        "QUICKSTART_PLACE": str(tmp_path),
+        "QUICKSTART_BOOTSTRAP_SERVERS": broker.bootstrap_servers,
+        "MPLBACKEND": "Agg",
+        "TMPDIR": str(tmp_path / "tmp"),
+    }
+    done = subprocess.run(
+        [sys.executable, QUICKSTART], env=alone | own, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
-    counts = names["ends"].groupby(["state", "reason"]).size().to_dict()
-    assert counts == {
+    ends = DeltaTable(str(tmp_path / "warehouse" / "transactions")).to_pyarrow_table().to_pylist()
+    assert Counter((row["state"], row["reason"]) for row in ends) == {
         ("COMMITTED", "DIRECT"): 28,
         ("COMMITTED", "CHECK"): 4,
         ("ROLLED_BACK", "DIRECT"): 4,
         ("DISCARDED", "CHECK_MAX"): 4,
     }
-    visible = {row["keys"] for row in spark.read.format("delta").load(f"{tmp_path}/warehouse/topics/orders").collect()}
-    with sqlite3.connect(names["database"]) as db:
-        assert visible == {row[0] for row in db.execute("SELECT id FROM orders")}
+    visible = DeltaTable(str(tmp_path / "warehouse" / "topics" / "orders")).to_pyarrow_table()["keys"].to_pylist()
+    (database,) = (tmp_path / "tmp").rglob("orders.db")
+    with sqlite3.connect(database) as db:
+        assert sorted(visible) == sorted(row[0] for row in db.execute("SELECT id FROM orders"))
     assert (tmp_path / "quickstart.png").read_bytes().startswith(b"\x89PNG")
-    assert not any(query.isActive for query in names["coordinator"]._queries)
 
 
-def test_a_session_that_is_there_needs_nothing_but_the_defaults(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_session_that_is_there_needs_nothing_but_the_defaults_and_the_examples_run_on_it(
+    spark: SparkSession, alone: dict[str, str], tmp_path: Path
+) -> None:
     with commitlake.start(spark, {name: str(tmp_path / name) for name in ("warehouse", "checkpoints")}) as running:
         servers = running.config.kafka.bootstrap_servers
         with DefaultMQProducer("shop", bootstrap_servers=servers) as producer:
             producer.send(Message("news", "opened"))
         table = f"{tmp_path}/warehouse/topics/news"
         wait_for(lambda: DeltaTable.is_deltatable(table) and DeltaTable(table).count() == 1, 60)
+        examples_run(alone, servers, str(tmp_path / "warehouse"))
     with socket.socket() as probe:  # its broker is gone
         assert probe.connect_ex(("127.0.0.1", int(servers.rpartition(":")[2]))) != 0
 
 
+def examples_run(environment: dict[str, str], servers: str, warehouse: str) -> None:
+    transactions = subprocess.Popen(
+        [sys.executable, EXAMPLES / "rocketmq_transaction.py", servers],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        schedule = subprocess.run(
+            [sys.executable, EXAMPLES / "rocketmq_schedule.py", servers, warehouse],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        transactions.send_signal(signal.SIGINT)
+        printed, errors = transactions.communicate(timeout=60)
+    assert (schedule.returncode, schedule.stderr) == (0, "")
+    assert schedule.stdout.count(" s after it was stored\n") == 100
+    assert (transactions.returncode, errors) == (0, "")
+    assert len(printed.splitlines()) == 10
+
+
 def test_the_notebook_is_in_databricks_source_form() -> None:
-    text = NOTEBOOK.read_text()
+    text = QUICKSTART.read_text()
     assert text.startswith("# Databricks notebook source\n")
     cells = text.split("# COMMAND ----------\n")
     assert len(cells) > 10

@@ -1,17 +1,20 @@
-"""Questions to the ledger and administrators' commands, on what a real coordinator wrote."""
+"""The commands `ledger` and `admin`, on what a real coordinator wrote."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
-from commitlake.errors import ConfigError, TransactionNotFoundError
-from commitlake.ops import admin, cli, ledger
+from commitlake.cli import app
+from commitlake.errors import TransactionNotFoundError
+from commitlake.ops import admin, ledger
+from commitlake.spark import process
 
 if TYPE_CHECKING:
     from commitlake.coordinator import Coordinator
@@ -71,22 +74,26 @@ def history(
         found = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent[name])
         return [row["event"] for row in found.collect()]
 
-    def told(name: str, until: str) -> list[str]:
+    def ended_as(name: str, until: str) -> list[str]:
         eventually(lambda: until in events(name))
         return events(name)
 
-    return told
+    return ended_as
 
 
 def command(coordinator: Coordinator, name: str, *arguments: str) -> int:
-    """Run one as the console script does, with the coordinator's configuration."""
+    """Run one as in Spark's driver, with the coordinator's configuration."""
     conf = coordinator.config
     values = {
         "warehouse": conf.warehouse,
         "kafka.bootstrap_servers": conf.kafka.bootstrap_servers,
         "kafka.topic_prefix": conf.kafka.topic_prefix,
     }
-    return cli.dispatch([name, *[f"--set={key}={value}" for key, value in values.items()], *arguments])
+    line = [name, *[f"--set={key}={value}" for key, value in values.items()], *arguments]
+    with pytest.MonkeyPatch.context() as inside:
+        inside.setenv(process.MEETING_PLACE, "here")
+        inside.setattr(process, "exit_on_signals", lambda _: nullcontext())
+        return int(app.app(line, standalone_mode=False) or 0)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,7 @@ def decided(coordinator: Coordinator, sent: dict[str, str], history: Any) -> Non
     assert command(coordinator, "admin", "commit", sent["resumed"], "--remark", "order 17 exists") == 0
 
 
-def test_the_ledger_tells_a_transaction_from_its_half_message_to_its_end(history: Any) -> None:
+def test_the_ledger_shows_a_transaction_from_its_half_message_to_its_end(history: Any) -> None:
     assert history("committed", until="COMMITTED") == ["half message", "COMMIT op", "COMMITTED"]
     assert history("rolled back", until="ROLLED_BACK") == ["half message", "ROLLBACK op", "ROLLED_BACK"]
     assert history("delivered", until="DELIVERED")[-2:] == ["COMMITTED", "DELIVERED"]
@@ -116,7 +123,7 @@ def test_an_administrator_reopens_a_discarded_transaction_and_ends_it_by_force(h
 
 
 @pytest.mark.usefixtures("decided")
-def test_a_forced_end_needs_no_check_and_is_told_with_its_remark(
+def test_a_forced_end_needs_no_check_and_has_its_remark(
     coordinator: Coordinator, sent: dict[str, str], history: Any
 ) -> None:
     assert history("forced", until="ROLLED_BACK") == ["half message", "UNKNOWN op", "ROLLBACK op", "ROLLED_BACK"]
@@ -135,7 +142,7 @@ def test_a_decision_that_changes_nothing_is_in_the_history_as_rejected(
     assert history("committed", until="rejected: NOT_DISCARDED")[-1] == "rejected: NOT_DISCARDED"
 
 
-def test_an_unknown_transaction_id_is_told_and_nothing_is_sent(coordinator: Coordinator) -> None:
+def test_an_unknown_transaction_id_is_an_error_and_nothing_is_sent(coordinator: Coordinator) -> None:
     with pytest.raises(TransactionNotFoundError, match="no first half message with the transaction id 'nobody'"):
         admin.first_half_message(coordinator.spark, coordinator.config.warehouse, "nobody")
     assert command(coordinator, "ledger", "nobody") == 1
@@ -183,21 +190,3 @@ def test_a_summary_of_a_topic_that_lost_an_append_does_not_hold(
     max((copy / "topics" / TOPIC / "_delta_log").glob("*.json")).unlink()
     row = ledger.summary(coordinator.spark, str(copy)).where(f"topic = '{TOPIC}'").collect()[0]
     assert not row["holds"]
-
-
-def test_the_admin_command_asks_for_an_address_when_the_broker_is_embedded() -> None:
-    with pytest.raises(ConfigError, match="READY line"):
-        cli.dispatch(["admin", "commit", "t", "--remark", "r", "--set=kafka.bootstrap_servers=embedded"])
-
-
-def test_a_command_that_does_not_exist_is_answered_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.dispatch(["explode"]) == 2
-    assert "{ledger,audit,admin,maintain,config}" in capsys.readouterr().err
-
-
-def test_the_configuration_is_shown_without_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.dispatch(["config", "--set=kafka.options.sasl.password=hunter2"]) == 0
-    printed = capsys.readouterr().out
-    assert "transaction.timeout = 6000ms" in printed
-    assert "'sasl.password': '***'" in printed
-    assert "hunter2" not in printed

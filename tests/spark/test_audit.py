@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.lake import Lake
 
+from commitlake import config
+from commitlake.cli import commands
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.ops import cli
 from commitlake.ops.audit import AuditReport, Finding, TopicCounts, audit
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -346,7 +347,7 @@ def test_what_age_does_not_explain_is_found_at_any_age(history: History, tmp_pat
 
 
 def command(root: str) -> int:
-    return cli.dispatch(["audit", f"--set=warehouse={root}"])
+    return commands.audit(config.from_mapping({"warehouse": root}))
 
 
 def test_the_command_tells_the_counts_and_that_all_is_well(

@@ -18,10 +18,10 @@ from tests.lake import Lake, newest
 from tests.spark.conftest import copy_of
 from tests.spark.story import Story
 
+from commitlake.cli import commands
 from commitlake.coordinator import Coordinator
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.maintenance.run import Maintenance
-from commitlake.ops import cli
 from commitlake.protocol.encoding import Position
 from commitlake.recovery import fencing
 from commitlake.tables import TABLES, Warehouse
@@ -209,13 +209,12 @@ def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSe
 @pytest.mark.soak
 @pytest.mark.usefixtures("spark")
 def test_on_a_local_warehouse_the_command_leaves_a_running_coordinator_alone(copied: Lake) -> None:
-    given = ["maintain", f"--set=warehouse={copied.config.warehouse}"]
     with fencing.lock(copied.config), pytest.raises(FencedError, match="another coordinator runs"):
-        cli.dispatch(given)
-    assert cli.dispatch(given) == 0
+        commands.maintain(copied.config)
+    assert commands.maintain(copied.config) == 0
 
 
 @pytest.mark.usefixtures("spark")
 def test_the_command_says_so_when_there_are_no_tables(copied: Lake) -> None:
     with pytest.raises(WarehouseError, match="there are no tables at"):
-        cli.dispatch(["maintain", f"--set=warehouse={copied.root / 'elsewhere'}"])
+        commands.maintain(copied.configured(warehouse=str(copied.root / "elsewhere")))

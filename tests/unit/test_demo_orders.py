@@ -25,7 +25,7 @@ def table(tmp_path: Path) -> OrderTable:
     return made
 
 
-def asked(order: Order, age_ms: int) -> MessageExt:
+def checked(order: Order, age_ms: int) -> MessageExt:
     message = order.to_message()
     return MessageExt(
         message.topic,
@@ -40,10 +40,10 @@ def asked(order: Order, age_ms: int) -> MessageExt:
     )
 
 
-def test_a_paid_order_commits_at_once_and_when_asked(table: OrderTable) -> None:
+def test_a_paid_order_commits_at_once_and_when_checked(table: OrderTable) -> None:
     order, listener = Order("1", "ann", 60_00), OrderListener(table)
     assert listener.execute_local_transaction(order.to_message(), order) is COMMIT
-    assert listener.check_local_transaction(asked(order, age_ms=0)) is COMMIT
+    assert listener.check_local_transaction(checked(order, age_ms=0)) is COMMIT
     assert table.paid() == ["1"]
 
 
@@ -57,19 +57,19 @@ def test_without_money_neither_the_order_nor_the_charge_stays(table: OrderTable)
 def test_an_order_in_review_stays_unknown(table: OrderTable) -> None:
     order, listener = Order("1", "ann", REVIEW_FROM), OrderListener(table)
     assert listener.execute_local_transaction(order.to_message(), order) is UNKNOWN
-    assert listener.check_local_transaction(asked(order, age_ms=10 * PATIENCE_MS)) is UNKNOWN
+    assert listener.check_local_transaction(checked(order, age_ms=10 * PATIENCE_MS)) is UNKNOWN
     assert table.paid() == []
 
 
 def test_a_young_order_that_is_not_there_may_still_come(table: OrderTable) -> None:
     order, listener = Order("1", "ann", 1_00), OrderListener(table)
-    assert listener.check_local_transaction(asked(order, age_ms=0)) is UNKNOWN
+    assert listener.check_local_transaction(checked(order, age_ms=0)) is UNKNOWN
     assert listener.execute_local_transaction(order.to_message(), order) is COMMIT
 
 
 def test_an_order_rolled_back_by_a_check_can_not_be_placed_any_more(table: OrderTable) -> None:
     order, listener = Order("1", "ann", 1_00), OrderListener(table)
-    assert listener.check_local_transaction(asked(order, age_ms=2 * PATIENCE_MS)) is ROLLBACK
+    assert listener.check_local_transaction(checked(order, age_ms=2 * PATIENCE_MS)) is ROLLBACK
     assert listener.execute_local_transaction(order.to_message(), order) is ROLLBACK
     assert table.paid() == []
 
@@ -81,7 +81,7 @@ def test_a_check_and_the_local_transaction_at_the_same_time_decide_the_same(tabl
         answers: list[LocalTransactionState] = []
         calls = (
             lambda: answers.append(listener.execute_local_transaction(order.to_message(), order)),  # noqa: B023
-            lambda: answers.append(listener.check_local_transaction(asked(order, 2 * PATIENCE_MS))),  # noqa: B023
+            lambda: answers.append(listener.check_local_transaction(checked(order, 2 * PATIENCE_MS))),  # noqa: B023
         )
         threads = [threading.Thread(target=call) for call in calls]
         for thread in threads:

@@ -1,12 +1,17 @@
-"""What the demo says of differences, and how it shows its progress."""
+"""How the demo reports differences and shows its progress, and which directories it removes."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from commitlake.demo.comparison import Comparison
+from commitlake.demo.directory import fresh
 from commitlake.demo.progress import Progress
+from commitlake.errors import WarehouseError
 
 
 def compare(left: str, right: str) -> list[str]:
@@ -32,8 +37,10 @@ def test_on_a_terminal_the_state_is_refreshed_in_place_and_cut_to_its_width() ->
     out = io.StringIO()
     progress = Progress(columns=20, out=out)
     progress.show("x" * 100)
-    progress.say("done")
-    assert out.getvalue() == "\r\x1b[K  0s xxxxxxxxxxxxxx\r\x1b[K  0s done\n"
+    progress.write("done")
+    assert out.getvalue().removeprefix("\x1b[?25l") == ("  0s xxxxxxxxxxxxxx…\r\x1b[2K  0s done\n  0s xxxxxxxxxxxxxx…")
+    progress.end()
+    assert out.getvalue().endswith("\x1b[2K")
 
 
 def test_without_a_terminal_the_state_is_a_rare_line_without_control_characters() -> None:
@@ -41,5 +48,22 @@ def test_without_a_terminal_the_state_is_a_rare_line_without_control_characters(
     progress = Progress(out=out)
     for _ in range(10):
         progress.show("state")
-    progress.say("done")
-    assert out.getvalue() == "  0s state\n  0s done\n"
+    progress.write("[done] " * 20)
+    assert out.getvalue() == f"  0s state\n  0s {'[done] ' * 20}\n"
+
+
+def test_a_fresh_directory_has_nothing_of_an_earlier_demo_but_all_else(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("keep")
+    for _ in range(2):
+        with fresh(tmp_path) as directories:
+            assert {path.name for path in tmp_path.iterdir()} == {"notes", ".coordinator.lock"}
+            for name in ("orders.db", "orders.db-wal", "points.db"):
+                (tmp_path / name).touch()
+            (Path(str(directories["warehouse"])) / "half").mkdir(parents=True)
+
+
+def test_a_warehouse_that_is_not_of_a_demo_stays(tmp_path: Path) -> None:
+    (tmp_path / "warehouse" / "half").mkdir(parents=True)
+    with pytest.raises(WarehouseError, match=r"not of a demo.*--dir"), fresh(tmp_path):
+        pass
+    assert (tmp_path / "warehouse" / "half").is_dir()

@@ -20,24 +20,24 @@ def java_that_says(directory: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "named"),
     [
         ('openjdk version "11.0.2"', "Java 11"),
         ('java version "1.8.0_1"', "Java 8"),
         ('openjdk version "25"', "Java 25"),
     ],
 )
-def test_a_wrong_java_is_told_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+def test_a_wrong_java_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str
 ) -> None:
     java_that_says(tmp_path, text)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(SetupError, match="install Java 17") as caught:
         runtime.java()
-    assert told in str(caught.value)
+    assert named in str(caught.value)
 
 
-def test_a_missing_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(SetupError, match="no Java found at JAVA_HOME"):
         runtime.java()
@@ -63,16 +63,9 @@ def test_spark_home_wins_over_the_path_and_that_over_the_installed_one(
     assert runtime.spark_submit()[0] == ["/opt/spark/bin/spark-submit"]
 
 
-def test_the_script_refuses_an_unknown_job_with_exit_code_2() -> None:
-    done = subprocess.run([SCRIPT, "nonsense"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "there is no job 'nonsense'" in done.stderr
-
-
 def test_the_script_refuses_a_machine_without_java(tmp_path: Path) -> None:
     environment = os.environ | {"JAVA_HOME": str(tmp_path)}
-    job = next(SCRIPT.parent.glob("jobs/*.py")).stem
-    done = subprocess.run([SCRIPT, job], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([SCRIPT, "run"], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1
     assert "install Java 17" in done.stderr
 
@@ -80,8 +73,6 @@ def test_the_script_refuses_a_machine_without_java(tmp_path: Path) -> None:
 def test_the_script_refuses_a_machine_without_a_fitting_python(tmp_path: Path) -> None:
     copy = tmp_path / "spark-submit.sh"  # beside no .venv
     copy.write_text(SCRIPT.read_text())
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "run.py").touch()
     for name in ("setup.py", "constraints.txt"):
         (tmp_path / name).touch()
     environment = os.environ | {"PYTHON": "/bin/false"}

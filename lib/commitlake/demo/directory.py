@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from commitlake.errors import WarehouseError
 from commitlake.recovery.fencing import WarehouseLock
 
 
@@ -16,10 +17,15 @@ def fresh(place: Path) -> Iterator[dict[str, object]]:
 
     Raises:
         FencedError: a demo runs there.
+        WarehouseError: there is a warehouse that no demo made.
     """
     with WarehouseLock(str(place)):
+        # Removed last and made before the warehouse, so it is there whenever the warehouse is a demo's.
+        if (place / "warehouse").exists() and not (place / "orders.db").exists():
+            msg = f"{place} holds a warehouse that is not of a demo; choose another directory with --dir"
+            raise WarehouseError(msg)
         for name in ("warehouse", "checkpoints", "points-checkpoint"):
             shutil.rmtree(place / name, ignore_errors=True)
-        for database in (*place.glob("orders.db*"), *place.glob("points.db*")):
+        for database in (*place.glob("points.db*"), *place.glob("orders.db*")):
             database.unlink()
         yield {"warehouse": str(place / "warehouse"), "checkpoints": str(place / "checkpoints")}

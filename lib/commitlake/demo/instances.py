@@ -1,4 +1,4 @@
-"""Starts, watches, kills and ends the instances of the order service."""
+"""Starts, watches, kills and stops the instances of the order service."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class DemoError(CommitLakeError):
 
 
 class Instance:
-    """One shop in a process of its own, ended by the end of its standard input: it can't outlive this process."""
+    """One shop in a process of its own; it ends when its standard input does, so it can't outlive this process."""
 
     def __init__(self, name: str, table: Path, kafka: KafkaConfig, on_kill: Callable[[], None]) -> None:
         self.name = name
-        self.told: Counter[str] = Counter()
+        self.reported: Counter[str] = Counter()
         self._on_kill = on_kill
         self.is_killed = False
         self._process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Instance:
         if code is not None and not self.is_killed:
             msg = f"{self.name} ended with exit code {code}, see above; start the demo again"
             raise DemoError(msg)
-        return self.is_killed or self.told["done"] > 0
+        return self.is_killed or self.reported["done"] > 0
 
     def __enter__(self) -> Self:
         return self
@@ -73,19 +73,19 @@ class Instance:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.told[line.strip()] += 1
-            if self.told["stuck"] == shop.STUCK and not self.is_killed:
+            self.reported[line.strip()] += 1
+            if self.reported["stuck"] == shop.STUCK and not self.is_killed:
                 self._kill()
 
     def _kill(self) -> None:
-        """End it as a crash would, with SIGKILL."""
+        """End it with SIGKILL, like a crash."""
         self.is_killed = True
         self._process.kill()
         self._on_kill()
 
 
 class Instances:
-    """All instances of the order service; the doomed one is killed once it hangs with all it shall hang with.
+    """All instances of the order service; the doomed one is killed when its last orders hang.
 
     Args:
         table: the file of the order table.
@@ -112,12 +112,12 @@ class Instances:
 
     @property
     def placed(self) -> int:
-        """Orders placed, or begun by a shop that hangs."""
-        return sum(each.told["placed"] + each.told["stuck"] for each in self._all.values())
+        """Number of orders that were placed, or that hang."""
+        return sum(each.reported["placed"] + each.reported["stuck"] for each in self._all.values())
 
     @property
     def are_done(self) -> bool:
-        """Whether no more orders come."""
+        """Whether all shops have placed their orders."""
         return all([each.is_done for each in self._all.values()])
 
 

@@ -14,9 +14,9 @@ from commitlake.producer import LocalTransactionState, Message, MessageExt, Tran
 
 TOPIC = "orders"
 REVIEW_FROM = 1_000_00
-"""Cents; a person looks at an order that large before it counts."""
+"""Cents; an order that large is reviewed by a person before it counts."""
 PATIENCE_MS = 4_000
-"""A local transaction is over by then; an order that is not in the table at that age is never going to be."""
+"""A local transaction has ended by then; an order that is not in the table at that age is cancelled."""
 
 _SCHEMA = """
 CREATE TABLE accounts (customer TEXT PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance >= 0));
@@ -25,7 +25,7 @@ CREATE TABLE orders (id TEXT PRIMARY KEY, customer TEXT, amount INTEGER, state T
 
 
 class OrderState(StrEnum):
-    """What the order table says about an order."""
+    """The state of an order in the order table."""
 
     PAID = "PAID"
     REVIEW = "REVIEW"
@@ -34,14 +34,14 @@ class OrderState(StrEnum):
 
 @dataclass(frozen=True)
 class Order:
-    """What a customer orders, for `amount` cents."""
+    """An order of `amount` cents."""
 
     id: str
     customer: str
     amount: int
 
     def to_message(self, topic: str = TOPIC) -> Message:
-        """The order as a message; the key is its id."""
+        """Return the order as a message whose key is the order's id."""
         return Message(topic, json.dumps(asdict(self)), keys=self.id)
 
 
@@ -49,21 +49,21 @@ class OrderTable:
     """Orders and accounts in SQLite; any number of processes may use one file.
 
     Args:
-        path: of the SQLite file, made by `create`.
+        path: of the SQLite file, which `create` makes.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def create(self, balances: Mapping[str, int]) -> None:
-        """Make the tables, with the customers' balances in cents."""
+        """Create the tables, with the customers' balances in cents."""
         with self._transaction() as db:
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(_SCHEMA)
             db.executemany("INSERT INTO accounts VALUES (?, ?)", balances.items())
 
     def place(self, order: Order) -> OrderState:
-        """The local transaction: write the order down and charge the customer, both or neither.
+        """The local transaction: insert the order and charge the customer, both or neither.
 
         Returns:
             CANCELLED when neither happened: too little money, or the order was cancelled before.
@@ -81,19 +81,19 @@ class OrderTable:
         return state
 
     def state(self, order_id: str) -> OrderState | None:
-        """What the table says; None when the order is not there."""
+        """Return the state of an order; None when it is not there."""
         with self._transaction() as db:
             row = db.execute("SELECT state FROM orders WHERE id = ?", (order_id,)).fetchone()
         return OrderState(row[0]) if row else None
 
     def cancel(self, order_id: str) -> OrderState | None:
-        """Cancel an order that is not there: a local transaction that still comes fails. Returns what stands now."""
+        """Cancel an order that is not there, so that a late local transaction fails; return its state now."""
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO orders (id, state) VALUES (?, ?)", (order_id, OrderState.CANCELLED))
         return self.state(order_id)
 
     def paid(self) -> list[str]:
-        """Ids of all paid orders."""
+        """Return the ids of all paid orders."""
         with self._transaction() as db:
             return [row[0] for row in db.execute("SELECT id FROM orders WHERE state = ?", (OrderState.PAID,))]
 
@@ -105,18 +105,18 @@ class OrderTable:
 
 
 class OrderListener(TransactionListener):
-    """Answers from the order table, so any instance can answer for any other."""
+    """Decides by the order table, so any instance can answer the checks of any other."""
 
     def __init__(self, table: OrderTable) -> None:
         self.table = table
 
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
-        """Place the order `arg`; the coordinator has its half message by now."""
+        """Place the order `arg`; its half message is in Kafka by now."""
         assert isinstance(arg, Order)
         return decision(self.table.place(arg))
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        """Look the order up, long after, and perhaps for an instance that is no more."""
+        """Look the order up; another instance may have placed it, and may be gone."""
         assert message.keys is not None
         state = self.table.state(message.keys)
         if state is None and _age_ms(message) > PATIENCE_MS:
@@ -125,7 +125,7 @@ class OrderListener(TransactionListener):
 
 
 def decision(state: OrderState | None) -> LocalTransactionState:
-    """What the order's state means for its message; an order in review may go either way."""
+    """Return what the order's state means for its message; an order in review is undecided."""
     match state:
         case OrderState.PAID:
             return LocalTransactionState.COMMIT_MESSAGE

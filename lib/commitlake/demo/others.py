@@ -1,4 +1,4 @@
-"""The other two kinds of messages: a batch, and a delayed one."""
+"""The other kinds of messages: a batch, and a delayed message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DELAY_S = 10
 
 
 def send(kafka: KafkaConfig) -> dict[str, Counter[str]]:
-    """Send three prices as one batch, all or none, and a reminder that consumers see in `DELAY_S`.
+    """Send three prices as one batch, and a reminder that becomes visible after `DELAY_S`.
 
     Returns:
         The ids of the messages, by topic.

@@ -19,7 +19,7 @@ _SCHEMA = "CREATE TABLE points (message_id TEXT PRIMARY KEY, order_id TEXT, cust
 
 
 class PointsService:
-    """Books points in a SQLite database of its own; a message that it reads twice is booked once, by its id.
+    """Books points in its own SQLite database; a message that it reads twice is booked once, by its id.
 
     Args:
         spark: a session with Delta.
@@ -47,7 +47,7 @@ class PointsService:
             self._query.stop()
 
     def booked(self) -> list[str]:
-        """Ids of the orders with points, one for each booking.
+        """Return the ids of the orders with points, one for each booking.
 
         Raises:
             StreamError: the stream has failed.

@@ -1,18 +1,20 @@
-"""What the demo says while it runs: lines that stay, and on a terminal one that is refreshed."""
+"""What the demo writes while it runs: lines that stay, and on a terminal one that is refreshed."""
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import TextIO
 
-_CLEAR = "\r\x1b[K"
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
 _EVERY_S = 5  # without a terminal the state is a line like others, and rare
 
 
 class Progress:
-    """Lines with the seconds since the start.
+    """Lines with the seconds since the start; threads may write them too.
 
     Args:
         columns: width of the terminal; 0 when there is none.
@@ -20,8 +22,8 @@ class Progress:
     """
 
     def __init__(self, columns: int = 0, out: TextIO = sys.stdout) -> None:
-        self._columns, self._out = columns, out
-        self._lock = threading.Lock()  # a thread says something now and then
+        self._console = Console(file=out, force_terminal=columns > 0, width=columns or None)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._begin = time.monotonic()
         self._shown_at = float("-inf")
 
@@ -30,27 +32,22 @@ class Progress:
         """Seconds since the start."""
         return time.monotonic() - self._begin
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Write a line that stays."""
-        self._write(f"{_CLEAR if self._columns else ''}{self._line(text)}\n")
+        self._console.print(Text(self._line(text)), soft_wrap=True)
 
     def show(self, text: str) -> None:
         """Show the state of things: in place of the one before on a terminal, every few seconds elsewhere."""
-        if self._columns:
-            self._write(f"{_CLEAR}{self._line(text)[: self._columns - 1]}")
+        if self._console.is_terminal:
+            self._live.start()
+            self._live.update(Text(self._line(text), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif self.seconds - self._shown_at >= _EVERY_S:
             self._shown_at = self.seconds
-            self._write(f"{self._line(text)}\n")
+            self.write(text)
 
     def end(self) -> None:
         """Remove the refreshed line."""
-        if self._columns:
-            self._write(_CLEAR)
+        self._live.stop()
 
     def _line(self, text: str) -> str:
         return f"{self.seconds:3.0f}s {text}"
-
-    def _write(self, text: str) -> None:
-        with self._lock:
-            self._out.write(text)
-            self._out.flush()

@@ -12,26 +12,30 @@ from commitlake.demo.shop import TOTAL
 from commitlake.tables import Warehouse, topic_table
 
 _ROWS = 3
-
-
 _WORDS = {"DIRECT": "at once", "CHECK": "after a check", "CHECK_MAX": "still unknown after the last check"}
 
 
 def show(story: Scenario, differences: list[str], seconds: float) -> None:
-    """Print what became of everything, what a consumer sees, where the tables are, and whether all is right."""
+    """Print the counts, what a consumer sees, where the tables are, and whether all sides agree.
+
+    Args:
+        story: which has ended.
+        differences: between the sides; empty when they agree.
+        seconds: since the start of the demo.
+    """
     warehouse = story.coordinator.warehouse
     blocks = (summary(story, seconds), rows(warehouse, TOPIC), place(warehouse.root, TOPIC), verdict(differences))
     print("\n" + "\n\n".join("\n".join(block) for block in blocks), flush=True)
 
 
 def summary(story: Scenario, seconds: float) -> list[str]:
-    """What became of every transactional message."""
+    """Return the counts of transactional messages by state and reason."""
     counts = story.counts
     states = ("COMMITTED", "ROLLED_BACK", "DISCARDED", "PENDING")
     return [
         f"{counts['half']} half messages of {TOTAL} orders, after {seconds:.0f} s:",
         *(_line(state.lower().replace("_", " "), counts[state], _reasons(counts, state)) for state in states),
-        _line("checks", counts["checks"], "asked"),
+        _line("checks", counts["checks"], "sent"),
         _line("paid orders", len(story.points.booked()), "have points; one of them has messages in two topics"),
         _line("rejected", counts["rejected"], "records"),
     ]
@@ -47,7 +51,7 @@ def _reasons(counts: Counter[str], state: str) -> str:
 
 
 def rows(warehouse: Warehouse, topic: str) -> list[str]:
-    """The first rows of a topic table, as a consumer reads them."""
+    """Return the first rows of a topic table, as a consumer reads them."""
     columns = ("queue_id", "keys", "body", "stored_at", "visible_at")
     found = warehouse.read(topic_table(topic)).select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
     return [f"the first {_ROWS} rows of topics/{topic}, as a consumer sees them:", *map(_row, found)]
@@ -59,7 +63,7 @@ def _row(row: Row) -> str:
 
 
 def place(warehouse: str, topic: str) -> list[str]:
-    """Where the tables are, and how to look at one."""
+    """Return where the tables are, and how to read one."""
     files = f"DeltaTable('{warehouse}/topics/{topic}').file_uris()"  # `to_pandas` with pyarrow 26 may abort at the exit
     look = f"import pandas; from deltalake import DeltaTable; print(pandas.read_parquet({files}))"
     return [
@@ -69,7 +73,7 @@ def place(warehouse: str, topic: str) -> list[str]:
 
 
 def verdict(differences: list[str]) -> list[str]:
-    """Whether everybody agrees, and what differs if not."""
+    """Return whether all sides agree, and what differs if not."""
     if differences:
         return ["NOT all right:", *(f"  {line}" for line in differences)]
     return ["all right: nothing is pending; the order table, the topic table and the points hold the same orders"]

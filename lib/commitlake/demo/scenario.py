@@ -1,4 +1,4 @@
-"""The demo's story, from the first order until nothing is pending and everybody knows the same."""
+"""The demo's story, from the first order until nothing is pending and all sides hold the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from commitlake.coordinator import Coordinator
 from commitlake.demo import orders, others
-from commitlake.demo.comparison import Comparison, Ledger
+from commitlake.demo.comparison import Comparison, Tables
 from commitlake.demo.instances import Instances
 from commitlake.demo.orders import OrderTable
 from commitlake.demo.points import PointsService
@@ -31,10 +31,10 @@ _PATIENCE_S = 240
 
 @dataclass
 class Scenario:
-    """Everybody who takes part, and how the story goes.
+    """All who take part, and the story.
 
     Attributes:
-        counts: what the tables said last, see `Ledger.counts`.
+        counts: of the tables, as last read, see `Tables.counts`.
     """
 
     coordinator: Coordinator
@@ -45,13 +45,13 @@ class Scenario:
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._ledger = Ledger(self.coordinator.warehouse, self.coordinator.config)
+        self._tables = Tables(self.coordinator.warehouse, self.coordinator.config)
         self._others: dict[str, Counter[str]] = {}
 
     def play(self) -> list[str]:
-        """Run until all is decided and everybody knows it, or patience ends; return what still differs then."""
+        """Run until all is decided and all sides agree, or patience ends; return what still differs then."""
         self._others = others.send(self.coordinator.config.kafka)
-        self.progress.say(f"sent a batch of 3 {others.PRICES}, and a reminder for in {others.DELAY_S} s")
+        self.progress.write(f"sent a batch of 3 {others.PRICES}, and a reminder for in {others.DELAY_S} s")
         pool = ThreadPoolExecutor(1)
         try:
             return self._watch(pool)
@@ -67,7 +67,7 @@ class Scenario:
                 return differences
 
     def _show_until(self, looking: Future[list[str]]) -> list[str]:
-        """Show the state of things while another thread asks the tables: that takes seconds on a busy machine."""
+        """Show the state of things while another thread reads the tables: that takes seconds on a busy machine."""
         until = time.monotonic() + _LOOK_EVERY_S
         while time.monotonic() < until or not looking.done():
             self.coordinator.await_termination(timeout=0.2)
@@ -82,24 +82,28 @@ class Scenario:
         )
 
     def _look(self) -> list[str]:
-        """Ask the tables: what keeps the story from its end."""
-        self.counts = self._ledger.counts()
+        """Read the tables: what keeps the story from its end."""
+        self.counts = self._tables.counts()
         if not self.shops.are_done:
             return ["the shops are still placing orders"]
         if self.counts["PENDING"]:
             return [f"transactions: {self.counts['PENDING']} half messages are pending"]
-        return [line for comparison in self._comparisons() for line in comparison.differences()]
+        differences = [line for comparison in self._comparisons() for line in comparison.differences()]
+        if differences:
+            return differences
+        self.progress.write("all transactions have ended; the audit compares the tables ...")
+        return self._tables.violations()
 
     def _comparisons(self) -> list[Comparison]:
         table = f"the topic table {orders.TOPIC}"
-        seen = self._ledger.seen(orders.TOPIC, "keys")
+        seen = self._tables.seen(orders.TOPIC, "keys")
         return [
-            *self._ledger.identities(),
+            self._tables.landed(),
             Comparison("paid orders", "the order table", table, Counter(self.table.paid()), seen),
             Comparison("orders", table, "the points", seen, Counter(self.points.booked())),
-            *(self._comparison(topic, ids) for topic, ids in self._others.items()),
+            *(self._others_are_seen(topic, ids) for topic, ids in self._others.items()),
         ]
 
-    def _comparison(self, topic: str, ids: Counter[str]) -> Comparison:
-        seen = self._ledger.seen(topic, "message_id")
+    def _others_are_seen(self, topic: str, ids: Counter[str]) -> Comparison:
+        seen = self._tables.seen(topic, "message_id")
         return Comparison("other messages", "what was sent", f"the topic table {topic}", ids, seen)

@@ -1,7 +1,7 @@
-"""One instance of the order service, a process of its own: places orders, then answers checks until told to end.
+"""One instance of the order service, a process of its own: places orders, then answers checks until it is stopped.
 
-Usage: python -m commitlake.demo.shop JSON. Writes a word to standard output for each order that was `placed` or is
-`stuck`, and `done` after the last; ends when standard input does, so it never outlives the demo.
+Usage: python -m commitlake.demo.shop JSON. Writes a line to standard output for each order, `placed` or `stuck`, and
+`done` after the last; ends when standard input does, so it never outlives the demo.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BALANCES = {"ann": 9_000_00, "bob": 9_000_00, "cy": 9_000_00, "dee": 9_000_00, "
 SHOPS = ("shop-1", "shop-2", "shop-3")
 DOOMED = "shop-3"
 ORDERS = 40
-"""Each shop places so many."""
+"""Orders of each shop."""
 TOTAL = ORDERS * len(SHOPS)
 STUCK = 6
-"""The doomed shop's last so many orders never get an answer: half before, half after their local transaction."""
+"""The last orders of the doomed shop hang: half of them before, half after their local transaction."""
 PAUSE_S = 0.15
 
 
@@ -51,7 +51,7 @@ class Plan:
 
 
 def plans(shop: str) -> Iterator[Plan]:
-    """The orders of a shop, always the same ones."""
+    """Yield the orders of a shop, the same in every run."""
     customers = list(BALANCES)
     for number in range(1, ORDERS + 1):
         amount = 5_00 + number * 37 % 90 * 100
@@ -68,7 +68,7 @@ def _mishap(shop: str, number: int) -> Mishap:
 
 
 class UnluckyListener(OrderListener):
-    """The order listener, and what goes wrong around it."""
+    """The order listener with the mishaps of the plan."""
 
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:  # type: ignore[override]
         """Place the order of the plan `arg`."""
@@ -88,14 +88,14 @@ class Shop:
         self._producer, self._table = producer, table
 
     def place_all(self, name: str) -> None:
-        """Place the shop's orders, one after the other; those that hang get a thread each."""
+        """Place the shop's orders in sequence; each that hangs gets a thread."""
         for plan in plans(name):
             if plan.mishap in (Mishap.STUCK_BEFORE, Mishap.STUCK_AFTER):
                 threading.Thread(target=self._place, args=[plan], daemon=True).start()
             else:
                 self._place(plan)
             time.sleep(PAUSE_S)
-        _tell("done")
+        _report("done")
 
     def _place(self, plan: Plan) -> None:
         try:
@@ -105,10 +105,10 @@ class Shop:
                 self._producer.send_message_in_transaction(plan.order.to_message(), plan)
         except MQClientException as error:
             print(f"order {plan.order.id} was not placed: {error}", file=sys.stderr, flush=True)
-        _tell("placed")
+        _report("placed")
 
     def _place_and_ship(self, order: Order) -> None:
-        """Two messages of two topics under one decision."""
+        """Send messages to two topics in one transaction."""
         transaction = self._producer.begin_transaction()
         transaction.send(order.to_message())
         transaction.send(order.to_message(SHIPMENTS))
@@ -119,17 +119,17 @@ class Shop:
 
 
 def _hang() -> None:
-    _tell("stuck")
+    _report("stuck")
     threading.Event().wait()
 
 
-def _tell(word: str) -> None:
+def _report(word: str) -> None:
     # One write for the whole line: two threads' prints may mix.
     os.write(sys.stdout.fileno(), f"{word}\n".encode())
 
 
 def main() -> None:
-    """Run one instance; its argument says name, table, and where Kafka is."""
+    """Run one instance; the argument holds its name, the order table, and the arguments of the producer."""
     given = json.loads(sys.argv[1])
     table = OrderTable(given["table"])
     producer = TransactionMQProducer(GROUP, UnluckyListener(table), **given["kafka"])

@@ -1,1 +1,1 @@
-"""What people on call use: questions to the ledger, and commands of administrators."""
+"""What people on call use: reports from the ledger, the audit, and commands of administrators."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kafka import errors as kafka_errors
-from pyspark.sql import SparkSession
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import KafkaError, TransactionNotFoundError
@@ -12,23 +13,26 @@ from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import ADMIN
-from commitlake.tables import Warehouse
 
-DECISIONS = ("RESUME", "COMMIT", "ROLLBACK")
-ACKNOWLEDGED_WITHIN_S = 15
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ACKNOWLEDGED_WITHIN_S = 15
 
 
 def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str) -> Position:
-    """The position of the first half message of a transaction; its parts follow its decision.
+    """Return where the first half message of a transaction stands; a decision names only that one.
 
     Args:
         spark: a session with the Delta extension.
         warehouse: where the tables are.
-        transaction_id: the transaction's id.
+        transaction_id: as the producer got it from its send.
 
     Raises:
         TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
     """
+    from commitlake.tables import Warehouse  # `send` needs no Spark
+
     half = Warehouse(spark, warehouse).read("half").where("queue = first_queue AND queue_offset = first_offset")
     found = half.where(half["transaction_id"] == transaction_id).select("queue", "queue_offset", "producer_group")
     rows = found.limit(10).collect()
@@ -50,7 +54,7 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
 
     Args:
         kafka: the coordinator's Kafka.
-        decision: one of `DECISIONS`.
+        decision: RESUME, COMMIT or ROLLBACK.
         transaction_id: the transaction's id, which must be that of `first`.
         first: the position of its first half message in `half`.
         remark: why; kept in the table `op`.
@@ -65,7 +69,7 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
     try:
         with single_records(kafka) as producer:
             sent = producer.send(topic, key=record.key, value=record.value, partition=0)
-            stored = sent.get(timeout=ACKNOWLEDGED_WITHIN_S)
+            stored = sent.get(timeout=_ACKNOWLEDGED_WITHIN_S)
     except kafka_errors.KafkaError as error:
         if is_refusal(error):
             raise KafkaError(explain(kafka, error)) from error

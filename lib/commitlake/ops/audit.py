@@ -1,14 +1,14 @@
 """Whether the tables of a warehouse agree, message by message; a coordinator may run meanwhile.
 
-One pass: whatever any table says of a message meets by its coordinates, is summed up, and is compared there
-(`audit_rows`, `audit_rules`). The counts by topic are sums of the same, so they hold exactly when every message does.
+One pass: the rows of all tables are grouped by the message's coordinates, summed up, and compared (`audit_rows`,
+`audit_rules`). The counts by topic are sums of the same facts, so they agree exactly when every message does.
 
-One point of a warehouse that is being written: `batches` is read first, and of all other tables rows up to its newest
-batch. Those are all there, since a batch stands in `batches` last. Messages, which have no batch, may be newer: then
-they are pending, or waiting. A record that is just landing stands in one table or in none, never in two.
+A consistent view of a warehouse that is being written: `batches` is read first, and of all other tables the rows up to
+its newest batch. Those are complete, since a batch is written to `batches` last. Landed messages have no batch and may
+be newer: then they are pending, or waiting. A record that is just landing stands in one table or in none, never in two.
 
-Rows of what ended long ago may be gone. They go in several steps, so of a message with an old end any part may be left:
-where that is what a rule misses, the message counts nowhere.
+Maintenance deletes rows of what ended long ago, in several steps, so any part of a message with an old end may be left:
+where a rule fails only because of such a row, the message is not counted at all.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 
 EXAMPLES = 10
-_APART = 100  # messages with one finding are told apart by so many places, so that the examples differ
-_ROWS_A_TASK = 500_000  # with all that is counted of a message some 100 MB: two such tasks fit a 2 GiB heap
+_BUCKETS = 100  # messages with one finding are grouped by so many places, so that the examples differ
+_ROWS_PER_TASK = 500_000  # some 100 MB with all facts of their messages: two such tasks fit a 2 GiB heap
 _NEVER = -(2**62)
 
 
 @dataclass(frozen=True)
 class TopicCounts:
-    """The messages of a topic by their newest state; normal messages and batches, which nobody decides, do not count.
+    """The messages of a topic by their newest state; normal messages and batches are not counted.
 
-    `visible` are rows of its table, `waiting` messages with a delay that has not ended; `holds` whether it all agrees.
+    Attributes:
+        visible: rows of its table.
+        waiting: messages with a delay that has not ended.
+        holds: whether the counts agree.
     """
 
     topic: str
@@ -56,7 +59,7 @@ class TopicCounts:
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of what should not be: its name, how many times, and where, for some of them."""
+    """A kind of violation: its name, how often it occurs, and where, for some of them."""
 
     name: str
     count: int
@@ -70,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found, as of a batch; -1 when none is complete."""
+    """What an audit found, up to the complete batch `last_batch`; -1 when none is complete."""
 
     last_batch: int
     topics: tuple[TopicCounts, ...]
@@ -83,7 +86,7 @@ class AuditReport:
 
 
 def audit(spark: SparkSession, warehouse: str) -> AuditReport:
-    """Compares all that the tables say of each message.
+    """Compare what the tables hold of each message.
 
     Args:
         spark: a session with the Delta extension.
@@ -95,27 +98,27 @@ def audit(spark: SparkSession, warehouse: str) -> AuditReport:
     found = _messages(tables, last, since)
     findings = [*_findings(found, _names(tables)), *_checks(tables, last), *_batches(tables, last)]
     if _retained_since(tables) != since:
-        return audit(spark, warehouse)  # rows went meanwhile
+        return audit(spark, warehouse)  # maintenance has deleted rows meanwhile
     return AuditReport(last, tuple(_counts(found, _names(tables))), tuple(findings))
 
 
 def counts(tables: Warehouse) -> list[TopicCounts]:
-    """Only the counts."""
+    """Return only the counts of each topic."""
     return _counts(_messages(tables, tables.newest_batch(), _retained_since(tables)), _names(tables))
 
 
 def _messages(tables: Warehouse, last: int, since: int) -> list[Row]:
-    """All messages, those that break the same rules as one row, with a few of their coordinates."""
-    said = rows(tables, last)
-    every = judged(per_message(said, 1 + said.count() // _ROWS_A_TASK), since)
+    """All messages; those that break the same rules are one row, with a few of their coordinates."""
+    facts = rows(tables, last)
+    messages = judged(per_message(facts, 1 + facts.count() // _ROWS_PER_TASK), since)
     is_found = F.col("findings") != 0
-    apart = {"shown_low": "shown_low", "shown_high": "shown_high", "member": "member", "bucket": f"at % {_APART}"}
+    details = {"shown_low": "shown_low", "shown_high": "shown_high", "member": "member", "bucket": f"at % {_BUCKETS}"}
     sums = [F.sum(F.expr(text)).alias(name) for name, text in COUNTS.items()]
     return (
-        every.groupBy(
+        messages.groupBy(
             F.coalesce("topic_low", "shown_low").alias("topic"),
             *("source", "findings"),
-            *[F.when(is_found, F.expr(text)).alias(name) for name, text in apart.items()],
+            *[F.when(is_found, F.expr(text)).alias(name) for name, text in details.items()],
         )
         .agg(F.count("*").alias("messages"), F.min("at").alias("at"), *sums)
         .collect()
@@ -141,26 +144,27 @@ def _counts(found: Iterable[Row], names: dict[int, str]) -> list[TopicCounts]:
 
 
 def _by_topic(row: Row) -> Iterable[tuple[int | None, dict[str, int]]]:
-    """What messages add to the counts; what is visible counts where it stands, be it in a wrong topic."""
+    """What messages add to the counts of topics; a visible row counts where it stands, even in a wrong topic."""
     part = {name: row[name] for name in COUNTS}
     if row["shown_low"] is None:
         return [(row["topic"], part)]
-    seen = part.pop("visible")
-    high = row["messages"] if row["shown_low"] != row["shown_high"] else 0
-    return [(row["topic"], part), (row["shown_low"], {"visible": seen - high}), (row["shown_high"], {"visible": high})]
+    visible = part.pop("visible")
+    in_high = row["messages"] if row["shown_low"] != row["shown_high"] else 0
+    in_low = visible - in_high
+    return [(row["topic"], part), (row["shown_low"], {"visible": in_low}), (row["shown_high"], {"visible": in_high})]
 
 
 def _topic_counts(topic: str, half: Counter[str], delayed: Counter[str]) -> TopicCounts:
-    at_once = half["committed"] - half["committed_with_delay"]
+    undelayed = half["committed"] - half["committed_with_delay"]
     holds = (
         half["half"] == half["committed"] + half["rolled_back"] + half["discarded"] + half["pending"]
         and half["committed_with_delay"] == half["delivered"] + half["waiting"]
-        and half["visible"] == at_once + half["delivered"]
+        and half["visible"] == undelayed + half["delivered"]
         and delayed["delayed"] == delayed["delivered"] + delayed["recalled"] + delayed["waiting"]
         and delayed["visible"] == delayed["delivered"]
     )
-    every = {name: half[name] + delayed[name] for name in COUNTS if name != "committed_with_delay"}
-    return TopicCounts(topic, **every, holds=holds)
+    sums = {name: half[name] + delayed[name] for name in COUNTS if name != "committed_with_delay"}
+    return TopicCounts(topic, **sums, holds=holds)
 
 
 def _findings(found: Iterable[Row], names: dict[int, str]) -> Iterable[Finding]:
@@ -182,14 +186,14 @@ def _place(at: int) -> str:
 
 
 def _checks(tables: Warehouse, last: int) -> list[Finding]:
-    """A check has a number in its round, so it is no fact of a message but one of its own."""
+    """A message has several checks, numbered in each round, so they are compared by themselves."""
     keys = (coordinate("queue", "half_offset").alias("at"), F.col("round"), F.col("check_no"))
     twice = until(tables.read("checks"), last).groupBy(*keys).count().where("count > 1")
     return _finding("CHECKED_TWICE", twice, lambda row: f"half {_place(row['at'])}-{row['round']}-{row['check_no']}")
 
 
 def _batches(tables: Warehouse, last: int) -> list[Finding]:
-    """A batch that wrote anything stands in `batches`, once; ids may have gaps, for batches that wrote nothing."""
+    """A batch that wrote anything stands in `batches`, once; a batch that wrote nothing leaves a gap in the ids."""
     names = ("transactions", "deliveries", "discarded", "checks", "reentries")
     written = [tables.read(name) for name in names] + [tables.read(topic_table(topic)) for topic in tables.topics()]
     ids = reduce(DataFrame.unionAll, [table.select("batch_id", F.lit(0).alias("complete")) for table in written])
@@ -202,13 +206,13 @@ def _batches(tables: Warehouse, last: int) -> list[Finding]:
 
 
 def _finding(name: str, found: DataFrame, where: Callable[[Row], str]) -> list[Finding]:
-    """All of `found`, counted while the first ones are looked for; nothing when there are none."""
-    seen = Observation()
-    first = found.observe(seen, F.count("*").alias("n")).orderBy(*found.columns).limit(EXAMPLES).collect()
-    return [Finding(name, seen.get["n"], tuple(map(where, first)))] if first else []
+    """A finding for all rows, counted in the query that takes the first ones; nothing when there are none."""
+    counted = Observation()
+    first = found.observe(counted, F.count("*").alias("n")).orderBy(*found.columns).limit(EXAMPLES).collect()
+    return [Finding(name, counted.get["n"], tuple(map(where, first)))] if first else []
 
 
 def _retained_since(tables: Warehouse) -> int:
-    """What ended before may be gone, ms since epoch, UTC: maintenance says so before it deletes the first row."""
-    told = tables.read("maintenance").agg(F.max(F.unix_millis("ended_before"))).collect()[0][0]
-    return _NEVER if told is None else int(told)
+    """Rows of what ended before may be gone, ms since epoch, UTC: maintenance writes this before it deletes any."""
+    since = tables.read("maintenance").agg(F.max(F.unix_millis("ended_before"))).collect()[0][0]
+    return _NEVER if since is None else int(since)

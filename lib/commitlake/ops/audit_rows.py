@@ -1,7 +1,7 @@
-"""What each row of each table says of a message, in a few numbers: (what, at which coordinates).
+"""The rows of all tables as facts about messages, each a few numbers.
 
-No body and no id is read. All that the tables say of one message meets by its coordinates: source (`half`, `messages`,
-or `op` and `admin` for ops), Kafka partition and offset, and the place in a batch.
+No body and no id is read. The facts of one message have the same coordinates: source (`half`, `messages`, or `op` and
+`admin` for ops), Kafka partition and offset, and the place in a batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCES = ("half", "messages", "op", "admin")
 
 
 class What(IntEnum):
-    """What a row says. The first five are states: of those of one message, that of the highest batch_id holds."""
+    """What a row means. The first five are states: of those of one message, the one of the highest batch_id holds."""
 
     REOPENED = 0
     COMMITTED = 1
@@ -31,15 +31,15 @@ class What(IntEnum):
     DELIVERED = 6
     RECALLED = 7
     KEPT = 8
-    """It stands in `discarded`."""
+    """In the table `discarded`."""
     VISIBLE = 9
     """By a decision or a delivery."""
     NORMAL = 10
     """Visible since it landed, as a normal message or a member of a batch."""
     REJECTED = 11
-    """It did not land."""
+    """By landing."""
     REFUSED = 12
-    """An op that landed, and then changed nothing."""
+    """By coordination: an op that landed, and then changed nothing."""
 
 
 _FACTS = {
@@ -48,20 +48,19 @@ _FACTS = {
     "round": "int",
     "batch": "bigint",
     "happened": "bigint",  # ms since epoch
-    "not_before": "bigint",  # ms since epoch: nobody may see it earlier
+    "not_before": "bigint",  # ms since epoch: it must not be visible earlier
 }
 _TOPIC = "xxhash64(topic)"
 
 
 def rows(tables: Warehouse, last_batch: int) -> DataFrame:
     """Rows of all tables up to a batch: at, source, member, what, and facts, null where a row has none."""
-    said = [*_landed(tables), *_told(tables, last_batch)]
-    said += [_visible(tables, topic, last_batch) for topic in sorted(tables.topics())]
-    return reduce(DataFrame.unionAll, said)
+    topics = [_visible(tables, topic, last_batch) for topic in sorted(tables.topics())]
+    return reduce(DataFrame.unionAll, [*_landed(tables), *_decided(tables, last_batch), *topics])
 
 
 def until(table: DataFrame, last_batch: int) -> DataFrame:
-    """Rows of complete batches; of a topic table also those that passed no ledger, which have no batch."""
+    """Rows of complete batches; of a topic table also normal messages and batches, which have no batch_id."""
     return table.where(f"batch_id IS NULL OR batch_id <= {last_batch}")
 
 
@@ -72,18 +71,18 @@ def _landed(tables: Warehouse) -> list[DataFrame]:
     by_coordination = f"source IN ('op', 'admin') AND reason IN {tuple(refusal.name for refusal in Refusal)}"
     refusal = F.when(F.expr(by_coordination), int(What.REFUSED)).otherwise(int(What.REJECTED))
     return [
-        _say(tables.read("half"), landed, _source("half"), "queue", "queue_offset", topic=_TOPIC, queue_id="queue_id"),
-        _say(
+        _fact(tables.read("half"), landed, _source("half"), "queue", "queue_offset", topic=_TOPIC, queue_id="queue_id"),
+        _fact(
             tables.read("delayed"), landed, _source("messages"), "queue", "queue_offset",
             topic=_TOPIC, queue_id="queue_id", not_before="unix_millis(deliver_at)",
         ),
-        _say(op, landed, op_source, "queue", "op_offset"),
-        _say(rejected, refusal, _source_of("source"), "kafka_partition", "kafka_offset"),
+        _fact(op, landed, op_source, "queue", "op_offset"),
+        _fact(rejected, refusal, _source_of("source"), "kafka_partition", "kafka_offset"),
     ]  # fmt: skip
 
 
-def _told(tables: Warehouse, last_batch: int) -> list[DataFrame]:
-    """What coordination tells of messages, but for topic tables."""
+def _decided(tables: Warehouse, last_batch: int) -> list[DataFrame]:
+    """What coordination wrote, except topic tables."""
     half = _source("half")
     ended, delivered, kept, again = (
         until(tables.read(name), last_batch) for name in ("transactions", "deliveries", "discarded", "reentries")
@@ -98,27 +97,27 @@ def _told(tables: Warehouse, last_batch: int) -> list[DataFrame]:
     is_part = F.col("kind") == int(Kind.PART)
     place = {name: F.when(is_part, F.col(f"part_{name}")).otherwise(F.col(name)) for name in ("queue", "offset")}
     return [
-        _say(ended, state, half, "queue", "half_offset", round="round", **end),
-        _say(delivered, delivery, _source_of("source"), "queue", "queue_offset", **end),
-        _say(
+        _fact(ended, state, half, "queue", "half_offset", round="round", **end),
+        _fact(delivered, delivery, _source_of("source"), "queue", "queue_offset", **end),
+        _fact(
             kept, F.lit(int(What.KEPT)), half, "queue", "queue_offset",
             round="round", happened="unix_millis(discarded_at)", **facts,
         ),
-        _say(resumed.withColumns(place), F.lit(int(What.REOPENED)), half, "queue", "offset", batch="batch_id"),
+        _fact(resumed.withColumns(place), F.lit(int(What.REOPENED)), half, "queue", "offset", batch="batch_id"),
     ]  # fmt: skip
 
 
 def _visible(tables: Warehouse, topic: str, last_batch: int) -> DataFrame:
     is_normal = F.expr("batch_id IS NULL AND source = 'messages'")
     what = F.when(is_normal, int(What.NORMAL)).otherwise(int(What.VISIBLE))
-    return _say(
+    return _fact(
         until(tables.read(topic_table(topic)), last_batch), what, _source_of("source"), "source_queue", "source_offset",
         member="source_index", topic=F.xxhash64(F.lit(topic)), queue_id="queue_id", batch="batch_id",
         happened="unix_millis(visible_at)", not_before="unix_millis(stored_at)",
     )  # fmt: skip
 
 
-def _say(
+def _fact(
     table: DataFrame, what: Column, source: Column, queue: str, offset: str, member: str = "0", **facts: str | Column
 ) -> DataFrame:
     given = {name: F.expr(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}

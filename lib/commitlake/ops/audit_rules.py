@@ -1,4 +1,4 @@
-"""What must hold of all rows of one message; each rule that does not is a finding."""
+"""What must hold for the rows of one message; each rule that does not is a finding."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ _HALF, _MESSAGES = SOURCES.index("half"), SOURCES.index("messages")
 
 
 class Rule(NamedTuple):
-    """A finding, and the SQL condition on a message's facts (`per_message`) under which it is one.
+    """A kind of finding.
 
-    `may_age`: it says that a row is missing from a table whose rows may go by age.
+    Attributes:
+        name: as the audit reports it.
+        when: SQL condition on the facts of a message (`per_message`).
+        may_age: whether it can also mean that maintenance has deleted a row.
     """
 
     name: str
@@ -67,9 +70,13 @@ COUNTS = {
 
 
 def per_message(rows: DataFrame, partitions: int) -> DataFrame:
-    """The facts of each message: how often it stands where, its state, times, topics, queues and batches.
+    """Aggregate the facts of each message: how often it stands where, its state, times, topics, queues and batches.
 
-    Rows are few bytes until they meet; grouped where they lie, each would be as wide as all facts of its message.
+    Repartitioned first: a row has few bytes, but a partial aggregate is as wide as all facts of its message.
+
+    Args:
+        rows: as of `audit_rows.rows`.
+        partitions: number of tasks.
     """
     near = rows.repartition(partitions, *_KEY)
     facts = near.groupBy(*_KEY).agg(*_tally(), *_extremes())
@@ -82,8 +89,8 @@ def per_message(rows: DataFrame, partitions: int) -> DataFrame:
 def _tally() -> list[Column]:
     """Counts, and bits of rounds.
 
-    A round is a bit, modulo 63: rounds follow each other, so only of a message that was resumed more than 62 times a
-    repetition would go unnoticed.
+    A round is a bit, modulo 63: rounds are consecutive, so only for a message that was resumed more than 62 times a
+    repetition could go unnoticed.
     """
     bit = "shiftleft(1L, round % 63)"
     return [
@@ -133,11 +140,11 @@ def _is(*kinds: What) -> str:
 
 
 def judged(messages: DataFrame, retained_since: int) -> DataFrame:
-    """Adds `findings`, a bit for each rule that a message breaks, and leaves out what has partly gone by age.
+    """Add `findings`, a bit for each rule that a message breaks; leave out messages with deleted rows.
 
     Args:
         messages: as of `per_message`.
-        retained_since: ms since epoch, UTC; of what ended before, rows may be gone.
+        retained_since: ms since epoch, UTC; rows of what ended before may be gone.
     """
     broken = {rule: F.coalesce(F.expr(rule.when), F.lit(False)) for rule in RULES}
     is_old = F.coalesce(F.col("happened") < retained_since, F.lit(False))

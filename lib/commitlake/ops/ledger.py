@@ -1,4 +1,4 @@
-"""Questions to the ledger that people on call ask. Each is a query over the tables, and needs no running coordinator.
+"""Reports from the ledger for people on call. Each is a query over the tables, and needs no running coordinator.
 
 `pending` and `summary` hold as of the newest completed batch, so a batch that is just being written changes nothing.
 """
@@ -44,12 +44,18 @@ SELECT 6, rejected_at, CONCAT('rejected: ', reason), kafka_partition, kafka_offs
 
 
 def transaction(spark: SparkSession, warehouse: str, transaction_id: str) -> DataFrame:
-    """All that is known of a transaction in time order: at, event, queue and offset of what it is about, detail."""
+    """Return the history of a transaction in time order: at, event, queue and offset of the record, detail.
+
+    Args:
+        spark: a session with the Delta extension.
+        warehouse: where the tables are.
+        transaction_id: of a half message, or of an op that was rejected.
+    """
     tables = Warehouse(spark, warehouse)
     mine = F.col("transaction_id") == transaction_id
     half = tables.read("half").where(mine)
     header = F.coalesce(F.col("headers")[headers.TRANSACTION_ID], F.col("headers")[headers.UNIQ_KEY])
-    about = F.when(F.col("source") == "half", header).otherwise(F.col("key")).cast("string")
+    named = F.when(F.col("source") == "half", header).otherwise(F.col("key")).cast("string")
     return spark.sql(
         _HISTORY,
         half=half,
@@ -57,12 +63,12 @@ def transaction(spark: SparkSession, warehouse: str, transaction_id: str) -> Dat
         checks=tables.read("checks").where(mine),
         ended=tables.read("transactions").where(mine),
         delivered=tables.read("deliveries").where("source = 'half'").join(half.select(_PLACE), _PLACE, "left_semi"),
-        rejected=tables.read("rejected").where((F.col("source") != "messages") & (about == transaction_id)),
+        rejected=tables.read("rejected").where((F.col("source") != "messages") & (named == transaction_id)),
     )
 
 
 def pending(spark: SparkSession, warehouse: str) -> DataFrame:
-    """First half messages without an end, the oldest first, with the checks of their round."""
+    """Return the first half messages without an end, the oldest first, with the checks of their round."""
     tables = Warehouse(spark, warehouse)
     checks = tables.read("checks").groupBy("queue", F.col("half_offset").alias("queue_offset"), "round")
     sent = checks.agg(F.max("check_no").alias("sent"), F.max("requested_at").alias("last_check_at"))
@@ -86,7 +92,7 @@ def pending(spark: SparkSession, warehouse: str) -> DataFrame:
 
 
 def summary(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Counts for each topic, and in `holds` whether they agree, as an audit counts them (`TopicCounts`)."""
+    """Return the counts of each topic, and in `holds` whether they agree, as an audit counts them (`TopicCounts`)."""
     numbers = ", ".join(f"{field.name} bigint" for field in fields(TopicCounts)[1:-1])
     counted = [astuple(counts) for counts in audit.counts(Warehouse(spark, warehouse))]
     return spark.createDataFrame(counted, f"topic string, {numbers}, holds boolean")

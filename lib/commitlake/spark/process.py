@@ -1,4 +1,4 @@
-"""How a job begins and ends: signals, errors, exit codes, and what it says on the terminal."""
+"""How a process begins and ends: signals, errors, exit codes, and the terminal that shows its output."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import logging
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from commitlake.errors import CommitLakeError
 
-# `submit` gives the directory in which a driver leaves its process id and finds a stop that came before.
+# A directory of `submit`: the driver leaves its process id and its error there, and finds a stop that came before it.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"
-# Spark hands the driver's output through a pipe, so only `submit` sees whether a terminal is at its end.
+# Spark hands the driver's output, errors included, through one pipe: only `submit` sees what is at its end.
 TERMINAL = "COMMITLAKE_TERMINAL_COLUMNS"
 STOPPED = 130
 
@@ -23,54 +23,104 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(job: Callable[[Sequence[str]], int | None], exit_when_stopped: int = STOPPED) -> NoReturn:
-    """Run `job` with the command line's arguments and exit with what it returns; None is 0.
+    """Run `job` with the command line's arguments and exit with the code it returns; None is 0.
 
-    A `CommitLakeError` becomes one short text and exit code 1, never a stack trace. SIGTERM and SIGINT raise
-    KeyboardInterrupt, which becomes `exit_when_stopped`, unless the job has called `stop_on_signals`.
+    SIGTERM and SIGINT exit with `exit_when_stopped`, unless the job has called `stop_on_signals`.
     """
+    with short_errors(), exit_on_signals(exit_when_stopped):
+        sys.exit(job(sys.argv[1:]))
+
+
+@contextmanager
+def short_errors() -> Iterator[None]:
+    """Log to the terminal; a `CommitLakeError` becomes one short text and exit code 1, never a stack trace."""
     _log_to_terminal()
+    try:
+        yield
+    except CommitLakeError as error:
+        _print_error(f"error: {error}\n")
+        sys.exit(1)
+
+
+def is_driver() -> bool:
+    """Whether this is Spark's driver: spark-submit runs it, started by `submit` or by hand."""
+    return MEETING_PLACE in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+@contextmanager
+def exit_on_signals(code: int) -> Iterator[None]:
+    """Exit with `code` on SIGTERM and SIGINT, also on one that `submit` got before this process was there.
+
+    Inside they raise KeyboardInterrupt, which py4j knows: it gives up the connection that waits for an answer.
+    """
     try:
         for number in _SIGNALS:
             signal.signal(number, _interrupt)
-        _meet_launcher()
-        code = job(sys.argv[1:]) or 0
+        if _meet_launcher():
+            raise KeyboardInterrupt
+        yield
     except KeyboardInterrupt:
-        code = exit_when_stopped
-    except CommitLakeError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        code = 1
-    sys.exit(code)
+        sys.exit(code)
 
 
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set from now on, however often they come."""
-    stop = threading.Event()
+class Stop:
+    """A flag for signal handlers.
+
+    Not a `threading.Event`: what the signal interrupts may hold the event's lock, for example the handler of another
+    signal that came just before, and `set` would wait for it for ever.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self, *_: object) -> None:
+        """Set the flag."""
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        """Whether a signal has come."""
+        return self._is_set
+
+
+def stop_on_signals() -> Stop:
+    """Return a flag that SIGTERM and SIGINT set from now on, however often they come."""
+    stop = Stop()
     for number in _SIGNALS:
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, stop.set)
     return stop
 
 
 def terminal_columns() -> int:
-    """Return the width of the terminal that shows this job's output, 0 when there is none."""
-    return int(os.environ.get(TERMINAL, "0"))
+    """Return the width of the terminal that shows this process's output, 0 when there is none."""
+    if TERMINAL in os.environ:
+        return int(os.environ[TERMINAL])
+    return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else 0
 
 
 def _interrupt(*_: object) -> None:
-    """Raise KeyboardInterrupt once: Ctrl-C arrives twice, from the terminal and from the launcher."""
+    """Raise KeyboardInterrupt once: Ctrl-C arrives twice, from the terminal and from `submit`."""
     for number in _SIGNALS:
         # Not SIG_IGN: Python prints an error about a signal that came before it was ignored.
         signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 
-def _meet_launcher() -> None:
-    """Tell the launcher where to send signals; spark-submit starts its children deaf to them."""
+def _meet_launcher() -> bool:
+    """Leave the process id for `submit`, which sends signals there; return whether one has come already."""
     place = os.environ.get(MEETING_PLACE)
-    if place:
-        Path(place, "pid.part").write_text(str(os.getpid()))
-        Path(place, "pid.part").replace(Path(place, "pid"))
-        if Path(place, "stop").exists():
-            raise KeyboardInterrupt
+    if place is None:
+        return False
+    Path(place, "pid.part").write_text(str(os.getpid()))
+    Path(place, "pid.part").replace(Path(place, "pid"))
+    return Path(place, "stop").exists()
+
+
+def _print_error(text: str) -> None:
+    place = os.environ.get(MEETING_PLACE)
+    if place and Path(place).is_dir():
+        Path(place, "error").write_text(text, encoding="utf-8")
+    else:
+        sys.stderr.write(text)
 
 
 def _log_to_terminal() -> None:

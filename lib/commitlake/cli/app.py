@@ -1,0 +1,198 @@
+"""The command `commitlake`: arguments and help of all its commands.
+
+Nothing here imports Spark. A command checks its arguments and the configuration first, and only then goes on in Spark's
+driver (`in_driver`), where its work is done (`commands`).
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commitlake.cli.driver import in_driver
+from commitlake.cli.options import LOCAL, Conf, DryRun, Master, Sets, load
+from commitlake.errors import ConfigError, RecordError, SetupError
+from commitlake.protocol.encoding import Position
+from commitlake.spark import process
+
+app = typer.Typer(
+    help="RocketMQ's transactional messages on Kafka, Spark and Delta Lake.",
+    context_settings={"help_option_names": ["--help", "-h"]},
+    add_completion=False,
+    rich_markup_mode=None,  # boxes cut words in a log, and importing rich takes longer than all the rest of a `--help`
+    pretty_exceptions_enable=False,  # they may show local variables, and those hold secrets
+)
+
+
+class Decision(StrEnum):
+    """What an administrator may decide."""
+
+    RESUME = "resume"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+def main(*words: str) -> None:
+    """Run the command line, after `words`, and exit with its code."""
+    with process.short_errors():
+        try:
+            app([*words, *sys.argv[1:]], prog_name="commitlake")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "commitlake":
+                raise
+            msg = f"the Python module {error.name} is missing; install it with pip install 'commitlake[spark]'"
+            raise SetupError(msg) from error
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    conf: Conf = None,
+    sets: Sets = None,
+    available_now: Annotated[bool, typer.Option("--available-now", help="Work off what is there, then end.")] = False,
+    master: Master = LOCAL,
+    dry_run: DryRun = False,
+) -> None:
+    """Run the coordinator, until SIGTERM or Ctrl-C."""
+    settings = load(conf, sets)
+    with in_driver(context, long_lived=True, exit_when_stopped=0):
+        from commitlake.cli import commands
+
+        commands.run(settings, available_now=available_now)
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    place: Annotated[
+        Path, typer.Option("--dir", metavar="DIRECTORY", help="For the tables; an earlier demo's are removed.")
+    ] = Path("demo"),
+    master: Master = LOCAL,
+    dry_run: DryRun = False,
+) -> None:
+    """Run the demo, which ends by itself within two minutes.
+
+    A broker, the coordinator, and an order service that also crashes. Exit code 0 only when all agree at the end.
+    """
+    with in_driver(context):
+        from commitlake.demo import run
+
+        raise typer.Exit(run.run(place.absolute()))
+
+
+@app.command()
+def ledger(
+    context: typer.Context,
+    transaction_id: Annotated[
+        str | None,
+        typer.Argument(metavar="TRANSACTION_ID", help="Show its history, in time order.", show_default=False),
+    ] = None,
+    pending: Annotated[
+        bool, typer.Option("--pending", help="Show the transactions without an end, the oldest first.")
+    ] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Count by topic and state, and show whether the counts agree.")
+    ] = False,
+    conf: Conf = None,
+    sets: Sets = None,
+    master: Master = LOCAL,
+    dry_run: DryRun = False,
+) -> None:
+    """Show what became of transactions.
+
+    Exit code 1 when there is nothing to show, or when counts do not agree.
+    """
+    if [transaction_id is not None, pending, summary].count(True) != 1:
+        msg = "give one of TRANSACTION_ID, --pending and --summary"
+        raise typer.BadParameter(msg, context)
+    settings = load(conf, sets)
+    with in_driver(context):
+        from commitlake.cli import commands
+
+        if transaction_id is not None:
+            raise typer.Exit(commands.transaction(settings, transaction_id))
+        raise typer.Exit(commands.summary(settings) if summary else commands.pending(settings))
+
+
+@app.command()
+def audit(
+    context: typer.Context, conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False
+) -> None:
+    """Compare all tables, message by message.
+
+    Exit code 0 only when they agree.
+    """
+    settings = load(conf, sets)
+    with in_driver(context, long_lived=True):
+        from commitlake.cli import commands
+
+        raise typer.Exit(commands.audit(settings))
+
+
+def _position(text: str) -> Position:
+    try:
+        return Position.parse(text)
+    except RecordError as error:
+        msg = f"{text!r} is not QUEUE-OFFSET"
+        raise typer.BadParameter(msg) from error
+
+
+@app.command()
+def admin(
+    context: typer.Context,
+    decision: Annotated[Decision, typer.Argument(metavar="DECISION", help="resume, commit or rollback")],
+    transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID")],
+    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")],
+    at: Annotated[
+        Position | None,
+        typer.Option("--at", parser=_position, metavar="QUEUE-OFFSET", help="Its first half message; else looked up."),
+    ] = None,
+    conf: Conf = None,
+    sets: Sets = None,
+    master: Master = LOCAL,
+    dry_run: DryRun = False,
+) -> None:
+    """Reopen a discarded transaction, or end a pending one by force."""
+    settings = load(conf, sets)
+    if settings.kafka.is_embedded:
+        msg = (
+            "kafka.bootstrap_servers: 'embedded' is not allowed here; "
+            "give the address on the coordinator's READY line with --set kafka.bootstrap_servers=HOST:PORT"
+        )
+        raise ConfigError(msg)
+    if at is None or dry_run:
+        with in_driver(context):
+            from commitlake.cli import commands
+
+            at = commands.first_half_message(settings, transaction_id)
+    from commitlake.ops.admin import send
+
+    record = send(settings.kafka, decision.name, transaction_id, at, remark)
+    print(f"{decision.name} of the transaction at {at} stands in {settings.kafka.topic('admin')} at {record}")
+    print("the command `ledger` with its transaction id shows the result, within some seconds")
+
+
+@app.command()
+def maintain(
+    context: typer.Context, conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False
+) -> None:
+    """Delete old rows, compact tables, remove unused files.
+
+    A running coordinator does it by itself; on a local warehouse this works only while none runs. Exit code 1 when a
+    table failed.
+    """
+    settings = load(conf, sets)
+    with in_driver(context, long_lived=True):
+        from commitlake.cli import commands
+
+        raise typer.Exit(commands.maintain(settings))
+
+
+@app.command("config")
+def show_config(conf: Conf = None, sets: Sets = None) -> None:
+    """Print the configuration, secrets masked."""
+    print(load(conf, sets).describe())

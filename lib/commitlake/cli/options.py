@@ -1,0 +1,41 @@
+"""Options that several commands share, and the configuration that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from commitlake.config import Config
+
+Conf = Annotated[
+    str | None,
+    typer.Option(
+        "--conf", metavar="FILE", help="The coordinator's YAML file; defaults hold for what it does not set.",
+        show_default=False,
+    ),
+]  # fmt: skip
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Overrides the file; may be repeated.", show_default=False),
+]
+Master = Annotated[str, typer.Option("--master", metavar="URL", envvar="MASTER", help="Spark's master.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command, and do not run it.")]
+
+LOCAL = "local[*]"
+"""The default of `Master`."""
+LAUNCH_ONLY = ("master", "dry_run")
+"""Parameters of the launch; the command in the driver does not get them."""
+
+
+def load(conf: str | None, sets: Sequence[str] | None) -> Config:
+    """Return the configuration that `Conf`, the environment and `Sets` make.
+
+    Raises:
+        ConfigError: the file is not readable, a key is unknown or a value is not allowed.
+    """
+    from commitlake import config  # not needed for `--help`
+
+    return config.load(conf, sets or ())

@@ -1,0 +1,299 @@
+"""The command line: what it accepts, where it runs, and that help costs nothing. No Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from commitlake.cli import app, output
+from commitlake.spark import process, submit
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain", "config")
+LINES = (
+    ("run", "--conf", "conf/local.yaml", "--set", "kafka.queues=2", "--set", "delay.max=1d"),
+    ("run", "--available-now"),
+    ("demo",),
+    ("demo", "--dir", "some where"),
+    ("ledger", "--summary"),
+    ("ledger", "--pending", "--conf=conf/local.yaml"),
+    ("ledger", "some id", "--set=topics.max=7"),
+    ("ledger", "--", "-id"),
+    ("audit", "--set", "warehouse=there"),
+    ("maintain",),
+    ("admin", "resume", "id", "--remark", "", "--set", "kafka.bootstrap_servers=k:1"),
+    ("admin", "commit", "--remark", "--force", "--set", "kafka.bootstrap_servers=k:1", "--", "-id"),
+)
+
+
+@pytest.fixture(autouse=True)
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (process.MEETING_PLACE, "PYSPARK_GATEWAY_PORT", "MASTER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What was given to spark-submit."""
+    calls: list[dict[str, Any]] = []
+
+    def launch(script: Path, arguments: list[str], **how: Any) -> int:
+        calls.append({"script": script, "arguments": arguments, **how})
+        return 7
+
+    monkeypatch.setattr(submit, "launch", launch)
+    return calls
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The work that commands did in the driver."""
+    from commitlake.cli import commands
+    from commitlake.demo import run
+    from commitlake.ops import admin
+
+    calls: list[tuple[Any, ...]] = []
+
+    def record(name: str, result: object = 0) -> Callable[..., object]:
+        def work(*arguments: Any, **options: Any) -> object:
+            calls.append((name, [str(each) for each in arguments], options))
+            return result
+
+        return work
+
+    for name in ("run", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
+        monkeypatch.setattr(commands, name, record(name))
+    monkeypatch.setattr(run, "run", record("demo"))
+    monkeypatch.setattr(admin, "send", record("send"))
+    return calls
+
+
+def invoke(*line: str) -> int:
+    return CliRunner().invoke(app.app, list(line)).exit_code
+
+
+def in_driver(monkeypatch: pytest.MonkeyPatch, *line: str) -> int:
+    with monkeypatch.context() as inside:
+        inside.setenv(process.MEETING_PLACE, "there")
+        inside.setattr(process, "exit_on_signals", lambda _: nullcontext())
+        return invoke(*line)
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_the_driver_runs_the_command_that_was_launched(
+    monkeypatch: pytest.MonkeyPatch,
+    launched: list[dict[str, Any]],
+    done: list[tuple[Any, ...]],
+    line: tuple[str, ...],
+) -> None:
+    assert invoke(*line) == 7
+    assert done == []
+    (call,) = launched
+    assert in_driver(monkeypatch, *call["arguments"]) == 0
+    handed_over = done.copy()
+    done.clear()
+    assert in_driver(monkeypatch, *line) == 0
+    assert handed_over == done != []
+
+
+def test_the_launch_gets_its_own_options_and_the_driver_does_not(
+    monkeypatch: pytest.MonkeyPatch, launched: list[dict[str, Any]]
+) -> None:
+    invoke("audit", "--master", "local[3]", "--dry-run")
+    monkeypatch.setenv("MASTER", "spark://there:1")
+    invoke("ledger", "--pending")
+    invoke("run", "--master=local")
+    monkeypatch.setenv("MASTER", "")
+    invoke("demo")
+    assert [(call["name"], call["master"], call["dry_run"], call["short_lived"]) for call in launched] == [
+        ("commitlake-audit", "local[3]", True, False),
+        ("commitlake-ledger", "spark://there:1", False, True),
+        ("commitlake-run", "local", False, False),
+        ("commitlake-demo", "local[*]", False, True),
+    ]
+    assert [call["arguments"] for call in launched[:3]] == [["audit"], ["ledger", "--pending"], ["run"]]
+    assert all(call["script"].is_file() for call in launched)
+
+
+def test_a_decision_on_a_known_half_message_is_sent_without_spark(
+    launched: list[dict[str, Any]], done: list[tuple[Any, ...]]
+) -> None:
+    line = ("admin", "rollback", "id", "--remark", "why", "--at", "1-22", "--set", "kafka.bootstrap_servers=k:1")
+    assert invoke(*line) == 0
+    assert [(name, arguments[1:]) for name, arguments, _ in done] == [("send", ["ROLLBACK", "id", "1-22", "why"])]
+    assert launched == []
+    assert invoke(*line, "--dry-run") == 7
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (),
+        ("explode",),
+        ("run", "--explode"),
+        ("run", "too much"),
+        ("config", "--master", "local"),
+        ("ledger",),
+        ("ledger", "id", "--pending"),
+        ("ledger", "--summary", "--pending"),
+        ("admin", "commit", "id"),
+        ("admin", "explode", "id", "--remark", "why"),
+        ("admin", "commit", "id", "--remark", "why", "--at", "here"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_found_before_anything_starts(launched: list[dict[str, Any]], line: tuple[str, ...]) -> None:
+    assert invoke(*line) == 2
+    assert launched == []
+
+
+@pytest.mark.parametrize("command", ["run", "ledger --pending", "audit", "maintain", "config"])
+@pytest.mark.parametrize("wrong", ["--set=no.such=key", "--set=kafka.queues=many", "--conf=no/such/file"])
+def test_a_wrong_configuration_is_one_short_error_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    launched: list[dict[str, Any]],
+    command: str,
+    wrong: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["commitlake", *command.split(), wrong])
+    with pytest.raises(SystemExit) as exit_:
+        app.main()
+    assert exit_.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert launched == []
+
+
+def test_an_embedded_broker_needs_an_address_for_administrators(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], launched: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["admin.py", "commit", "id", "--remark", "why"])
+    with pytest.raises(SystemExit):
+        app.main("admin")
+    assert "READY line" in capsys.readouterr().err
+    assert launched == []
+
+
+def test_a_missing_module_is_an_error_that_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError(name="pyspark")
+
+    monkeypatch.setattr(app, "load", missing)
+    monkeypatch.setattr(sys, "argv", ["commitlake", "audit"])
+    with pytest.raises(SystemExit):
+        app.main()
+    assert capsys.readouterr().err.startswith("error: the Python module pyspark is missing")
+
+
+def test_the_configuration_is_printed_without_its_secrets() -> None:
+    found = CliRunner().invoke(app.app, ["config", "--set=kafka.options.sasl.password=hunter2"])
+    assert found.exit_code == 0
+    assert "transaction.timeout = 6000ms" in found.output
+    assert "'sasl.password': '***'" in found.output
+    assert "hunter2" not in found.output
+
+
+HELP = """
+import json, sys
+started = []
+sys.addaudithook(lambda event, arguments: started.append(event) if event in ("subprocess.Popen", "os.exec") else None)
+from commitlake.cli import app
+try:
+    app.main()
+finally:
+    print(json.dumps([started, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("line", [["--help"], ["-h"], *[[command, "--help"] for command in COMMANDS]], ids=" ".join)
+def test_help_starts_and_loads_nothing(line: list[str]) -> None:
+    environment = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT / "lib")}
+    found = subprocess.run(
+        [sys.executable, "-c", HELP, *line], capture_output=True, text=True, check=True, env=environment
+    )
+    started, modules = json.loads(found.stderr)
+    assert started == []
+    assert {"pyspark", "py4j", "kafka", "numpy", "pandas", "rich"}.isdisjoint(modules)
+    assert found.stdout.startswith(f"Usage: commitlake {'[OPTIONS]' if line[0][0] == '-' else line[0]}")
+
+
+def test_help_lists_all_commands() -> None:
+    listed = CliRunner().invoke(app.app, ["--help"]).output.split("Commands:\n")[1]
+    assert [line.split()[0] for line in listed.splitlines()] == list(COMMANDS)
+    assert "..." not in listed
+
+
+def test_each_job_is_a_command() -> None:
+    for job in (ROOT / "jobs").glob("*.py"):
+        found = subprocess.run([sys.executable, job, "--help"], capture_output=True, text=True, check=True)
+        assert found.stdout.startswith(f"Usage: commitlake {job.stem} ")
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_over"),
+    [
+        ([], ["demo"]),
+        (["--dir", "a b"], ["demo", "--dir", "a b"]),
+        (["--help"], ["--help"]),
+        (["-h"], ["-h"]),
+        (["run", "--help"], ["run", "--help"]),
+        (["ledger", "an id", "--set=a=b c"], ["ledger", "an id", "--set=a=b c"]),
+    ],
+)
+def test_the_script_hands_its_arguments_over(tmp_path: Path, given: list[str], handed_over: list[str]) -> None:
+    """On a copy of the script, beside an environment that is set up and whose Python prints its arguments."""
+    (tmp_path / "java").write_text("#!/bin/sh\n")
+    for name in ("setup.py", "constraints.txt"):
+        (tmp_path / name).touch()
+    script = tmp_path / "spark-submit.sh"
+    script.write_text((ROOT / "spark-submit.sh").read_text())
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
+    for command in (script, python, tmp_path / "java"):
+        command.chmod(0o755)
+    stamp = subprocess.run(["cksum"], input="", capture_output=True, text=True, check=True).stdout
+    (tmp_path / ".venv" / ".commitlake-spark").write_text(stamp)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment.pop("JAVA_HOME", None)
+    found = subprocess.run([script, *given], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout.splitlines() == ["-m", "commitlake.cli", *handed_over]
+
+
+ROWS = [("orders", 1, None), ("a much longer [name]" * 10, 22, True)]
+
+
+def test_a_table_in_a_pipe_is_plain_text_as_wide_as_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show(["topic", "n", "holds"], ROWS)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{'topic':200}  n   holds",
+        f"{'orders':200}  1",
+        f"{ROWS[1][0]}  22  True",
+    ]
+
+
+def test_a_table_on_a_terminal_fits_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(process.TERMINAL, "60")
+    monkeypatch.setenv("TERM", "xterm")
+    output.show(["topic", "n", "holds"], ROWS)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "[name]" in "".join(lines)
+    assert any("orders" in line and "1" in line for line in lines)
