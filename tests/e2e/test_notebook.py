@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
-from tests.e2e.running import wait_for
+from tests.support.polling import wait_for
 
 import commitlake
 from commitlake import DefaultMQProducer, Message

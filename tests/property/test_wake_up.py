@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.records import Message, Op, Place, half_row, op_rows
+from tests.support.records import Message, Op, Place, half_row, op_rows
 
 from commitlake.protocol.states import Kind
 from commitlake.statemachine.advance import advance

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
-from tests.lake import Lake, newest
-from tests.spark.conftest import copy_of
-from tests.spark.story import Story
+from tests.support.lake import Lake, newest
+from tests.support.polling import wait_for
+from tests.support.story import Story
 
 from commitlake.coordinator import Coordinator
 from commitlake.errors import FencedError, WarehouseError
@@ -26,7 +26,7 @@ from commitlake.protocol.encoding import Position
 from commitlake.recovery import fencing
 from commitlake.tables import TABLES, Warehouse
 
-TOLD = ("transactions", "deliveries", "discarded", "checks", "rejected")
+WRITTEN = ("transactions", "deliveries", "discarded", "checks", "rejected")
 HOUR_MS = 3_600_000
 
 
@@ -37,6 +37,10 @@ def maintenance(
     conf = lake.configured(transaction_op_park_time="0s")
     keep = replace(conf.maintenance, retention_ms=retention_ms)
     return Maintenance(spark, replace(conf, maintenance=keep), go_on=go_on)
+
+
+def has_next(steps: Iterator[int]) -> bool:
+    return next(steps, None) is not None
 
 
 def places(rows: list[dict[str, Any]], offset: str = "queue_offset") -> set[Position]:
@@ -57,7 +61,7 @@ def _key(row: dict[str, Any]) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def maintained(spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with copy_of(story, tmp_path_factory.mktemp("maintained")) as lake:
+    with story.lake.copied(tmp_path_factory.mktemp("maintained")) as lake:
         maintenance(spark, lake).run()
         yield lake
 
@@ -115,11 +119,11 @@ def test_a_start_after_a_kill_between_two_deletes_opens_tells_and_delivers_nothi
 ) -> None:
     visible = topic_rows(copied)
     for deletes in (1, 2, 4, 9):  # after `op`, `half`, `transactions`, and all
-        asked = iter(range(deletes))
-        maintenance(spark, copied, go_on=lambda asked=asked: next(asked, None) is not None).run()
-        told = {name: len(copied.rows(name)) for name in TOLD}
+        steps = iter(range(deletes))
+        maintenance(spark, copied, go_on=partial(has_next, steps)).run()
+        written = {name: len(copied.rows(name)) for name in WRITTEN}
         copied.run(spark, transaction_op_park_time="0s")
-        assert {name: len(copied.rows(name)) for name in TOLD} == told
+        assert {name: len(copied.rows(name)) for name in WRITTEN} == written
         assert topic_rows(copied) == visible
 
 
@@ -165,7 +169,7 @@ def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
 def test_one_table_that_fails_is_told_and_the_others_are_maintained(spark: SparkSession, copied: Lake) -> None:
     shutil.rmtree(copied.root / "warehouse/checks/_delta_log")
     report = maintenance(spark, copied).run()
-    assert [told.partition(":")[0] for told in report.failed] == ["deleting old rows", "checks"], report
+    assert [failure.partition(":")[0] for failure in report.failed] == ["deleting old rows", "checks"], report
     assert report.deleted["op"]
 
 
@@ -195,15 +199,14 @@ def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSe
     at = copied.half("while maintained")
     with Coordinator(spark, conf).start() as running:
         copied.op("COMMIT", "while maintained", at)
-        waited = threading.Event()
-        for _ in range(300):
-            shown = [row["body"] for row in copied.topic("orders")].count(b"while maintained")
-            if shown and copied.rows("maintenance") and at not in places(copied.rows("transactions"), "half_offset"):
-                break
-            running.await_termination(0.2)
-            waited.wait(0)
+        wait_for(lambda: running.await_termination(timeout=0) or has_maintained(copied, at))
     assert [row["body"] for row in copied.topic("orders")].count(b"while maintained") == 1
-    assert copied.rows("maintenance")
+
+
+def has_maintained(lake: Lake, at: Position) -> bool:
+    """Whether what stood at a place has become visible, and then its rows were old enough to go."""
+    visible = any(row["body"] == b"while maintained" for row in lake.topic("orders"))
+    return visible and bool(lake.rows("maintenance")) and at not in places(lake.rows("transactions"), "half_offset")
 
 
 @pytest.mark.soak

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ def member(body: bytes = b"x", **properties: str) -> Member:
     return Member(body, {"UNIQ_KEY": "id", **properties})
 
 
-def unpack(value: bytes, count: int = 1, topic: str = "orders", **headers: str) -> list[Member]:
+def unpack(value: bytes, count: Any = 1, topic: Any = "orders", **headers: str) -> list[Member]:
     return message_batch.unpack(value, count, topic, headers)
 
 

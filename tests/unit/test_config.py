@@ -58,7 +58,7 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("transaction.timout=6s", "did you mean transaction.timeout"),
         ("transaction.timeout=6", "'6' is not allowed; allowed is a number with a unit"),
@@ -77,10 +77,10 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
         ("trigger_interval", "'=' is missing"),
     ],
 )
-def test_a_bad_value_is_told_with_its_key_and_what_is_allowed(override: str, told: str) -> None:
+def test_a_bad_value_is_told_with_its_key_and_what_is_allowed(override: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(override)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert override.partition("=")[0] in str(caught.value)
 
 

@@ -13,8 +13,8 @@ DAY = 86_400_000
 STORED = 1_767_225_600_000
 
 
-def parse(max_ms: int = 40 * DAY, **headers: str) -> Delay | None:
-    return delay.parse(headers, LEVELS, max_ms, STORED)
+def parse(**headers: str) -> Delay | None:
+    return delay.parse(headers, LEVELS, 40 * DAY, STORED)
 
 
 @pytest.mark.parametrize(

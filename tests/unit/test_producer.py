@@ -34,7 +34,7 @@ MAKER = RecordMaker("group", SETTINGS)
 
 
 def test_rocketmqs_spelling_of_unknown_and_the_usual_one_are_the_same() -> None:
-    assert LocalTransactionState.UNKNOW is LocalTransactionState.UNKNOWN
+    assert LocalTransactionState["UNKNOW"] is LocalTransactionState["UNKNOWN"]
 
 
 @pytest.mark.parametrize("name", sorted(wire.RESERVED_HEADERS - {wire.CHECK_IMMUNITY}))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.property.records import Place
-from tests.unit.one_segment import OneSegment, T, commit, half, part
+from tests.support.one_segment import OneSegment, Readable, T, commit, half, part
+from tests.support.records import Place
 
 CHECK_MAX = {"DECIDED": [(7, "DISCARDED", "CHECK_MAX")]}
 EXPIRED = {"DECIDED": [(7, "DISCARDED", "EXPIRED")]}
@@ -96,7 +96,9 @@ def test_an_immune_message_still_expires() -> None:
 
 
 @pytest.mark.parametrize(("retention_ms", "outcome"), [(6_000, EXPIRED), (6_001, CHECK_MAX), (5_999, EXPIRED)])
-def test_of_two_deadlines_that_passed_at_once_the_earlier_gives_the_reason(retention_ms: int, outcome: dict) -> None:
+def test_of_two_deadlines_that_passed_at_once_the_earlier_gives_the_reason(
+    retention_ms: int, outcome: dict[str, list[Readable]]
+) -> None:
     segment = OneSegment(check_max=0, retention_ms=retention_ms)
     segment.batch(T, half())
     assert segment.batch(T + 500_000) == outcome
@@ -118,9 +120,9 @@ def test_a_clock_that_goes_backwards_neither_checks_early_nor_twice() -> None:
 def test_a_transaction_has_one_check_that_names_every_part_that_has_landed() -> None:
     segment = OneSegment()
     segment.batch(T, part(Place(1, 3)), half(), part(Place(0, 9)), half(Place(0, 10), stored=T + 9_000))
-    said = segment.batch(T + 6_001)
-    assert said["CHECK"] == [(7, 0, 1)]
-    assert sorted(said["CHECK_PART"]) == [(0, 9), (1, 3)]
+    events = segment.batch(T + 6_001)
+    assert events["CHECK"] == [(7, 0, 1)]
+    assert sorted(events["CHECK_PART"]) == [(0, 9), (1, 3)]
 
 
 def test_the_state_may_be_read_only_memory_and_is_never_changed() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.property.records import Place
-from tests.unit.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
+from tests.support.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
+from tests.support.records import Place
 
 D = Place(0, 5)
 DAY = 86_400_000
@@ -40,8 +40,8 @@ def test_a_relative_delay_counts_from_the_append_time_of_the_op_that_committed()
 
 
 def test_an_absolute_delay_that_is_over_is_delivered_in_the_batch_of_its_commit() -> None:
-    said = OneSegment().batch(T, half(deliver_at=T - 5), commit())
-    assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")], "DELIVERY": [(7, "DELIVERED", T - 5)]}
+    events = OneSegment().batch(T, half(deliver_at=T - 5), commit())
+    assert events == {"DECIDED": [(7, "COMMITTED", "DIRECT")], "DELIVERY": [(7, "DELIVERED", T - 5)]}
 
 
 def test_a_rolled_back_message_with_a_delay_never_appears() -> None:
@@ -71,8 +71,8 @@ def test_two_recalls_of_one_message_end_it_once() -> None:
 
 def test_a_recall_of_another_id_or_topic_is_refused_and_the_message_waits_on() -> None:
     segment = OneSegment()
-    said = segment.batch(T, delayed(D, T + 9), recall(D, 0, tid=2), recall(D, 1, group=2))
-    assert said == {"REFUSED": [(0, "NO_DELAYED_MESSAGE"), (1, "NO_DELAYED_MESSAGE")]}
+    events = segment.batch(T, delayed(D, T + 9), recall(D, 0, tid=2), recall(D, 1, group=2))
+    assert events == {"REFUSED": [(0, "NO_DELAYED_MESSAGE"), (1, "NO_DELAYED_MESSAGE")]}
     assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
 
 

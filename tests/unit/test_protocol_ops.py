@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.property.records import Place
-from tests.unit.one_segment import H, OneSegment, T, commit, half, part, reopened, resume, rollback
+from tests.support.one_segment import H, OneSegment, T, commit, half, part, reopened, resume, rollback
+from tests.support.records import Place
 
 PARK = 600_000
 
@@ -26,7 +26,7 @@ def test_a_half_message_is_silent_until_its_op_comes() -> None:
         ({"admin": True, "from_check": True}, "ADMIN"),
     ],
 )
-def test_the_reason_tells_where_the_decision_came_from(fields: dict, reason: str) -> None:
+def test_the_reason_tells_where_the_decision_came_from(fields: dict[str, bool], reason: str) -> None:
     assert OneSegment().batch(T, half(), rollback(**fields)) == {"DECIDED": [(7, "ROLLED_BACK", reason)]}
 
 
@@ -59,8 +59,8 @@ def test_the_earliest_op_wins_by_append_time_then_queue_then_offset() -> None:
         (commit(1), rollback(2)),
     ]:
         for arrived in ([winner, loser], [loser, winner]):
-            said = OneSegment().batch(T + 1, half(), *arrived)
-            assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+            events = OneSegment().batch(T + 1, half(), *arrived)
+            assert events == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
 def test_an_op_of_an_earlier_batch_wins_though_a_later_one_is_older() -> None:
@@ -92,16 +92,16 @@ def test_a_wrong_group_is_refused_but_an_admin_may_have_any() -> None:
 def test_a_wrong_op_that_waited_is_refused_when_its_half_message_comes_and_the_right_one_wins() -> None:
     segment = OneSegment()
     segment.batch(T, rollback(0, tid=2))
-    said = segment.batch(T + 1, half(), commit(1, stored=T + 1))
-    assert said == {"REFUSED": [(0, "WRONG_TRANSACTION_ID")], "DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    events = segment.batch(T + 1, half(), commit(1, stored=T + 1))
+    assert events == {"REFUSED": [(0, "WRONG_TRANSACTION_ID")], "DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
 def test_op_and_admin_records_of_equal_coordinates_are_two_records() -> None:
     segment = OneSegment()
     landed, missing = Place(1, 3), Place(1, 4)
     segment.batch(T, half(), part(landed), commit(0, listed=(H, missing)))
-    said = segment.batch(T, rollback(0, admin=True, listed=(H, landed)))
-    assert said == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN"), (3, "ROLLED_BACK", "ADMIN")]}
+    events = segment.batch(T, rollback(0, admin=True, listed=(H, landed)))
+    assert events == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN"), (3, "ROLLED_BACK", "ADMIN")]}
     assert segment.batch(T + PARK) == {"ASK_OP": [(0, 1)]}
 
 
@@ -150,12 +150,12 @@ def test_the_retention_of_a_resumed_transaction_counts_from_the_resume() -> None
 def test_nothing_is_kept_of_a_thousand_decided_transactions() -> None:
     segment = OneSegment()
     halves = [half(Place(0, i)) for i in range(1_000)]
-    said = segment.batch(T, *halves, *[commit(i, listed=(Place(0, i),)) for i in range(1_000)])
-    assert [offset for offset, *_ in said["DECIDED"]] == list(range(1_000))
+    events = segment.batch(T, *halves, *[commit(i, listed=(Place(0, i),)) for i in range(1_000)])
+    assert [offset for offset, *_ in events["DECIDED"]] == list(range(1_000))
     assert segment.open() == 0
 
 
 def test_an_op_decides_only_the_transaction_it_names() -> None:
     segment = OneSegment()
-    said = segment.batch(T, half(Place(0, 6)), half(), half(Place(0, 8)), part(Place(1, 0), Place(0, 8)), commit())
-    assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    events = segment.batch(T, half(Place(0, 6)), half(), half(Place(0, 8)), part(Place(1, 0), Place(0, 8)), commit())
+    assert events == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}

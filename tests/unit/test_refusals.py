@@ -27,7 +27,7 @@ INIT = "Unexpected error in InitProducerIdResponse: [Error 31] ClusterAuthorizat
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (
             kafka_errors.TopicAuthorizationFailedError("commitlake.half"),
@@ -42,10 +42,10 @@ INIT = "Unexpected error in InitProducerIdResponse: [Error 31] ClusterAuthorizat
         ),
     ],
 )
-def test_a_refusal_is_explained_without_the_password(error: Exception, told: str) -> None:
+def test_a_refusal_is_explained_without_the_password(error: Exception, expected: str) -> None:
     assert is_refusal(error)
     text = explain(KAFKA, error)
-    assert re.search(told, text)
+    assert re.search(expected, text)
     assert "hunter2" not in text
 
 

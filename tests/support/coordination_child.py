@@ -1,6 +1,6 @@
 """Runs a coordinator that sends its process group, JVM and all, a signal at one of its writes.
 
-python coordination_child.py CONFIG_JSON <<< PLAN_JSON, for example '{...}' <<< '{"step": "coordination:transactions"}'
+python -m tests.support.coordination_child CONFIG_JSON <<< PLAN_JSON
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -92,9 +93,11 @@ class Fault:
         def failing_send(settings: config.Config, records: DataFrame) -> None:
             self.at("coordination:kafka", records, lambda rows: send(settings, rows))
 
-        Warehouse.append = failing_append  # type: ignore[method-assign]
-        Warehouse.append_topic = failing_append_topic  # type: ignore[method-assign]
-        commit.send_checks = complete_batch.send_checks = failing_send  # type: ignore[attr-defined]
+        patch = pytest.MonkeyPatch()
+        patch.setattr(Warehouse, "append", failing_append)
+        patch.setattr(Warehouse, "append_topic", failing_append_topic)
+        for module in (commit, complete_batch):
+            patch.setattr(module, "send_checks", failing_send)
 
 
 def _step(table: str, marker: Mapping[str, Any] | None) -> str:
@@ -109,7 +112,7 @@ def run(arguments: Any) -> None:
     plan = Plan(**json.loads(sys.stdin.read()))
     Fault(plan, settings.checkpoints).arm()
     if plan.elsewhere:
-        fencing.is_local = lambda _: False  # type: ignore[attr-defined]
+        pytest.MonkeyPatch().setattr(fencing, "is_local", lambda _: False)
     with Coordinator(spark, settings).start(available_now=not plan.stays) as coordinator:
         if plan.stays:
             stop = process.stop_on_signals()
