@@ -57,7 +57,7 @@ def test_the_measured_skew_is_right_to_half_a_round_trip(
         pytest.param(-5, "5.0 s behind", marks=pytest.mark.soak),
     ],
 )
-def test_a_start_warns_of_a_clock_that_is_off_and_says_what_to_do(
+def test_a_start_warns_of_a_wrong_clock_and_names_the_remedy(
     spark: SparkSession,
     configured: Config,
     tmp_path: Path,
@@ -82,7 +82,7 @@ def warned(spark: SparkSession, configured: Config, place: Path, caplog: pytest.
     return [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
 
 
-def test_a_settings_topic_that_keeps_the_producers_time_tells_no_skew_and_needs_no_change(
+def test_without_append_times_in_settings_no_skew_is_measured(
     configured: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = KafkaAdminClient(bootstrap_servers=configured.kafka.bootstrap_servers)

@@ -55,7 +55,7 @@ def parent_of_broker(directory: Path) -> Iterator[tuple[subprocess.Popen[str], i
         kill(parent)
 
 
-def test_a_configured_directory_is_taken_up_again_with_its_cluster_id_and_records(tmp_path: Path) -> None:
+def test_a_configured_directory_keeps_cluster_id_and_records(tmp_path: Path) -> None:
     found = config.from_mapping({"warehouse": str(tmp_path), "kafka.queues": 2})
     with provide(found) as first:
         topics.ensure_topics(first)
@@ -102,7 +102,7 @@ def test_the_broker_stops_when_its_parent_is_killed(tmp_path: Path) -> None:
         wait_until_closed(port)
 
 
-def test_ctrl_c_in_the_terminal_reaches_the_parent_and_only_through_it_the_broker(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_broker_only_through_its_parent(tmp_path: Path) -> None:
     with parent_of_broker(tmp_path) as (parent, port):
         os.killpg(parent.pid, signal.SIGINT)
         assert parent.wait(WAIT_S) != 0
@@ -110,7 +110,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_parent_and_only_through_it_the_broke
     assert "Exception" not in (tmp_path / "broker.log").read_text()
 
 
-def test_a_busy_port_is_told_at_once() -> None:
+def test_a_busy_port_fails_the_start_and_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -119,7 +119,7 @@ def test_a_busy_port_is_told_at_once() -> None:
             EmbeddedBroker(port=port).start()
 
 
-def test_a_second_broker_on_the_same_directory_is_refused_and_leaves_the_first_alone(tmp_path: Path) -> None:
+def test_a_second_broker_on_a_directory_fails_and_the_first_goes_on(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as first:
         with pytest.raises(EmbeddedBrokerError, match=f"the broker of process {os.getpid()} uses"):
             EmbeddedBroker(tmp_path).start()
@@ -133,20 +133,20 @@ def test_a_killed_parent_can_be_replaced_at_once(tmp_path: Path) -> None:
             assert is_open(broker.port)
 
 
-def test_a_broker_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_failed_start_shows_the_end_of_the_brokers_log(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "meta.properties").write_text("version=1\nnode.id=77\ncluster.id=a\n")
     with pytest.raises(EmbeddedBrokerError, match=r"(?s)ended with exit code 1.*77"):
         EmbeddedBroker(tmp_path).start()
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EmbeddedBrokerError, match="choose another directory"):
         EmbeddedBroker(tmp_path / "file" / "below").start()
 
 
-def test_an_embedded_broker_needs_a_local_place() -> None:
+def test_an_embedded_broker_needs_a_local_directory() -> None:
     elsewhere = config.from_mapping({"warehouse": "s3a://bucket/warehouse"})
     with pytest.raises(ConfigError, match=r"kafka\.embedded_dir"), provide(elsewhere):
         pass

@@ -137,7 +137,7 @@ def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
     yield namespace
 
 
-def test_the_half_message_is_in_kafka_before_the_local_transaction_runs_and_its_op_names_it(kafka: Namespace) -> None:
+def test_the_half_message_is_in_kafka_before_the_local_transaction(kafka: Namespace) -> None:
     seen: list[int] = []
 
     def look_into_kafka(_: Message) -> LocalTransactionState:
@@ -177,7 +177,7 @@ def test_the_half_message_is_in_kafka_before_the_local_transaction_runs_and_its_
         (lambda _: 1 / 0, "UNKNOWN", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_the_op_tells_the_listeners_answer_and_none_or_an_error_is_unknown_with_a_remark(
+def test_no_answer_or_an_error_of_the_listener_is_unknown_with_a_remark(
     kafka: Namespace, answer: Any, decision: str, remark: str | None
 ) -> None:
     with kafka.producer(Listener(execute=answer)) as producer:
@@ -209,7 +209,7 @@ def test_sharding_keys_choose_a_queue_and_without_one_queues_take_turns(kafka: N
         ({"transaction.reject": True}, Message("orders", b""), "TRANSACTIONS_REJECTED"),
     ],
 )
-def test_what_landing_would_reject_is_refused_before_anything_is_sent_or_run(
+def test_what_landing_would_reject_is_refused_before_it_is_sent(
     kafka: Namespace, changes: dict[str, object], message: Message, reason: str
 ) -> None:
     kafka.publish("known", **changes)
@@ -238,13 +238,13 @@ def test_new_settings_are_respected_while_the_producer_runs(kafka: Namespace) ->
         assert producer.send(Message("orders", b"")).msg_id  # normal messages still go
 
 
-def test_a_start_before_the_coordinator_has_ever_run_says_so(broker: EmbeddedBroker) -> None:
+def test_a_start_without_published_settings_asks_for_the_coordinator(broker: EmbeddedBroker) -> None:
     namespace = Namespace(broker)
     with pytest.raises(MQClientException, match="start the coordinator"):
         namespace.producer(Listener(), start_timeout=2_000).start()
 
 
-def test_a_start_without_a_broker_says_so_in_time() -> None:
+def test_a_start_without_a_broker_fails_in_time() -> None:
     begun = time.monotonic()
     producer = DefaultMQProducer("group", bootstrap_servers="127.0.0.1:1", start_timeout=2_000)
     with pytest.raises(MQClientException, match="bootstrap_servers"):
@@ -264,7 +264,7 @@ def test_a_producer_that_is_not_started_or_has_no_listener_refuses(kafka: Namesp
         producer.send(Message("orders", b""))
 
 
-def test_any_instance_answers_a_check_with_all_half_messages_of_the_request(kafka: Namespace) -> None:
+def test_the_answer_to_a_check_lists_the_half_messages_of_the_request(kafka: Namespace) -> None:
     listener = Listener(check=ROLLBACK)
     request = check(
         tags="TagA", keys="K", properties={"color": "red"}, queue_id=1, stored_timestamp=3, born_timestamp=2
@@ -292,7 +292,7 @@ def test_any_instance_answers_a_check_with_all_half_messages_of_the_request(kafk
     assert (seen.born_timestamp, seen.store_timestamp, seen.check_times, seen.check_id) == (2, 3, 1, "1-5-0-1")
 
 
-def test_checks_of_other_groups_are_skipped_and_all_are_committed_once_answered(kafka: Namespace) -> None:
+def test_checks_of_other_groups_are_skipped_and_committed(kafka: Namespace) -> None:
     kafka.ask(check("a"), check("b", group="other"), check("c"), check("d", group="group2"))
     listener = Listener()
     with kafka.producer(listener):
@@ -304,7 +304,7 @@ def test_checks_of_other_groups_are_skipped_and_all_are_committed_once_answered(
     assert [message.msg_id for message in listener.checked[2:]] == ["e"]
 
 
-def test_a_listener_that_fails_in_a_check_is_unknown_and_the_check_counts_as_answered(kafka: Namespace) -> None:
+def test_a_listener_that_fails_in_a_check_answers_unknown(kafka: Namespace) -> None:
     kafka.ask(check())
     with kafka.producer(Listener(check=lambda _: 1 / 0)):
         wait_for(lambda: kafka.committed() == 1)
@@ -318,7 +318,7 @@ def test_a_repeated_check_is_answered_again(kafka: Namespace) -> None:
         assert len(kafka.wait_for_ops(2)) == 2
 
 
-def test_a_later_check_is_not_committed_before_an_earlier_one_is_answered_nor_lost(kafka: Namespace) -> None:
+def test_offsets_are_committed_up_to_the_first_unanswered_check(kafka: Namespace) -> None:
     go = threading.Event()
     listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(WAIT_S) else ROLLBACK)
     kafka.ask(check("before"), check("slow"), check("after"))
@@ -341,7 +341,7 @@ class WatchedPool(ThreadPoolExecutor):
         return self.given[-1]
 
 
-def test_a_shutdown_finishes_the_running_check_and_leaves_waiting_ones_to_others(kafka: Namespace) -> None:
+def test_a_shutdown_completes_running_checks_and_drops_waiting_ones(kafka: Namespace) -> None:
     def until_others_are_dropped(_: MessageExt) -> LocalTransactionState:
         wait_for(lambda: pool.given[1:] and all(waiting.cancelled() for waiting in pool.given[1:]))
         return COMMIT
@@ -383,7 +383,7 @@ def ask_both(kafka: Namespace, name: str = "m") -> bool:
     return True
 
 
-def test_an_uncertain_send_runs_nothing_and_its_check_is_answered_rollback_but_a_second_try_is_asked(
+def test_an_uncertain_send_is_rolled_back_by_its_check_without_listener(
     kafka: Namespace,
 ) -> None:
     """A second try under the same transaction id is not."""
@@ -407,7 +407,7 @@ def test_an_uncertain_send_runs_nothing_and_its_check_is_answered_rollback_but_a
     assert [message.msg_id for message in listener.checked] == ["second try"]
 
 
-def test_hooks_are_told_of_direct_decisions_and_of_answers_to_checks(kafka: Namespace) -> None:
+def test_hooks_get_direct_decisions_and_answers_to_checks(kafka: Namespace) -> None:
     contexts: list[EndTransactionContext] = []
 
     class Hook:
@@ -428,7 +428,7 @@ def test_hooks_are_told_of_direct_decisions_and_of_answers_to_checks(kafka: Name
     assert (answer.msg_id, answer.state, answer.from_check) == ("m", ROLLBACK, True)
 
 
-def test_several_half_messages_follow_their_first_and_one_op_lists_them_all(kafka: Namespace) -> None:
+def test_one_op_lists_all_half_messages_of_a_transaction(kafka: Namespace) -> None:
     with kafka.producer() as producer, producer.begin_transaction() as transaction:
         first = transaction.send(Message("orders", b"1"))
         second = transaction.send(Message("points", b"2", delay_seconds=5))
@@ -534,7 +534,7 @@ def test_a_long_list_is_split_into_batches_that_fit(kafka: Namespace) -> None:
     assert len(kafka.read("messages")) == len(parts) == 3
 
 
-def test_only_a_delayed_message_has_a_recall_handle_and_recall_names_its_record(kafka: Namespace) -> None:
+def test_only_a_delayed_message_has_a_recall_handle(kafka: Namespace) -> None:
     with kafka.producer() as producer:
         assert producer.send(Message("orders", b"")).recall_handle is None
         assert producer.send(Message("orders", b"", delay_time_level=0)).recall_handle is None

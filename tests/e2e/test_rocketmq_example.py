@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_transaction.py"
 
 
-def test_of_ten_unknown_transactions_checks_commit_three_roll_back_three_and_discard_four(
+def test_ten_unknown_transactions_end_by_their_checks(
     coordinator: Coordinator,
 ) -> None:
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))

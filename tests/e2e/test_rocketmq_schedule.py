@@ -4,7 +4,7 @@
 |---|---|
 | example `schedule/ScheduledMessageProducer`, `ScheduleMessageServiceTest` | `test_a_hundred_messages_...` |
 | `NormalMsgDelayIT` (levels 1 to 4) | `test_each_message_of_a_level_...` |
-| `TimerMessageStoreTest` put, precision, past time, clamped level, roll over days | `test_a_due_time_is_exact_...`, `test_what_is_due_in_the_past_...`, `test_what_is_due_in_hours_or_weeks_waits_and_a_level_above_the_last_is_the_last` |
+| `TimerMessageStoreTest` put, precision, past time, clamped level, roll over days | `test_a_due_time_is_exact_...`, `test_what_is_due_in_the_past_...`, `test_what_is_due_in_hours_or_weeks_waits` |
 | `TimerMessageStoreTest` beyond the maximum | `test_a_longer_delay_than_allowed_...`; of raw records tests/spark/test_landing_records.py |
 | `TimerMessageStoreTest` delete, `SendAndRecallDelayMessageIT`, `RecallMessageProcessorTest` | `test_recalled_messages_...`, `test_a_recall_that_...` |
 | `RecallMessageHandleTest`, `SendMessageProcessorTest` recall handle | tests/e2e/test_producer.py |
@@ -150,7 +150,7 @@ def wrong_recalls(played: Played) -> list[wire.RecallRecord]:
     return [replace(right, msg_id="other"), replace(right, topic="other"), replace(right, message=nowhere)]
 
 
-def test_a_hundred_messages_of_level_3_are_visible_once_ten_seconds_after_they_were_stored_and_not_before(
+def test_a_hundred_messages_of_level_3_are_visible_after_ten_seconds(
     played: Played,
 ) -> None:
     rows = EXAMPLE["visible"](played.warehouse, played.example)
@@ -162,7 +162,7 @@ def test_a_hundred_messages_of_level_3_are_visible_once_ten_seconds_after_they_w
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
-def test_all_messages_of_a_level_arrive_each_at_its_own_time(played: Played, level: int) -> None:
+def test_each_message_of_a_level_is_visible_after_its_own_delay(played: Played, level: int) -> None:
     rows = played.visible()
     for result in played.levels[level]:
         row = rows[result.msg_id]
@@ -182,9 +182,7 @@ def test_what_is_due_later_is_never_visible_in_an_earlier_batch(played: Played) 
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_a_due_time_is_exact_to_the_millisecond_and_a_level_beats_seconds_milliseconds_and_a_time(
-    played: Played, name: str
-) -> None:
+def test_a_due_time_is_exact_to_the_millisecond(played: Played, name: str) -> None:
     sent, row = played.sent[name].msg_id, played.delayed()[played.sent[name].msg_id]
     assert row["deliver_at"] - row["stored_at"] == TIMED[name][1]
     assert played.visible()[sent]["visible_at"] >= row["deliver_at"]
@@ -196,7 +194,7 @@ def test_a_time_with_a_zone_is_due_then(played: Played) -> None:
     assert played.visible()[sent]["visible_at"] >= played.absolute
 
 
-def test_what_is_due_in_the_past_or_now_is_visible_at_once_and_stands_in_deliveries(played: Played) -> None:
+def test_what_is_due_in_the_past_or_now_is_delivered_at_once(played: Played) -> None:
     ends = {row["message_id"]: row["state"] for row in played.rows("deliveries")}
     rows = played.visible()
     for name in ("past", "now"):
@@ -206,7 +204,7 @@ def test_what_is_due_in_the_past_or_now_is_visible_at_once_and_stands_in_deliver
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_what_is_due_in_hours_or_weeks_waits_and_a_level_above_the_last_is_the_last(played: Played, name: str) -> None:
+def test_what_is_due_in_hours_or_weeks_waits(played: Played, name: str) -> None:
     row = played.delayed()[played.sent[name].msg_id]
     assert row["deliver_at"] - row["stored_at"] == LONG[name][1]
     assert row["message_id"] not in played.visible()
@@ -229,7 +227,7 @@ def test_a_longer_delay_than_allowed_is_refused_before_it_is_sent(
     assert error.value.reason == "DELAY_TOO_LONG"
 
 
-def test_recalled_messages_of_every_kind_of_delay_never_appear_and_a_second_recall_is_harmless(played: Played) -> None:
+def test_recalled_messages_never_appear_whatever_their_delay(played: Played) -> None:
     ends = {row["message_id"]: row for row in played.rows("deliveries")}
     for result in played.recalled:
         assert ends[result.msg_id]["state"] == "RECALLED"
@@ -246,7 +244,7 @@ def test_a_recall_by_another_id_or_topic_or_of_nothing_takes_nothing_back(played
     assert played.sent["level beats all"].msg_id in played.visible()
 
 
-def test_a_recall_that_comes_too_late_is_told_and_one_of_a_recalled_message_is_not(
+def test_a_recall_that_is_too_late_is_rejected_and_a_second_one_is_not(
     played: Played, producer: DefaultMQProducer
 ) -> None:
     again, late = (str(one.recall_handle) for one in (played.recalled[0], played.sent["past"]))
@@ -257,9 +255,7 @@ def test_a_recall_that_comes_too_late_is_told_and_one_of_a_recalled_message_is_n
     assert decode_handle(again) not in played.refusals()
 
 
-def test_a_delay_in_a_transaction_counts_from_its_commit_and_holds_for_that_message_only(
-    played: Played, producer: TransactionMQProducer
-) -> None:
+def test_a_delay_in_a_transaction_counts_from_its_commit(played: Played, producer: TransactionMQProducer) -> None:
     with producer.begin_transaction() as transaction:
         at_once = transaction.send(Message(TOPIC, "at once"))
         later = transaction.send(Message(TOPIC, "later", delay_seconds=2))
@@ -291,9 +287,7 @@ def visible_batches(warehouse: str, topic: str) -> list[dict[tuple[int, int], li
     return versions
 
 
-def test_batches_are_whole_at_every_moment_with_the_ids_order_and_properties_they_were_sent_with(
-    coordinator: Coordinator, producer: DefaultMQProducer
-) -> None:
+def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinator, producer: DefaultMQProducer) -> None:
     topic, sent = "BatchTopic", {}
     for number in range(10):
         members = [
@@ -316,7 +310,7 @@ def test_batches_are_whole_at_every_moment_with_the_ids_order_and_properties_the
 
 
 @pytest.mark.soak
-def test_a_list_of_forty_thousand_is_split_into_batches_that_all_land(
+def test_a_list_of_forty_thousand_is_split_and_lands_whole(
     coordinator: Coordinator, producer: DefaultMQProducer
 ) -> None:
     topic, total = "SplitTopic", 40_000

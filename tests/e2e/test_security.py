@@ -158,7 +158,7 @@ def test_a_producer_can_not_write_to_admin(secured: Secured) -> None:
 
 
 @pytest.mark.usefixtures("secured_coordinator")
-def test_who_may_not_write_is_told_that_nothing_was_sent(secured: Secured) -> None:
+def test_a_send_without_the_right_to_write_fails(secured: Secured) -> None:
     with (
         DefaultMQProducer(GROUP, **producing(secured, "reader")) as producer,
         pytest.raises(MQClientException, match=r"nothing was sent.*the user reader.*Kafka ACLs"),
@@ -167,9 +167,7 @@ def test_who_may_not_write_is_told_that_nothing_was_sent(secured: Secured) -> No
 
 
 @pytest.mark.usefixtures("secured_coordinator")
-def test_who_may_not_read_the_checks_of_a_group_is_told_once(
-    secured: Secured, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_rights_on_a_groups_checks_are_logged_once(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if "Reading checks" in record.getMessage()]
 
@@ -212,18 +210,14 @@ def refusal(connect: Callable[..., None], *arguments: Any, **login: str) -> str:
 
 
 @EVERYBODY
-def test_an_outsider_is_told_which_rights_are_missing(
-    connect: Callable[..., None], secured: Secured, spark: SparkSession
-) -> None:
+def test_missing_rights_are_named(connect: Callable[..., None], secured: Secured, spark: SparkSession) -> None:
     error = refusal(connect, secured, spark, OUTSIDER)
     assert f"does not give the user {OUTSIDER} access" in error
     assert "docs/operations.md" in error
 
 
 @EVERYBODY
-def test_a_wrong_password_is_told_and_not_tried_for_ever(
-    connect: Callable[..., None], secured: Secured, spark: SparkSession
-) -> None:
+def test_a_wrong_password_fails_at_once(connect: Callable[..., None], secured: Secured, spark: SparkSession) -> None:
     error = refusal(connect, secured, spark, "coordinator", password="wr0ng-secret")
     assert "refuses this client" in error
     assert "sasl.jaas.config" in error
@@ -231,7 +225,7 @@ def test_a_wrong_password_is_told_and_not_tried_for_ever(
 
 
 @EVERYBODY
-def test_a_certificate_of_a_ca_that_is_not_trusted_is_told(
+def test_a_certificate_of_an_untrusted_ca_fails_at_once(
     connect: Callable[..., None], secured: Secured, spark: SparkSession
 ) -> None:
     error = refusal(connect, secured, spark, "coordinator", ca="other")
@@ -257,7 +251,7 @@ def _kafka_options(secured: Secured) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in given.items()}
 
 
-def test_a_wrong_password_ends_the_command_with_a_short_error(
+def test_a_wrong_password_ends_the_command_with_one_line(
     secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMMITLAKE_JAAS", jaas("scram.Scram", "coordinator", "wr0ng-secret") + ";")

@@ -70,7 +70,7 @@ def ops(draw: st.DrawFn, now: int, offset: int) -> Op:
 
 
 @given(st.data())
-def test_any_history_ends_as_the_contract_says(data: st.DataObject) -> None:
+def test_any_history_ends_as_the_model_does(data: st.DataObject) -> None:
     chosen = data.draw(rules, "rules")
     model, product = Model(chosen), Coordinator(chosen)
     now, unread, offset = START, [], 0

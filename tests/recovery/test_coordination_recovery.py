@@ -39,7 +39,7 @@ def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
 
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["first", "more"])
-def test_a_coordinator_killed_at_step_after_step_ends_every_transaction_once(
+def test_kills_at_step_after_step_end_every_transaction_once(
     spark: SparkSession, lake: Lake, kills: list[tuple[str, str, int]]
 ) -> None:
     traffic = Traffic(lake)
@@ -69,7 +69,7 @@ def test_a_kill_around_a_resume_reopens_once(spark: SparkSession, lake: Lake) ->
     traffic.assert_outcome()
 
 
-def test_a_second_coordinator_ends_naming_the_first_which_goes_on(spark: SparkSession, lake: Lake) -> None:
+def test_a_second_coordinator_names_the_first_and_ends(spark: SparkSession, lake: Lake) -> None:
     with Coordinator(spark, lake.config).start() as first:
         child = killed_at(lake, "", "before")
         assert child.returncode == 1

@@ -34,7 +34,7 @@ def is_visible(lake: Lake, body: str) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_coordinator_goes_on_by_itself_when_kafka_was_away_and_asks_what_fell_due_meanwhile(
+def test_after_an_outage_of_kafka_overdue_checks_are_sent(
     spark: SparkSession, lake: Lake, broker: EmbeddedBroker
 ) -> None:
     settings = lake.configured(transaction_timeout="4s", transaction_check_interval="1h")
@@ -59,9 +59,7 @@ def test_a_coordinator_goes_on_by_itself_when_kafka_was_away_and_asks_what_fell_
 
 
 @pytest.mark.timeout(300)
-def test_what_a_killed_producer_left_open_another_of_its_group_answers_from_the_database(
-    spark: SparkSession, lake: Lake, tmp_path: Path
-) -> None:
+def test_checks_of_a_killed_producer_are_answered_by_its_group(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     database = str(tmp_path / "orders.db")
     with sqlite3.connect(database) as db:
         db.execute("CREATE TABLE orders (id PRIMARY KEY)")
@@ -102,7 +100,7 @@ def a_producer(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.timeout(400)
-def test_a_full_disk_ends_the_coordinator_with_the_tables_name_and_a_restart_goes_on(
+def test_a_full_disk_ends_the_coordinator_and_a_restart_goes_on(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     traffic = Traffic(lake)

@@ -28,7 +28,7 @@ def end_of(lake: Lake, at: Position) -> tuple[str, str] | None:
     return (row["state"], row["reason"]) if row else None
 
 
-def test_next_deadlines_follow_changed_timings_and_what_was_done_counts(spark: SparkSession, lake: Lake) -> None:
+def test_next_deadlines_follow_changed_timings_and_checks_count_on(spark: SparkSession, lake: Lake) -> None:
     at = lake.half("t")
     lake.run(spark)
     assert checks_of(lake, at) == []
@@ -95,9 +95,7 @@ class Sending:
         self._thread.join()
 
 
-def test_queues_added_at_a_restart_take_new_transactions_and_the_old_ones_still_end(
-    spark: SparkSession, lake: Lake
-) -> None:
+def test_queues_added_at_a_restart_are_used_and_old_transactions_end(spark: SparkSession, lake: Lake) -> None:
     with Coordinator(spark, lake.config).start(), Sending(lake) as sending:
         wait_for(lambda: len(sending.sent) > 20 and lake.topic("orders"))
     ended_before = len(lake.rows("transactions"))

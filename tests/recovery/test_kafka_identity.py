@@ -51,7 +51,7 @@ def refusal(spark: SparkSession, lake: Lake, **changes: object) -> str:
 
 
 @pytest.mark.soak
-def test_another_cluster_stops_the_start_and_an_accepted_copy_goes_on(
+def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     commit(lake, "a", "b", "c")
@@ -83,7 +83,7 @@ def test_another_cluster_stops_the_start_and_an_accepted_copy_goes_on(
     assert visible(lake) == ["a", "b", "c", "d"]
 
 
-def test_a_topic_created_again_stops_the_start_and_goes_on_when_accepted(
+def test_a_topic_created_again_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     commit(lake, "a", "b")
@@ -118,7 +118,7 @@ def expire(admin: KafkaAdminClient, lake: Lake, before: int) -> None:
 
 
 @pytest.mark.soak
-def test_a_log_that_begins_beyond_the_next_offset_stops_the_start_and_goes_on_when_accepted(
+def test_a_log_that_lost_offsets_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     commit(lake, "a", "b")
@@ -139,7 +139,7 @@ def test_a_log_that_begins_beyond_the_next_offset_stops_the_start_and_goes_on_wh
 
 
 @pytest.mark.soak
-def test_what_expired_before_the_very_first_record_landed_stops_the_start_too(
+def test_offsets_lost_before_the_first_landing_stop_the_start(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     lake.run(spark)
@@ -163,7 +163,7 @@ def test_a_start_on_another_cluster_writes_nothing_there(spark: SparkSession, la
 
 
 @pytest.mark.soak
-def test_a_landing_that_was_cut_short_and_then_expired_stops_the_start_and_the_rest_lands_once(
+def test_a_cut_short_landing_that_expired_in_kafka_stops_the_start(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     commit(lake, "a")

@@ -126,7 +126,7 @@ def test_a_landing_goes_on_where_the_one_before_ended(landed: tuple[Config, Ware
     assert [marker["landing_id"] for marker in warehouse.markers("op")] == [2, 1]
 
 
-def test_landings_without_ops_are_remembered_too(spark: SparkSession, settings: dict[str, Any]) -> None:
+def test_landings_without_ops_leave_markers_too(spark: SparkSession, settings: dict[str, Any]) -> None:
     loaded, warehouse = prepare(spark, settings)
     for sources in (("op",), ("messages",), ("half",), ()):
         send(loaded, sources)
@@ -158,7 +158,7 @@ def test_a_killed_landing_is_completed_and_lands_each_record_once(
 
 
 @pytest.mark.soak
-def test_a_landing_that_is_cut_short_again_while_it_is_finished_still_lands_each_record_once(
+def test_a_landing_cut_short_again_and_again_lands_each_record_once(
     spark: SparkSession, settings: dict[str, Any]
 ) -> None:
     loaded, warehouse = prepare(spark, settings)
@@ -172,9 +172,7 @@ def test_a_landing_that_is_cut_short_again_while_it_is_finished_still_lands_each
 
 
 @pytest.mark.soak
-def test_a_changed_configuration_neither_moves_nor_doubles_what_has_landed(
-    spark: SparkSession, settings: dict[str, Any]
-) -> None:
+def test_a_changed_configuration_leaves_what_has_landed_alone(spark: SparkSession, settings: dict[str, Any]) -> None:
     loaded, warehouse = prepare(spark, settings)
     send(loaded)
     with pytest.raises(CUT_SHORT):
@@ -190,7 +188,7 @@ def test_a_changed_configuration_neither_moves_nor_doubles_what_has_landed(
 
 
 @pytest.mark.soak
-def test_a_finished_landing_is_not_read_again_from_kafka(
+def test_a_complete_landing_is_not_read_again_from_kafka(
     spark: SparkSession, landed: tuple[Config, Warehouse, Landing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, warehouse, _ = landed
@@ -200,7 +198,7 @@ def test_a_finished_landing_is_not_read_again_from_kafka(
 
 
 @pytest.mark.soak
-def test_topics_beyond_the_most_are_rejected_and_known_ones_go_on(
+def test_topics_beyond_topics_max_are_rejected_and_known_ones_go_on(
     spark: SparkSession, settings: dict[str, Any]
 ) -> None:
     loaded, warehouse = prepare(spark, {**settings, "topics": {"allowed": ["*"], "max": 1}})
@@ -211,7 +209,7 @@ def test_topics_beyond_the_most_are_rejected_and_known_ones_go_on(
     assert standing(warehouse) == expected(loaded)
 
 
-def test_a_warehouse_without_markers_goes_on_at_the_highest_offsets_of_its_tables(
+def test_without_markers_landing_goes_on_at_the_tables_highest_offsets(
     spark: SparkSession, landed: tuple[Config, Warehouse, Landing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, warehouse, _ = landed
@@ -219,7 +217,7 @@ def test_a_warehouse_without_markers_goes_on_at_the_highest_offsets_of_its_table
     assert Landing(spark, loaded, warehouse).recover() == topics.end_offsets(loaded)
 
 
-def test_where_the_markers_are_gone_a_landing_that_is_cut_short_is_not_taken_for_an_older_one(
+def test_without_markers_a_cut_short_landing_gets_an_id_of_its_own(
     spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, warehouse = prepare(spark, settings)

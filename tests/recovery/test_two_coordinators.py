@@ -63,7 +63,7 @@ def ends_naming(child: Child, pid: int, epoch: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.soak
-def test_a_coordinator_that_was_held_up_while_another_took_over_ends_naming_it_and_writes_nothing_more(
+def test_a_paused_coordinator_that_was_replaced_ends_without_a_write(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     traffic = Traffic(lake)
@@ -84,9 +84,7 @@ def test_a_coordinator_that_was_held_up_while_another_took_over_ends_naming_it_a
 
 @pytest.mark.timeout(600)
 @pytest.mark.soak
-def test_of_two_that_start_at_the_same_moment_and_take_the_same_epoch_one_goes_on(
-    spark: SparkSession, lake: Lake, tmp_path: Path
-) -> None:
+def test_of_two_coordinators_with_the_same_epoch_one_goes_on(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     traffic = Traffic(lake)
     plan = {"step": "epochs", "moment": "before", "number": signal.SIGSTOP, "elsewhere": True}
     with Child(lake, tmp_path / "log", **plan) as first:

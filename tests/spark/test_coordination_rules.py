@@ -126,24 +126,24 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "reason"), [(name, reason) for name, reason, _ in REFUSED])
-def test_an_op_that_changes_nothing_is_told_with_its_reason(
+def test_an_op_that_changes_nothing_is_rejected_with_its_reason(
     story: Story, rejected: Any, name: str, reason: str
 ) -> None:
     assert rejected[story.op[name]]["reason"] == reason
 
 
-def test_nothing_else_is_refused(story: Story, rejected: Any) -> None:
+def test_nothing_else_is_rejected(story: Story, rejected: Any) -> None:
     assert set(rejected) == {story.op[name] for name, _, _ in REFUSED}
 
 
-def test_refusals_are_told_once_and_no_later_than_the_first_batch_after_the_park_time(story: Story) -> None:
+def test_an_op_is_rejected_once_in_the_first_batch_after_park_time(story: Story) -> None:
     starts = list(story.until)
     wanted = Counter(start for _, _, start in REFUSED)
     upto = {start: sum(wanted[each] for each in starts[: starts.index(start) + 1]) for start in starts}
     assert story.rejected_after == upto
 
 
-def test_a_refused_op_keeps_its_original_bytes(story: Story, rejected: Any) -> None:
+def test_a_rejected_record_keeps_its_original_bytes(story: Story, rejected: Any) -> None:
     sent = {
         (source, r.partition, r.offset): (r.key, r.value)
         for source in ("op", "admin", "half")
@@ -200,7 +200,7 @@ def test_a_late_part_names_the_op_that_decided_its_first(story: Story, ledger: A
     assert Record("op", row["op_queue"], row["op_offset"]) == story.op["late part"]
 
 
-def test_a_check_asks_each_open_transaction_once_by_its_first_half_message(story: Story) -> None:
+def test_each_open_transaction_has_one_check_by_its_first_half_message(story: Story) -> None:
     rows = story.lake.rows("checks")
     found = {(Position(row["queue"], row["half_offset"]), row["round"], row["check_no"]) for row in rows}
     assert found == {(story.half[name], 0, 1) for name in CHECK_MAX}
@@ -271,7 +271,7 @@ def test_a_delay_level_counts_from_the_append_time(story: Story) -> None:
     assert (row["deliver_at"] - row["stored_at"]).total_seconds() == 1
 
 
-def test_a_relative_delay_of_a_half_message_counts_from_the_op_that_committed_it(story: Story, ledger: Any) -> None:
+def test_a_relative_delay_of_a_half_message_counts_from_its_op(story: Story, ledger: Any) -> None:
     op = next(
         row for row in story.lake.rows("op") if Record("op", row["queue"], row["op_offset"]) == story.op["relative"]
     )

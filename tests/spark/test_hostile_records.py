@@ -157,7 +157,7 @@ def hostile(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytes
         *[(f"to {name}", "ILLEGAL_TOPIC") for name in ILLEGAL_TOPICS],
     ],
 )
-def test_what_no_honest_producer_sends_is_refused(hostile: Hostile, name: str, reason: str) -> None:
+def test_what_no_honest_producer_sends_is_rejected(hostile: Hostile, name: str, reason: str) -> None:
     assert hostile.lake.rejected()[hostile.sent[name]]["reason"] == reason
 
 
@@ -184,7 +184,7 @@ def test_no_topic_name_leads_out_of_the_directory_of_topics(hostile: Hostile) ->
     assert "_delta_log" not in {path.name for path in hostile.lake.root.iterdir()}
 
 
-def test_an_op_of_another_group_or_id_leaves_the_decision_to_the_own_one(hostile: Hostile) -> None:
+def test_ops_of_another_group_or_id_do_not_decide(hostile: Hostile) -> None:
     ends = [row["state"] for row in hostile.lake.rows("transactions") if row["transaction_id"] == "mine"]
     assert ends == ["ROLLED_BACK"]
 
@@ -205,7 +205,7 @@ def checked(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytes
         yield lake
 
 
-def test_a_check_that_would_be_too_large_for_kafka_goes_without_user_properties(checked: Lake) -> None:
+def test_a_check_too_large_for_kafka_goes_without_user_properties(checked: Lake) -> None:
     found = {check.msg_id: check for check in checked.checks()}
     assert (found["wide"].properties, found["wide"].tags, found["wide"].body) == ({}, None, b"x" * 1024)
     assert (list(found["narrow"].properties), found["narrow"].tags) == (["bytes"], "t")
@@ -219,7 +219,7 @@ def test_a_check_lists_as_many_half_messages_as_an_op_may(checked: Lake) -> None
 
 
 @pytest.mark.soak
-def test_an_answer_that_lists_a_thousand_decides_all_that_have_landed(checked: Lake, spark: SparkSession) -> None:
+def test_an_answer_that_lists_a_thousand_parts_decides_all_of_them(checked: Lake, spark: SparkSession) -> None:
     flood = next(check for check in checked.checks() if check.msg_id == "flood")
     checked.op("COMMIT", "flood", *flood.half_messages)
     checked.run(spark)

@@ -318,7 +318,7 @@ def rows_by_case(frame: DataFrame, offset: str) -> dict[str, list[Row]]:
     return found
 
 
-def test_half_rows_keep_bytes_and_user_properties_and_default_what_is_absent(judged: DataFrame) -> None:
+def test_half_rows_keep_bytes_and_properties_and_have_defaults(judged: DataFrame) -> None:
     rows = rows_by_case(landed_rows.half_rows(judged), "queue_offset")
     (plain,) = rows["a half message"]
     assert (plain["transaction_id"], plain["queue_id"], plain["first_queue"]) == ("m1", 1, 1)
@@ -383,7 +383,7 @@ def test_rejected_rows_hold_the_original_bytes(judged: DataFrame) -> None:
     assert row["headers"] == {"REAL_TOPIC": b"order\xff", "UNIQ_KEY": b"m", "PGROUP": b"g"}
 
 
-def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: SparkSession) -> None:
+def test_rejected_transactions_are_the_last_reason_of_all(spark: SparkSession) -> None:
     rules = judge.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
     cases = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
     raw = [(t, 1, n, STORED, key, value, headers) for n, (t, value, key, headers) in enumerate(cases)]
@@ -400,7 +400,7 @@ def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSessi
     assert reasons == {4: None, 5: "BAD_FIRST_HALF"}
 
 
-def test_topics_beyond_the_most_are_not_allowed_before_later_reasons(judged: DataFrame) -> None:
+def test_topics_beyond_topics_max_are_rejected_before_later_reasons(judged: DataFrame) -> None:
     closed = judge.close_topics(judged, {"orders"})
     rows = {list(CASES)[row["offset"]]: row for row in closed.select("offset", "target", "reason").collect()}
     assert rows["a message for an allowed topic"]["reason"] == "TOPIC_NOT_ALLOWED"

@@ -105,7 +105,7 @@ def test_topic_tables_keep_every_row(story: Story, maintained: Lake) -> None:
 
 
 @pytest.mark.soak
-def test_before_their_age_no_row_goes(spark: SparkSession, copied: Lake) -> None:
+def test_no_row_is_deleted_before_its_age(spark: SparkSession, copied: Lake) -> None:
     before = {name: len(copied.rows(name)) for name in TABLES}
     report = maintenance(spark, copied, retention_ms=HOUR_MS).run()
     assert report.deleted == {}
@@ -114,9 +114,7 @@ def test_before_their_age_no_row_goes(spark: SparkSession, copied: Lake) -> None
 
 @pytest.mark.timeout(600)
 @pytest.mark.soak
-def test_a_start_after_a_kill_between_two_deletes_opens_tells_and_delivers_nothing_again(
-    spark: SparkSession, copied: Lake
-) -> None:
+def test_a_kill_between_two_deletes_repeats_nothing(spark: SparkSession, copied: Lake) -> None:
     visible = topic_rows(copied)
     for deletes in (1, 2, 4, 9):  # after `op`, `half`, `transactions`, and all
         steps = iter(range(deletes))
@@ -128,7 +126,7 @@ def test_a_start_after_a_kill_between_two_deletes_opens_tells_and_delivers_nothi
 
 
 @pytest.mark.soak
-def test_a_discarded_transaction_is_resumed_and_committed_after_maintenance(
+def test_a_discarded_transaction_can_be_resumed_after_maintenance(
     spark: SparkSession, story: Story, maintained: Lake
 ) -> None:
     at = story.half["wrong id"]  # discarded after its checks
@@ -142,7 +140,7 @@ def test_a_discarded_transaction_is_resumed_and_committed_after_maintenance(
 
 
 @pytest.mark.soak
-def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
+def test_compaction_makes_few_files_and_streams_of_readers_go_on(
     spark: SparkSession, copied: Lake, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tables, place = Warehouse(spark, copied.config.warehouse), str(tmp_path_factory.mktemp("consumer"))
@@ -166,7 +164,7 @@ def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
 
 
 @pytest.mark.soak
-def test_one_table_that_fails_is_told_and_the_others_are_maintained(spark: SparkSession, copied: Lake) -> None:
+def test_a_failure_on_one_table_is_reported_and_the_others_proceed(spark: SparkSession, copied: Lake) -> None:
     shutil.rmtree(copied.root / "warehouse/checks/_delta_log")
     report = maintenance(spark, copied).run()
     assert [failure.partition(":")[0] for failure in report.failed] == ["deleting old rows", "checks"], report
@@ -174,7 +172,7 @@ def test_one_table_that_fails_is_told_and_the_others_are_maintained(spark: Spark
 
 
 @pytest.mark.soak
-def test_the_log_of_old_commits_goes_with_their_files(spark: SparkSession, copied: Lake) -> None:
+def test_old_commits_leave_the_log_with_their_files(spark: SparkSession, copied: Lake) -> None:
     tables = Warehouse(spark, copied.config.warehouse)
     for number in range(60):
         tables.set_property("op", "commitlake.test", str(number))
@@ -211,7 +209,7 @@ def has_maintained(lake: Lake, at: Position) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("spark")
-def test_on_a_local_warehouse_the_command_leaves_a_running_coordinator_alone(copied: Lake) -> None:
+def test_the_command_refuses_a_warehouse_whose_coordinator_runs(copied: Lake) -> None:
     given = ["maintain", f"--set=warehouse={copied.config.warehouse}"]
     with fencing.lock(copied.config), pytest.raises(FencedError, match="another coordinator runs"):
         cli.dispatch(given)
@@ -219,6 +217,6 @@ def test_on_a_local_warehouse_the_command_leaves_a_running_coordinator_alone(cop
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_says_so_when_there_are_no_tables(copied: Lake) -> None:
+def test_the_command_fails_where_there_are_no_tables(copied: Lake) -> None:
     with pytest.raises(WarehouseError, match="there are no tables at"):
         cli.dispatch(["maintain", f"--set=warehouse={copied.root / 'elsewhere'}"])

@@ -24,7 +24,7 @@ def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     return created
 
 
-def test_every_table_has_the_columns_and_partitions_of_the_contract_and_no_features_beyond_plain_delta(
+def test_tables_have_the_schema_of_the_contract_and_plain_delta_features(
     warehouse: Warehouse,
 ) -> None:
     places = {name: (warehouse.locate(name), table) for name, table in TABLES.items()}
@@ -60,15 +60,13 @@ def test_topic_tables_refuse_to_delete(spark: SparkSession, warehouse: Warehouse
         spark.sql(f"delete from delta.`{warehouse.locate_topic('%RETRY%g')}` where true")
 
 
-def test_a_table_of_somebody_else_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_foreign_table_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(1).write.format("delta").save(str(tmp_path / "half"))
     with pytest.raises(WarehouseError, match="half"):
         Warehouse(spark, str(tmp_path)).create()
 
 
-def test_a_warehouse_of_an_older_version_gets_what_it_lacks_and_keeps_its_rows(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_tables_of_an_older_version_get_new_columns_and_keep_rows(spark: SparkSession, tmp_path: Path) -> None:
     older = Table(StructType([field for field in TABLES["delayed"].schema if field.name != "delay_ms"]), ("queue",))
     warehouse = Warehouse(spark, str(tmp_path))
     warehouse._create(warehouse.locate("delayed"), older)

@@ -80,7 +80,7 @@ def test_an_option_of_java_only_is_left_out() -> None:
     assert clients.python_options(kafka(linger_ms="5")) == clients.python_options(kafka())
 
 
-def test_a_broken_jaas_config_is_told_without_its_password() -> None:
+def test_the_error_of_a_broken_jaas_config_hides_the_password() -> None:
     broken = kafka(
         security_protocol="SASL_SSL",
         sasl_mechanism="PLAIN",

@@ -30,7 +30,7 @@ def test_an_op_waits_until_all_it_lists_have_landed_then_applies_whole() -> None
     assert sorted(segment.batch(T + 1, part(Q))["DECIDED"]) == ALL_COMMITTED
 
 
-def test_an_op_also_decides_parts_that_have_landed_and_that_it_does_not_list() -> None:
+def test_an_op_also_decides_landed_parts_that_it_does_not_list() -> None:
     events = OneSegment().batch(T, half(), part(P), part(Q), rollback())
     assert sorted(events["DECIDED"]) == [
         (3, "ROLLED_BACK", "DIRECT"),
@@ -72,7 +72,7 @@ def test_a_part_has_no_deadline_of_its_own() -> None:
     assert segment.batch(T + PARK - 1) == {}
 
 
-def test_a_part_without_an_open_first_asks_when_it_comes_and_when_its_park_time_ends() -> None:
+def test_a_part_without_open_first_is_unmatched_now_and_after_park_time() -> None:
     segment = OneSegment()
     assert segment.batch(T, part(P)) == {"ASK_PART": [(1, 3, 0)]}
     assert segment.wake_at == T + PARK
@@ -88,7 +88,7 @@ def test_a_part_of_another_id_or_group_is_an_orphan_at_once(wrong: dict[str, Any
     assert segment.batch(T, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
-def test_of_a_stranger_that_has_asked_only_the_ledger_says_that_it_is_an_orphan() -> None:
+def test_an_unmatched_stranger_is_not_made_an_orphan_by_the_segment() -> None:
     segment = OneSegment()
     assert segment.batch(T, part(P, tid=2)) == {"ASK_PART": [(1, 3, 0)]}
     assert segment.batch(T, reopened()) == {"ASK_PART": [(1, 3, 1)]}, "it may be an orphan since the first round"

@@ -50,6 +50,6 @@ def test_a_refusal_is_explained_without_the_password(error: Exception, expected:
 
 
 @pytest.mark.parametrize("error", [kafka_errors.KafkaTimeoutError("late"), ConnectionRefusedError(111, "refused")])
-def test_what_may_pass_is_no_refusal(error: Exception) -> None:
+def test_a_transient_error_is_no_refusal(error: Exception) -> None:
     assert not is_refusal(error)
     assert "kafka.bootstrap_servers" in explain(KAFKA, error)
