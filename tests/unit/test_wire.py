@@ -33,7 +33,7 @@ def made(vector: dict[str, Any]) -> Any:
 
 
 def encoded(record: Any) -> wire.Encoded:
-    encoders = {
+    encoders: dict[type, Any] = {
         wire.HalfRecord: wire.encode_half,
         wire.MessageRecord: wire.encode_message,
         wire.OpRecord: wire.encode_op,
@@ -41,7 +41,7 @@ def encoded(record: Any) -> wire.Encoded:
         wire.CheckRecord: wire.encode_check,
         wire.Settings: wire.encode_settings,
     }
-    return encoders[type(record)](record)
+    return wire.Encoded(*encoders[type(record)](record))
 
 
 def decoded(topic: str, sent: wire.Encoded) -> Any:
@@ -75,7 +75,7 @@ def test_there_is_a_vector_for_every_record_of_every_topic() -> None:
 HALF = {wire.REAL_TOPIC: b"orders", wire.UNIQ_KEY: b"id", wire.PGROUP: b"group"}
 
 
-def half(without: str = "", **headers: bytes) -> wire.HalfRecord:
+def half(without: object = "", **headers: bytes) -> wire.HalfRecord:
     present = {name: value for name, value in {**HALF, **headers}.items() if name != without}
     return wire.decode_half(None, b"x", list(present.items()))
 
