@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.support.lake import Lake
 
     from commitlake.kafka.embedded import EmbeddedBroker
 
@@ -25,8 +27,24 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A real Kafka broker; tests that share it tell themselves apart by `kafka.topic_prefix`."""
+    """A real Kafka broker; tests that share it are kept apart by `kafka.topic_prefix`."""
     from commitlake.kafka.embedded import EmbeddedBroker
 
     with EmbeddedBroker(tmp_path_factory.mktemp("kafka")) as running:
         yield running
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """A prefix of Kafka topics that no other test has."""
+    name = f"{request.path.stem}-{request.node.name}"
+    return "".join(letter if letter.isalnum() else "-" for letter in name).strip("-") + "."
+
+
+@pytest.fixture
+def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
+    """A namespace of the test's own, with timings by which nothing falls due meanwhile."""
+    from tests.support.lake import Lake
+
+    with Lake(broker.bootstrap_servers, prefix, tmp_path) as opened:
+        yield opened

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up all that the tests need, then runs every check and every test; fails when one of them does.
+# Sets up all that the tests need, then runs every check and every test but the longest; fails when one of them does.
 # Arguments go to pytest, for example: tests/run.sh tests/unit -k config
-# tests/run.sh -m soak runs what takes longest instead: more kills, floods, waiting. The rest takes 24 minutes on 2 cores.
+# What takes longest (more kills, floods, waiting) is marked `soak` and left out: tests/nightly.sh runs it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,7 +11,7 @@ bin=.venv/bin
 echo "== ruff"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
-echo "== mypy"
+echo "== mypy, lib and tests"
 "$bin/mypy"
 
 echo "== tests"

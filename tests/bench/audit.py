@@ -17,7 +17,7 @@ from tests.bench import synthetic
 
 from commitlake.ops.audit import AuditReport, audit
 from commitlake.spark import session
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 OPEN = 1_000  # for each million that ended
 
@@ -37,7 +37,7 @@ def main() -> None:
         print(f"{millions} M transactions, {size / 1e9:.1f} GB, written in {seconds:.0f} s", flush=True)
         first = measured(tables, millions)
         assert first.is_well, first
-        tables.append_topic(tables.read_topic(synthetic.TOPIC).limit(1), synthetic.TOPIC)
+        tables.append(tables.read(topic_table(synthetic.TOPIC)).limit(1), topic_table(synthetic.TOPIC))
         findings = measured(tables, millions).findings
         assert [(finding.name, finding.count) for finding in findings] == [("VISIBLE_TWICE", 1)], findings
     spark.stop()

@@ -20,7 +20,9 @@ from pathlib import Path
 
 import numpy as np
 from tests.bench.producers import Load, mostly_decided
-from tests.e2e.running import ROOT, Coordinator, coordinator, wait_for
+from tests.support.killing import ROOT
+from tests.support.polling import wait_for
+from tests.support.running import Coordinator, coordinator
 
 from commitlake.kafka.embedded import EmbeddedBroker
 

@@ -70,11 +70,12 @@ def measure(spark: SparkSession, rounds: int, rows: int) -> dict[str, list[float
         epoch = fencing.begin_epoch(warehouse, "bench")
         if name.startswith("epoch"):
             warehouse.guard = fencing.EpochGuard(warehouse, epoch)
-        ways[name] = {
+        other: dict[str, Callable[[Warehouse, DataFrame, int], None]] = {
             "check, then append": partial(checked, epoch=epoch),
             "txnVersion": by_version,
             "anti-join with itself": by_own_rows,
-        }.get(name, plain)
+        }
+        ways[name] = other.get(name, plain)
     took: dict[str, list[float]] = {name: [] for name in ways}
     for batch_id in range(rounds):
         batch = decided(spark, rows, batch_id)

@@ -107,7 +107,7 @@ def latencies(rows: object, table: str, begun: float) -> np.ndarray:
                 committed[Path(action["add"]["path"]).name] = commit.stat().st_mtime
     at = rows["at"].astype("datetime64[ns]").astype("int64").to_numpy() / 1e9  # type: ignore[index]
     visible = rows["file_name"].map(committed).to_numpy()  # type: ignore[index]
-    return (visible - at)[at >= begun]
+    return np.asarray((visible - at)[at >= begun])
 
 
 def describe(values: np.ndarray) -> str:

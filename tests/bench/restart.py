@@ -21,7 +21,8 @@ from pathlib import Path
 
 from kafka import KafkaProducer
 from tests.bench import synthetic
-from tests.e2e.running import coordinator, wait_for
+from tests.support.polling import wait_for
+from tests.support.running import coordinator
 
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import session

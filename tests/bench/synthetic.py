@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.landing.positions import OP, Intent
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 QUEUES = 4
 TOPIC = "orders"
@@ -43,7 +43,7 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     landing = Intent(1, {}, {}, (OP,))  # of nothing: Kafka goes on at its beginning, whatever offsets stand here
     warehouse.append(_op(done), OP, landing.plan())
     warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
-    warehouse.append_topic(_visible(committed), TOPIC)
+    warehouse.append(_visible(committed), topic_table(TOPIC))
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))
     warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
     epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version")

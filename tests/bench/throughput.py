@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import load
+import load  # type: ignore[import-not-found]
 from pyspark.sql import SparkSession
 
 from commitlake import config

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,16 +36,3 @@ def coordinator(
     }
     with commitlake.start(spark, conf) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Wait until something holds; a first batch on a busy machine takes 20 s."""
-
-    def wait(holds: Callable[[], bool], seconds: float = 120) -> None:
-        end = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < end, "did not happen in time"
-            time.sleep(0.5)
-
-    return wait

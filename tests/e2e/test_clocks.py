@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
+from tests.support.polling import wait_for
 
 from commitlake import config
 from commitlake.config import Config
 from commitlake.coordinator import Coordinator
 from commitlake.kafka import clock_skew, topics
+from commitlake.kafka.clock_skew import Skew
 from commitlake.kafka.embedded import EmbeddedBroker
 
 
@@ -23,6 +25,12 @@ from commitlake.kafka.embedded import EmbeddedBroker
 def configured(broker: EmbeddedBroker) -> Config:
     prefix = f"clock-{uuid.uuid4().hex[:8]}."
     return config.from_mapping({"kafka.bootstrap_servers": broker.bootstrap_servers, "kafka.topic_prefix": prefix})
+
+
+def measured_in_400_ms(configured: Config) -> Skew | None:
+    """The skew, unless the round trip took so long that half a second may look like more."""
+    skew = topics.publish_settings(configured, [])
+    return skew if skew.error_ms < 400 else None
 
 
 def shift(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -36,33 +44,32 @@ def test_the_measured_skew_is_right_to_half_a_round_trip(
 ) -> None:
     topics.ensure_topics(configured)
     shift(monkeypatch, seconds)
-    skew = topics.publish_settings(configured, [])
-    assert skew.error_ms < 400
+    skew = wait_for(lambda: measured_in_400_ms(configured))
     assert abs(skew.ahead_ms - seconds * 1_000) <= skew.error_ms + 1
     assert skew.is_certain == (abs(seconds) > 1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [
         (5, "5.0 s ahead of Kafka's, so checks and delayed messages come as much too early"),
         pytest.param(-5, "5.0 s behind", marks=pytest.mark.soak),
     ],
 )
-def test_a_start_warns_of_a_clock_that_is_off_and_says_what_to_do(
+def test_a_start_warns_of_a_wrong_clock_and_names_the_remedy(
     spark: SparkSession,
     configured: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     seconds: float,
-    told: str,
+    text: str,
 ) -> None:
     assert warned(spark, configured, tmp_path, caplog) == []
     shift(monkeypatch, seconds)
     (warning,) = warned(spark, configured, tmp_path, caplog)
-    assert told in warning
+    assert text in warning
     assert "NTP" in warning
 
 
@@ -75,7 +82,7 @@ def warned(spark: SparkSession, configured: Config, place: Path, caplog: pytest.
     return [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
 
 
-def test_a_settings_topic_that_keeps_the_producers_time_tells_no_skew_and_needs_no_change(
+def test_without_append_times_in_settings_no_skew_is_measured(
     configured: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = KafkaAdminClient(bootstrap_servers=configured.kafka.bootstrap_servers)

@@ -5,11 +5,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
+from tests.support.killing import ENVIRONMENT, kill
+from tests.support.polling import WAIT_S, wait_for
 
 from commitlake import config
 from commitlake.errors import ConfigError, EmbeddedBrokerError
@@ -31,27 +34,28 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_until_closed(port: int, seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while is_open(port):
-        assert time.monotonic() < deadline, f"port {port} is still open"
-        time.sleep(0.1)
+def wait_until_closed(port: int) -> None:
+    wait_for(lambda: not is_open(port), why=lambda: f"port {port} is still open")
 
 
-def start_parent(directory: Path) -> tuple[subprocess.Popen[str], int]:
-    library = str(Path(__file__).parents[2] / "lib")
+@contextmanager
+def parent_of_broker(directory: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that runs a broker, and the broker's port."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(directory)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": library},
+        env=ENVIRONMENT,
         start_new_session=True,
     )
-    assert parent.stdout is not None
-    return parent, int(parent.stdout.readline())
+    try:
+        assert parent.stdout is not None
+        yield parent, int(parent.stdout.readline())
+    finally:
+        kill(parent)
 
 
-def test_a_configured_directory_is_taken_up_again_with_its_cluster_id_and_records(tmp_path: Path) -> None:
+def test_a_configured_directory_keeps_cluster_id_and_records(tmp_path: Path) -> None:
     found = config.from_mapping({"warehouse": str(tmp_path), "kafka.queues": 2})
     with provide(found) as first:
         topics.ensure_topics(first)
@@ -91,22 +95,22 @@ def test_restart_keeps_port_and_data(tmp_path: Path) -> None:
 
 
 def test_the_broker_stops_when_its_parent_is_killed(tmp_path: Path) -> None:
-    parent, port = start_parent(tmp_path)
-    assert is_open(port)
-    parent.kill()
-    parent.wait()
-    wait_until_closed(port)
+    with parent_of_broker(tmp_path) as (parent, port):
+        assert is_open(port)
+        parent.kill()
+        parent.wait()
+        wait_until_closed(port)
 
 
-def test_ctrl_c_in_the_terminal_reaches_the_parent_and_only_through_it_the_broker(tmp_path: Path) -> None:
-    parent, port = start_parent(tmp_path)
-    os.killpg(parent.pid, signal.SIGINT)
-    assert parent.wait(timeout=20) != 0
-    wait_until_closed(port)
+def test_ctrl_c_reaches_the_broker_only_through_its_parent(tmp_path: Path) -> None:
+    with parent_of_broker(tmp_path) as (parent, port):
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.wait(WAIT_S) != 0
+        wait_until_closed(port)
     assert "Exception" not in (tmp_path / "broker.log").read_text()
 
 
-def test_a_busy_port_is_told_at_once() -> None:
+def test_a_busy_port_fails_the_start_and_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -115,7 +119,7 @@ def test_a_busy_port_is_told_at_once() -> None:
             EmbeddedBroker(port=port).start()
 
 
-def test_a_second_broker_on_the_same_directory_is_refused_and_leaves_the_first_alone(tmp_path: Path) -> None:
+def test_a_second_broker_on_a_directory_fails_and_the_first_goes_on(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as first:
         with pytest.raises(EmbeddedBrokerError, match=f"the broker of process {os.getpid()} uses"):
             EmbeddedBroker(tmp_path).start()
@@ -123,27 +127,26 @@ def test_a_second_broker_on_the_same_directory_is_refused_and_leaves_the_first_a
 
 
 def test_a_killed_parent_can_be_replaced_at_once(tmp_path: Path) -> None:
-    parent, _ = start_parent(tmp_path)
-    parent.kill()
-    with EmbeddedBroker(tmp_path) as broker:
-        assert is_open(broker.port)
-    parent.wait()
+    with parent_of_broker(tmp_path) as (parent, _):
+        parent.kill()
+        with EmbeddedBroker(tmp_path) as broker:
+            assert is_open(broker.port)
 
 
-def test_a_broker_that_does_not_come_up_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_failed_start_shows_the_end_of_the_brokers_log(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "meta.properties").write_text("version=1\nnode.id=77\ncluster.id=a\n")
     with pytest.raises(EmbeddedBrokerError, match=r"(?s)ended with exit code 1.*77"):
         EmbeddedBroker(tmp_path).start()
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EmbeddedBrokerError, match="choose another directory"):
         EmbeddedBroker(tmp_path / "file" / "below").start()
 
 
-def test_an_embedded_broker_needs_a_local_place() -> None:
+def test_an_embedded_broker_needs_a_local_directory() -> None:
     elsewhere = config.from_mapping({"warehouse": "s3a://bucket/warehouse"})
     with pytest.raises(ConfigError, match=r"kafka\.embedded_dir"), provide(elsewhere):
         pass

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
-from tests.e2e.running import Coordinator, coordinator, wait_for
+from tests.support.polling import wait_for
+from tests.support.running import coordinator
+from tests.support.tables import rows
 
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.producer import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
@@ -37,17 +38,9 @@ class Mix(TransactionListener):
         return IN_CHECK[int(message.body) % 5]
 
 
-def rows(running: Coordinator, table: str) -> list[dict[str, Any]]:
-    place = running.warehouse / table
-    if not (place / "_delta_log").exists():
-        return []
-    found: list[dict[str, Any]] = DeltaTable(str(place)).to_pyarrow_table().to_pylist()
-    return found
-
-
 @pytest.mark.soak
 def test_exactly_the_committed_messages_are_visible(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "kafka__bootstrap_servers": broker.bootstrap_servers,
         "kafka__topic_prefix": "mix.",
         "kafka__queues": 2,
@@ -64,16 +57,17 @@ def test_exactly_the_committed_messages_are_visible(broker: EmbeddedBroker, tmp_
         try:
             for number in range(MESSAGES):
                 producer.send_message_in_transaction(Message("mixed", str(number)))
-            wait_for(lambda: len(rows(running, "transactions")) >= MESSAGES, 150, lambda: running.said)
+            wait_for(lambda: len(rows(running.warehouse, "transactions")) >= MESSAGES, why=lambda: running.said)
         finally:
             producer.shutdown()
         running.process.terminate()
         assert running.end() == 0
-    seen = Counter(int(row["body"]) for row in rows(running, "topics/mixed"))
+    seen = Counter(int(row["body"]) for row in rows(running.warehouse, "topics/mixed"))
     assert seen == Counter(number for number in range(MESSAGES) if number % 5 in (0, 2))
-    bodies = {(row["queue"], row["queue_offset"]): int(row["body"]) for row in rows(running, "half")}
-    ends = {bodies[r["queue"], r["half_offset"]]: (r["state"], r["reason"]) for r in rows(running, "transactions")}
+    bodies = {(row["queue"], row["queue_offset"]): int(row["body"]) for row in rows(running.warehouse, "half")}
+    ended = rows(running.warehouse, "transactions")
+    ends = {bodies[row["queue"], row["half_offset"]]: (row["state"], row["reason"]) for row in ended}
     assert ends == {number: ENDS[number % 5] for number in range(MESSAGES)}
-    assert sorted(int(row["body"]) for row in rows(running, "discarded")) == list(range(4, MESSAGES, 5))
-    refused = Counter(row["reason"] for row in rows(running, "rejected"))
-    assert not refused, "an answer to a check that was sent twice would be harmless, and told nowhere"
+    assert sorted(int(row["body"]) for row in rows(running.warehouse, "discarded")) == list(range(4, MESSAGES, 5))
+    rejected = Counter(row["reason"] for row in rows(running.warehouse, "rejected"))
+    assert not rejected, "an answer to a check that was sent twice would be harmless, and rejected nowhere"

@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.e2e.running import wait_for
+from tests.support.polling import wait_for
 
 import commitlake
 from commitlake import DefaultMQProducer, Message

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.polling import wait_for
 
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
 from commitlake.cli import app
@@ -65,20 +66,18 @@ def sent(coordinator: Coordinator) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def history(
-    coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None]
-) -> Callable[[str], list[str]]:
+def history(coordinator: Coordinator, sent: dict[str, str]) -> Callable[..., list[str]]:
     """Events of a transaction, in time order, once it has come to `until`."""
 
     def events(name: str) -> list[str]:
         found = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent[name])
         return [row["event"] for row in found.collect()]
 
-    def ended_as(name: str, until: str) -> list[str]:
-        eventually(lambda: until in events(name))
+    def told(name: str, until: str) -> list[str]:
+        wait_for(lambda: until in events(name))
         return events(name)
 
-    return ended_as
+    return told
 
 
 def command(coordinator: Coordinator, name: str, *arguments: str) -> int:
@@ -149,19 +148,17 @@ def test_an_unknown_transaction_id_is_an_error_and_nothing_is_sent(coordinator: 
 
 
 @pytest.mark.usefixtures("decided")
-def test_pending_are_those_without_an_end(
-    coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None]
-) -> None:
+def test_pending_are_those_without_an_end(coordinator: Coordinator, sent: dict[str, str]) -> None:
     def found() -> dict[str, Any]:
         rows = ledger.pending(coordinator.spark, coordinator.config.warehouse).where(f"topic = '{TOPIC}'").collect()
         return {row["transaction_id"]: (row["producer_group"], row["checks"]) for row in rows}
 
-    eventually(lambda: found() == {sent["immune"]: (GROUP, 0)})
+    wait_for(lambda: found() == {sent["immune"]: (GROUP, 0)})
 
 
 @pytest.mark.usefixtures("decided")
 def test_the_summary_counts_every_kind_once_and_its_counts_agree(
-    coordinator: Coordinator, sent: dict[str, str], eventually: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    coordinator: Coordinator, sent: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def row() -> dict[str, Any]:
         found = ledger.summary(coordinator.spark, coordinator.config.warehouse).where(f"topic = '{TOPIC}'")
@@ -171,7 +168,7 @@ def test_the_summary_counts_every_kind_once_and_its_counts_agree(
         "half": 8, "committed": 4, "rolled_back": 2, "discarded": 1, "pending": 1,
         "delayed": 2, "delivered": 2, "recalled": 0, "waiting": 2, "visible": 4, "holds": True,
     }  # fmt: skip
-    eventually(lambda: row() == {"topic": TOPIC, **expected})
+    wait_for(lambda: row() == {"topic": TOPIC, **expected})
     capsys.readouterr()
     assert command(coordinator, "ledger", "--summary") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

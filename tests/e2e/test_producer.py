@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from tests.support import codecs
+from tests.support.polling import WAIT_S, wait_for
 
 from commitlake.config import Config, from_mapping
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -35,18 +36,18 @@ NUMBERS = itertools.count()
 
 
 class Listener(TransactionListener):
-    """Answers what it is told to, and keeps what it was asked."""
+    """Answers as given, and keeps what it was called with."""
 
     def __init__(self, execute: Any = COMMIT, check: Any = COMMIT) -> None:
         self.answers = {"execute": execute, "check": check}
         self.executed: list[tuple[Message, object]] = []
         self.checked: list[MessageExt] = []
 
-    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
+    def execute_local_transaction(self, message: Message, arg: object) -> Any:
         self.executed.append((message, arg))
         return self._answer("execute", message)
 
-    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
+    def check_local_transaction(self, message: MessageExt) -> Any:
         self.checked.append(message)
         return self._answer("check", message)
 
@@ -91,8 +92,12 @@ class Namespace:
     def ops(self) -> list[Any]:
         return [codecs.decode_op(record.value) for record in self.read("op")]
 
+    def answers(self) -> list[Any]:
+        """Ops that answer checks."""
+        return [op for op in self.ops() if op.from_check]
+
     def wait_for_ops(self, count: int) -> list[Any]:
-        eventually(lambda: len(self.read("op")) >= count)
+        wait_for(lambda: len(self.read("op")) >= count)
         return self.ops()
 
     def ask(self, *checks: wire.CheckRecord, partition: int = 0) -> None:
@@ -108,13 +113,6 @@ class Namespace:
         found = consumer.committed(TopicPartition(f"{self.prefix}check", partition))
         consumer.close(autocommit=False)
         return found  # type: ignore[no-any-return]
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.1)
 
 
 def check(msg_id: str = "m", group: str = "group", **changes: Any) -> wire.CheckRecord:
@@ -140,9 +138,14 @@ def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
     yield namespace
 
 
-def test_the_half_message_is_in_kafka_before_the_local_transaction_runs_and_its_op_names_it(kafka: Namespace) -> None:
+def test_the_half_message_is_in_kafka_before_the_local_transaction(kafka: Namespace) -> None:
     seen: list[int] = []
-    listener = Listener(execute=lambda _: seen.append(len(kafka.read("half"))) or COMMIT)
+
+    def look_into_kafka(_: Message) -> LocalTransactionState:
+        seen.append(len(kafka.read("half")))
+        return COMMIT
+
+    listener = Listener(execute=look_into_kafka)
     with kafka.producer(listener) as producer:
         message = Message("orders", b"body", "TagA", "KEY1", {"color": "red"}, queue_id=1)
         result = producer.send_message_in_transaction(message, arg=17)
@@ -175,7 +178,7 @@ def test_the_half_message_is_in_kafka_before_the_local_transaction_runs_and_its_
         (lambda _: 1 / 0, "UNKNOWN", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_the_op_tells_the_listeners_answer_and_none_or_an_error_is_unknown_with_a_remark(
+def test_no_answer_or_an_error_of_the_listener_is_unknown_with_a_remark(
     kafka: Namespace, answer: Any, decision: str, remark: str | None
 ) -> None:
     with kafka.producer(Listener(execute=answer)) as producer:
@@ -207,7 +210,7 @@ def test_sharding_keys_choose_a_queue_and_without_one_queues_take_turns(kafka: N
         ({"transaction.reject": True}, Message("orders", b""), "TRANSACTIONS_REJECTED"),
     ],
 )
-def test_what_landing_would_reject_is_refused_before_anything_is_sent_or_run(
+def test_what_landing_would_reject_is_refused_before_it_is_sent(
     kafka: Namespace, changes: dict[str, object], message: Message, reason: str
 ) -> None:
     kafka.publish("known", **changes)
@@ -232,17 +235,17 @@ def test_new_settings_are_respected_while_the_producer_runs(kafka: Namespace) ->
                 return error.reason == "TRANSACTIONS_REJECTED"
             return False
 
-        eventually(refused)
+        wait_for(refused)
         assert producer.send(Message("orders", b"")).msg_id  # normal messages still go
 
 
-def test_a_start_before_the_coordinator_has_ever_run_says_so(broker: EmbeddedBroker) -> None:
+def test_a_start_without_published_settings_asks_for_the_coordinator(broker: EmbeddedBroker) -> None:
     namespace = Namespace(broker)
     with pytest.raises(MQClientException, match="start the coordinator"):
         namespace.producer(Listener(), start_timeout=2_000).start()
 
 
-def test_a_start_without_a_broker_says_so_in_time() -> None:
+def test_a_start_without_a_broker_fails_in_time() -> None:
     begun = time.monotonic()
     producer = DefaultMQProducer("group", bootstrap_servers="127.0.0.1:1", start_timeout=2_000)
     with pytest.raises(MQClientException, match="bootstrap_servers"):
@@ -262,10 +265,12 @@ def test_a_producer_that_is_not_started_or_has_no_listener_refuses(kafka: Namesp
         producer.send(Message("orders", b""))
 
 
-def test_any_instance_answers_a_check_with_all_half_messages_of_the_request(kafka: Namespace) -> None:
+def test_the_answer_to_a_check_lists_the_half_messages_of_the_request(kafka: Namespace) -> None:
     listener = Listener(check=ROLLBACK)
-    asked = check(tags="TagA", keys="K", properties={"color": "red"}, queue_id=1, stored_timestamp=3, born_timestamp=2)
-    kafka.ask(asked)
+    request = check(
+        tags="TagA", keys="K", properties={"color": "red"}, queue_id=1, stored_timestamp=3, born_timestamp=2
+    )
+    kafka.ask(request)
     with kafka.producer(listener):
         (op,) = kafka.wait_for_ops(1)
         assert kafka.read("op")[0].partition == 1
@@ -273,7 +278,7 @@ def test_any_instance_answers_a_check_with_all_half_messages_of_the_request(kafk
         transaction_id="m",
         producer_group="group",
         decision="ROLLBACK",
-        half_messages=asked.half_messages,
+        half_messages=request.half_messages,
         from_check=True,
     )
     (seen,) = listener.checked
@@ -288,21 +293,22 @@ def test_any_instance_answers_a_check_with_all_half_messages_of_the_request(kafk
     assert (seen.born_timestamp, seen.store_timestamp, seen.check_times, seen.check_id) == (2, 3, 1, "1-5-0-1")
 
 
-def test_checks_of_other_groups_are_skipped_and_all_are_committed_once_answered(kafka: Namespace) -> None:
+def test_checks_of_other_groups_are_skipped_and_committed(kafka: Namespace) -> None:
     kafka.ask(check("a"), check("b", group="other"), check("c"), check("d", group="group2"))
     listener = Listener()
     with kafka.producer(listener):
-        eventually(lambda: kafka.committed() == 4)
+        wait_for(lambda: kafka.committed() == 4)
     assert sorted(message.msg_id or "" for message in listener.checked) == ["a", "c"]
+    kafka.ask(check("e"))
     with kafka.producer(listener):
-        time.sleep(1)
-    assert len(listener.checked) == 2
+        wait_for(lambda: kafka.committed() == 5)
+    assert [message.msg_id for message in listener.checked[2:]] == ["e"]
 
 
-def test_a_listener_that_fails_in_a_check_is_unknown_and_the_check_counts_as_answered(kafka: Namespace) -> None:
+def test_a_listener_that_fails_in_a_check_answers_unknown(kafka: Namespace) -> None:
     kafka.ask(check())
     with kafka.producer(Listener(check=lambda _: 1 / 0)):
-        eventually(lambda: kafka.committed() == 1)
+        wait_for(lambda: kafka.committed() == 1)
     (op,) = kafka.ops()
     assert (op.decision, op.from_check, op.remark) == ("UNKNOWN", True, "ZeroDivisionError: division by zero")
 
@@ -313,48 +319,52 @@ def test_a_repeated_check_is_answered_again(kafka: Namespace) -> None:
         assert len(kafka.wait_for_ops(2)) == 2
 
 
-def test_a_later_check_is_not_committed_before_an_earlier_one_is_answered_nor_lost(kafka: Namespace) -> None:
+def test_offsets_are_committed_up_to_the_first_unanswered_check(kafka: Namespace) -> None:
     go = threading.Event()
-    listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(30) else ROLLBACK)
+    listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(WAIT_S) else ROLLBACK)
     kafka.ask(check("before"), check("slow"), check("after"))
     with kafka.producer(listener):
         kafka.wait_for_ops(2)
-        eventually(lambda: kafka.committed() == 1)
+        wait_for(lambda: kafka.committed() == 1)
         go.set()
-        eventually(lambda: kafka.committed() == 3)
+        wait_for(lambda: kafka.committed() == 3)
 
 
-def test_a_shutdown_finishes_the_running_check_and_leaves_waiting_ones_to_others(kafka: Namespace) -> None:
-    running = threading.Event()
-    first = Listener(check=lambda _: running.set() or time.sleep(1) or COMMIT)
+class WatchedPool(ThreadPoolExecutor):
+    """Keeps what it was given."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.given: list[Future[Any]] = []
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.given.append(super().submit(*args, **kwargs))
+        return self.given[-1]
+
+
+def test_a_shutdown_completes_running_checks_and_drops_waiting_ones(kafka: Namespace) -> None:
+    def until_others_are_dropped(_: MessageExt) -> LocalTransactionState:
+        wait_for(lambda: pool.given[1:] and all(waiting.cancelled() for waiting in pool.given[1:]))
+        return COMMIT
+
     kafka.ask(check("a"), check("b"), check("c"))
-    with ThreadPoolExecutor(1) as pool, kafka.producer(first, executor=pool):
-        assert running.wait(20)
+    with WatchedPool(1) as pool, kafka.producer(Listener(check=until_others_are_dropped), executor=pool):
+        wait_for(lambda: len(pool.given) == 3)
     assert [op.transaction_id for op in kafka.ops()] == ["a"]
     assert kafka.committed() == 1
     with kafka.producer(Listener()):
-        eventually(lambda: {op.transaction_id for op in kafka.ops()} == {"a", "b", "c"})
-
-
-class CountingPool(ThreadPoolExecutor):
-    """Counts what it is given."""
-
-    submitted = 0
-
-    def submit(self, *args: Any, **kwargs: Any) -> Any:
-        self.submitted += 1
-        return super().submit(*args, **kwargs)
+        wait_for(lambda: {op.transaction_id for op in kafka.ops()} == {"a", "b", "c"})
 
 
 def test_a_full_pool_pauses_polling_and_loses_no_check(kafka: Namespace) -> None:
     go = threading.Event()
     kafka.ask(*(check(f"m{at}") for at in range(3_000)))
-    with CountingPool(5) as pool, kafka.producer(Listener(check=lambda _: go.wait(60) and COMMIT), executor=pool):
-        eventually(lambda: pool.submitted >= 1_900)
-        time.sleep(1)
-        assert pool.submitted <= 2_000
+    with WatchedPool(5) as pool, kafka.producer(Listener(check=lambda _: go.wait(WAIT_S) and COMMIT), executor=pool):
+        wait_for(lambda: len(pool.given) >= 1_900)
+        time.sleep(1)  # polling goes on
+        assert len(pool.given) <= 2_000
         go.set()
-        eventually(lambda: kafka.committed() == 3_000, seconds=60)
+        wait_for(lambda: kafka.committed() == 3_000)
     assert len({op.transaction_id for op in kafka.ops()}) == 3_000
 
 
@@ -362,64 +372,64 @@ def test_another_instance_of_the_group_takes_over_where_one_leaves(kafka: Namesp
     left, right = Listener(), Listener()
     with kafka.producer(right):
         with kafka.producer(left):
-            eventually(lambda: bool(ask_both(kafka) and left.checked and right.checked), seconds=60)
-        seen = len(right.checked)
-        ask_both(kafka)
-        eventually(lambda: len(right.checked) >= seen + 2)
+            wait_for(lambda: bool(ask_both(kafka) and left.checked and right.checked))
+        ask_both(kafka, "later")
+        wait_for(lambda: {"later 0", "later 1"} <= {message.msg_id for message in right.checked})
 
 
-def ask_both(kafka: Namespace) -> bool:
+def ask_both(kafka: Namespace, name: str = "m") -> bool:
     """One check in each partition."""
     for partition in (0, 1):
-        kafka.ask(check(f"m{partition}"), partition=partition)
+        kafka.ask(check(f"{name} {partition}"), partition=partition)
     return True
 
 
-def test_an_uncertain_send_runs_nothing_and_its_check_is_answered_rollback_but_a_second_try_is_asked(
+def test_an_uncertain_send_is_rolled_back_by_its_check_without_listener(
     kafka: Namespace,
 ) -> None:
+    """A second try under the same transaction id is not."""
     listener = Listener()
     message = Message("orders", b"", transaction_id="order-17")
     with kafka.producer(listener, send_msg_timeout=1) as producer:
-        lost = []
+        lost = ""
         while not lost:  # 1 ms is rarely enough for an acknowledgement
             try:
                 producer.send_message_in_transaction(message)
                 listener.executed.clear()
             except MQClientException as error:
                 assert "may or may not be there" in str(error)
-                lost.append(message.msg_id)
+                lost = str(message.msg_id)
         assert listener.executed == []
-        before = len(kafka.ops())
-        kafka.ask(check(lost[0], transaction_id="order-17"), check("second try", transaction_id="order-17"))
-        ops = {op.decision: op for op in kafka.wait_for_ops(before + 2) if op.from_check}
+        kafka.ask(check(lost, transaction_id="order-17"), check("second try", transaction_id="order-17"))
+        wait_for(lambda: len(kafka.answers()) == 2)
+        ops = {op.decision: op for op in kafka.answers()}
     assert ops["ROLLBACK"].remark
     assert ops["COMMIT"].remark is None
-    assert [asked.msg_id for asked in listener.checked] == ["second try"]
+    assert [message.msg_id for message in listener.checked] == ["second try"]
 
 
-def test_hooks_are_told_of_direct_decisions_and_of_answers_to_checks(kafka: Namespace) -> None:
-    told: list[EndTransactionContext] = []
+def test_hooks_get_direct_decisions_and_answers_to_checks(kafka: Namespace) -> None:
+    contexts: list[EndTransactionContext] = []
 
     class Hook:
         def end_transaction(self, context: EndTransactionContext) -> None:
-            told.append(context)
+            contexts.append(context)
 
     with kafka.producer(Listener(check=ROLLBACK)) as producer:
         producer.register_end_transaction_hook(Hook())
         producer.register_end_transaction_hook(lambda _: 1 / 0)
-        producer.register_end_transaction_hook(told.append)
+        producer.register_end_transaction_hook(contexts.append)
         result = producer.send_message_in_transaction(Message("orders", b""))
         kafka.ask(check())
         kafka.wait_for_ops(2)
-    direct, again, answer, _ = told
+    direct, again, answer, _ = contexts
     assert direct == again
     assert (direct.producer_group, direct.msg_id, direct.topic) == ("group", result.msg_id, "orders")
     assert (direct.state, direct.from_check, direct.broker_address) == (COMMIT, False, kafka.servers)
     assert (answer.msg_id, answer.state, answer.from_check) == ("m", ROLLBACK, True)
 
 
-def test_several_half_messages_follow_their_first_and_one_op_lists_them_all(kafka: Namespace) -> None:
+def test_one_op_lists_all_half_messages_of_a_transaction(kafka: Namespace) -> None:
     with kafka.producer() as producer, producer.begin_transaction() as transaction:
         first = transaction.send(Message("orders", b"1"))
         second = transaction.send(Message("points", b"2", delay_seconds=5))
@@ -525,7 +535,7 @@ def test_a_long_list_is_split_into_batches_that_fit(kafka: Namespace) -> None:
     assert len(kafka.read("messages")) == len(parts) == 3
 
 
-def test_only_a_delayed_message_has_a_recall_handle_and_recall_names_its_record(kafka: Namespace) -> None:
+def test_only_a_delayed_message_has_a_recall_handle(kafka: Namespace) -> None:
     with kafka.producer() as producer:
         assert producer.send(Message("orders", b"")).recall_handle is None
         assert producer.send(Message("orders", b"", delay_time_level=0)).recall_handle is None
@@ -571,9 +581,9 @@ def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Pa
             with pytest.raises(MQClientException, match="may or may not be there"):
                 producer.send_message_in_transaction(Message("orders", b"meanwhile"))
             broker.start()
-            eventually(lambda: sent(producer, Message("orders", b"after")), seconds=60)
+            wait_for(lambda: sent(producer, Message("orders", b"after")))
             kafka.ask(check())
-            eventually(lambda: any(op.from_check for op in kafka.ops()), seconds=60)
+            wait_for(lambda: any(op.from_check for op in kafka.ops()))
     assert [message.body for message, _ in listener.executed] == [b"before", b"after"]
 
 

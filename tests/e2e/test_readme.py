@@ -10,17 +10,17 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.killing import ROOT, kill
+from tests.support.polling import WAIT_S, wait_for, wait_until_equal
+from tests.support.tables import count
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
@@ -28,16 +28,14 @@ COMMANDS = [
 ]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 PORT = "19092"
+TOPICS = ("orders", "points", "news")
 
 
 class Readme:
     """A coordinator started by the README's command, and the place where its reader works."""
 
     def __init__(self, place: Path) -> None:
-        self.place = place
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = str(probe.getsockname()[1])
+        self.place, self.port = place, "0"  # a free one; READY says which
         self.environment = {
             **os.environ,
             "COMMITLAKE__WAREHOUSE": str(place / "warehouse"),
@@ -50,6 +48,7 @@ class Readme:
         self.process = subprocess.Popen(
             [part.replace(PORT, self.port) for part in command],
             cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -58,9 +57,14 @@ class Readme:
         for line in self.process.stdout:
             self.lines.append(line)
 
-    def has_spoken(self) -> bool:
-        """Whether it is ready, or has ended."""
-        return any("READY" in line for line in self.lines) or self.process.poll() is not None
+    def await_ready(self) -> None:
+        """Waits for READY, and takes the broker's port from there."""
+        wait_for(lambda: self._ready() or self.process.poll() is not None, 300, lambda: self.lines)
+        assert self._ready(), "".join(self.lines)
+        (self.port,) = re.findall(r"kafka=127\.0\.0\.1:(\d+)", self._ready())
+
+    def _ready(self) -> str:
+        return next((line for line in self.lines if "READY" in line), "")
 
     def python(self, holding: str) -> str:
         """Run the snippet that holds a text, in the reader's directory."""
@@ -83,35 +87,31 @@ class Readme:
 
 
 @pytest.fixture(scope="module")
-def readme(tmp_path_factory: pytest.TempPathFactory, eventually: Callable[..., None]) -> Iterator[Readme]:
+def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
     """The coordinator of the README, ready; stopped with Ctrl-C at the end."""
     running = Readme(tmp_path_factory.mktemp("readme"))
     running.start()
     try:
-        eventually(running.has_spoken, seconds=300)
-        assert running.process.poll() is None, "".join(running.lines)
+        running.await_ready()
         yield running
-    finally:
         running.process.send_signal(signal.SIGINT)
-        code = running.process.wait(timeout=120)
-    assert code == 0, "".join(running.lines)
+        assert running.process.wait(WAIT_S) == 0, "".join(running.lines)
+    finally:
+        kill(running.process)
 
 
 @pytest.mark.timeout(900)
-def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme, eventually: Callable[..., None]) -> None:
+def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None:
     assert "COMMIT_MESSAGE" in readme.python("class Orders")
     readme.python("begin_transaction")
-    topics = readme.place / "warehouse" / "topics"
-    eventually(lambda: rows(topics / "orders") == 2 and rows(topics / "points") == 1 and rows(topics / "news") == 3)
+    wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 1, 3])
 
     seen = readme.python("deltalake")
     assert "order-1" in seen
     assert "one espresso" in seen
     assert "two espressos" in readme.python("readStream")
 
-    until = time.monotonic() + 60
-    while "recalled" not in (counts := summary(readme)) or counts["recalled"] != "1":
-        assert time.monotonic() < until, counts
+    counts = wait_for(lambda: recalled(summary(readme)))
     assert counts["holds"] == "True"
 
 
@@ -122,10 +122,9 @@ def summary(readme: Readme) -> dict[str, str]:
     return dict(zip(header, next(line for line in lines if line[:1] == ["news"]), strict=True))
 
 
-def rows(table: Path) -> int:
-    from deltalake import DeltaTable
-
-    return DeltaTable(table).to_pyarrow_table().num_rows if DeltaTable.is_deltatable(str(table)) else 0
+def recalled(counts: dict[str, str]) -> dict[str, str]:
+    """The counts, once they count the message that was recalled."""
+    return counts if counts.get("recalled") == "1" else {}
 
 
 def test_every_command_and_snippet_of_the_readme_is_run() -> None:

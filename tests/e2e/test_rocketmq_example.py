@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-from deltalake import DeltaTable
+from tests.support.polling import wait_for
+from tests.support.tables import rows
 
 from commitlake import TransactionMQProducer
 
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_transaction.py"
 
 
-def test_of_ten_unknown_transactions_checks_commit_three_roll_back_three_and_discard_four(
-    coordinator: Coordinator, eventually: Callable[..., None]
+def test_ten_unknown_transactions_end_by_their_checks(
+    coordinator: Coordinator,
 ) -> None:
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
@@ -30,15 +29,15 @@ def test_of_ten_unknown_transactions_checks_commit_three_roll_back_three_and_dis
         topic_prefix=kafka.topic_prefix,
     ) as producer:
         ids = example["send_ten"](producer)
-        eventually(lambda: len(ended(warehouse, example["GROUP"])) == 10)
+        wait_for(lambda: len(ended(warehouse, example["GROUP"])) == 10)
 
     ends = {row["transaction_id"]: row for row in ended(warehouse, example["GROUP"])}
-    told = [(ends[one]["state"], ends[one]["reason"]) for one in ids]
+    found = [(ends[one]["state"], ends[one]["reason"]) for one in ids]
     discarded, committed, rolled_back = ("DISCARDED", "CHECK_MAX"), ("COMMITTED", "CHECK"), ("ROLLED_BACK", "CHECK")
-    assert told == [(discarded, committed, rolled_back)[i % 3] for i in range(10)]
+    assert found == [(discarded, committed, rolled_back)[i % 3] for i in range(10)]
     assert {ends[one]["checks"] for one in ids[::3]} == {coordinator.config.transaction.check_max}
 
-    eventually(lambda: len(visible(warehouse, example["TOPIC"])) >= 3)
+    wait_for(lambda: len(visible(warehouse, example["TOPIC"])) >= 3)
     seen = visible(warehouse, example["TOPIC"])
     assert sorted((row["body"], row["tags"], row["keys"]) for row in seen) == [
         (f"Hello RocketMQ {i}".encode(), example["TAGS"][i % 5], f"KEY{i}") for i in (1, 4, 7)
@@ -46,10 +45,8 @@ def test_of_ten_unknown_transactions_checks_commit_three_roll_back_three_and_dis
 
 
 def ended(warehouse: str, group: str) -> list[dict[str, Any]]:
-    rows = DeltaTable(f"{warehouse}/transactions").to_pyarrow_table()
-    return rows.filter(pc.field("producer_group") == group).to_pylist()
+    return [row for row in rows(warehouse, "transactions") if row["producer_group"] == group]
 
 
 def visible(warehouse: str, topic: str) -> list[dict[str, Any]]:
-    place = f"{warehouse}/topics/{topic}"
-    return DeltaTable(place).to_pyarrow_table().to_pylist() if DeltaTable.is_deltatable(place) else []
+    return rows(warehouse, f"topics/{topic}")

@@ -13,8 +13,9 @@ import pytest
 from deltalake import DeltaTable
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from tests.e2e.running import Coordinator, coordinator, wait_for
-from tests.lake import Lake
+from tests.support.lake import Lake
+from tests.support.polling import wait_for
+from tests.support.running import Coordinator, coordinator
 
 from commitlake.kafka.embedded import EmbeddedBroker
 
@@ -52,8 +53,8 @@ def test_available_now_works_off_what_is_there_and_exits_0(broker: EmbeddedBroke
     lake = Lake(broker.bootstrap_servers, "now.", tmp_path)
     lake.op("COMMIT", "t", lake.half("t"))
     lake.close()
-    settings = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "now.", "kafka__queues": 2}
-    with coordinator(tmp_path, "--available-now", **settings) as running:
+    where = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "now."}
+    with coordinator(tmp_path, "--available-now", kafka__queues=2, **where) as running:
         assert running.end(150) == 0, running.said
         assert [row["body"] for row in lake.topic("orders")] == [b"t"]
         assert DeltaTable(str(running.warehouse / "epochs")).to_pyarrow_table().num_rows == 1

@@ -9,12 +9,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-_COMMON = {
-    "deadline": None,
-    "print_blob": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
-}
+_COMMON = settings(
+    deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
-settings.register_profile("default", max_examples=300, derandomize=True, **_COMMON)
-settings.register_profile("search", max_examples=2_000, **_COMMON)
+settings.register_profile("default", _COMMON, max_examples=300, derandomize=True)
+settings.register_profile("search", _COMMON, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

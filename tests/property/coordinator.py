@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.property.ledger import Keyed, Ledger, Said
-from tests.property.records import Message, Op, half_row, op_rows
+from tests.property.ledger import Keyed, Ledger, Occurred
+from tests.support.records import Message, Op, half_row, op_rows
 
 from commitlake.protocol.states import Kind, Source
 from commitlake.statemachine.advance import advance
@@ -42,7 +42,7 @@ class Coordinator:
         self.ledger.record(now, events)
         self.next = self.ledger.again
 
-    def _advance(self, key: Key, rows: Rows, now: int) -> list[Said]:
+    def _advance(self, key: Key, rows: Rows, now: int) -> list[Occurred]:
         step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules)
         self.states.pop(key, None)
         self.wake_at.pop(key, None)

@@ -1,20 +1,23 @@
-"""The tables as dicts: they record what segments say, answer what segments ask, and rebuild what is open."""
+"""The tables as dicts: they record the events of segments, resolve what is unmatched, and rebuild what is open."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from tests.property.records import End, Message, Op, Place, half_row, op_rows
+from tests.support.records import Check, Delivered, End, Message, Op, OpKey, Place, half_row, op_rows
 
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import ROW, Rows, make
 
-Said = tuple[Source, int, np.void]
+Occurred = tuple[Source, int, np.void]
 """An event of the segment of (source, queue)."""
 Keyed = tuple[Source, int, Rows]
 """A row on its way to the segment of (source, queue, offset of the row)."""
+Outcome = tuple[Any, ...]
+"""What a segment or a resolution ended in: `ended`, `refused`, `delivery`, `resume`, `again`; its key; its content."""
 
 
 class Ledger:
@@ -22,12 +25,12 @@ class Ledger:
         self.rules = rules
         self.half: dict[Place, Message] = {}
         self.delayed: dict[Place, Message] = {}
-        self.op: dict[tuple, Op] = {}
+        self.op: dict[OpKey, Op] = {}
         self.transactions: dict[Place, list[End]] = {}
         self.resumes: dict[Place, list[Op]] = {}
-        self.checks: list[tuple] = []
-        self.rejected: dict[tuple, Refusal] = {}
-        self.deliveries: dict[tuple[str, Place], tuple[Delivery, int]] = {}
+        self.checks: list[Check] = []
+        self.rejected: dict[OpKey, Refusal] = {}
+        self.deliveries: dict[Delivered, tuple[Delivery, int]] = {}
 
     def ended(self, place: Place) -> End | None:
         """The newest end, None while it is open; a RESUME of its first half message opens it again."""
@@ -37,25 +40,28 @@ class Ledger:
     def rounds(self, place: Place, end: End) -> int:
         return 0 if end.reason == Reason.ORPHAN else len(self.resumes.get(self.half[place].anchor, ()))
 
-    # ---- what segments ask, answered from the tables as they were before the batch
+    # ---- what is unmatched, resolved from the tables as they were before the batch
 
-    def answer(self, events: list[Said]) -> tuple[list[tuple], list[Keyed]]:
+    def resolve(self, events: list[Occurred]) -> tuple[list[Outcome], list[Keyed]]:
         """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
-        told, again = [], []
-        done: set[tuple] = set()
-        asks = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
-        for e in sorted(asks, key=lambda ask: -ask["last"]):
+        outcomes: list[Outcome] = []
+        done: set[OpKey | Place] = set()
+        unmatched = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
+        for e in sorted(unmatched, key=lambda event: -event["last"]):
             is_op = e["event"] == Event.UNMATCHED_OP
-            subject = self.op[op_key(e)] if is_op else self.half[Place(int(e["queue"]), int(e["offset"]))]
-            if (is_op, subject.at, is_op and subject.admin) in done:
+            key = op_key(e) if is_op else Place(int(e["queue"]), int(e["offset"]))
+            if key in done:
                 continue
-            done.add((is_op, subject.at, is_op and subject.admin))
-            answer = self._answer_op if is_op else self._answer_part
-            for kind, *content in answer(subject, bool(e["last"])):
-                (again if kind == "again" else told).append((kind, *content))
-        return first_resumes(told), [(src, queue, row) for _, src, queue, row in again] + []
+            done.add(key)
+            if isinstance(key, Place):
+                outcomes += self._resolve_part(self.half[key], bool(e["last"]))
+            else:
+                outcomes += self._resolve_op(self.op[key], bool(e["last"]))
+        records = [outcome for outcome in outcomes if outcome[0] != "again"]
+        again = [outcome for outcome in outcomes if outcome[0] == "again"]
+        return first_resumes(records), [(src, queue, row) for _, src, queue, row in again]
 
-    def _answer_op(self, op: Op, last: bool) -> Iterator[tuple]:
+    def _resolve_op(self, op: Op, last: bool) -> Iterator[Outcome]:
         accepted = any(op in resumes for resumes in self.resumes.values())
         if op.key in self.rejected or accepted:
             return
@@ -88,7 +94,8 @@ class Ledger:
         if end and end.state != op.state:
             return Refusal[f"ALREADY_{end.state.name}"]
         orphan = first and any(e.reason == Reason.ORPHAN for m in known for e in self.transactions.get(m.at, ()))
-        before = first and not end and not op.after((self.resumes.get(first.at) or [None])[-1])
+        resumes = self.resumes.get(first.at) if first else None
+        before = first and not end and not op.after(resumes[-1] if resumes else None)
         if orphan or before:
             return Refusal.ALREADY_DISCARDED
         if None in found:
@@ -114,9 +121,9 @@ class Ledger:
             return Refusal.RECALL_TOO_LATE if end[0] == Delivery.DELIVERED else "harmless"
         return "again"
 
-    def _answer_part(self, part: Message, last: bool) -> Iterator[tuple]:
+    def _resolve_part(self, part: Message, last: bool) -> Iterator[Outcome]:
         """A late part follows its first; one without a first that fits is an ORPHAN."""
-        first = self.half.get(part.first)
+        first = self.half.get(part.anchor)
         stranger = first is not None and (first.first or (part.tid, part.group) != (first.tid, first.group))
         end = self.ended(first.at) if first and not first.first else None
         if self.ended(part.at):
@@ -124,12 +131,12 @@ class Ledger:
         if stranger or (first is None and last):
             yield "ended", part.at, End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1)
         elif end:
-            due = part.due(self.op[end.op].stored) if end.state == State.COMMITTED else -1
+            due = part.due(self.op[end.op].stored) if end.op and end.state == State.COMMITTED else -1
             yield "ended", part.at, end._replace(deliver_at=due)
             if due >= 0:
-                yield "again", Source.HALF, part.first.queue, self.timer(part, due)
+                yield "again", Source.HALF, part.anchor.queue, self.timer(part, due)
         elif first and last:
-            yield "again", Source.HALF, part.first.queue, half_row(part)
+            yield "again", Source.HALF, part.anchor.queue, half_row(part)
 
     def timer(self, m: Message, due: int) -> Rows:
         own = (
@@ -141,40 +148,40 @@ class Ledger:
 
     # ---- what is recorded
 
-    def record(self, now: int, events: list[Said]) -> None:
+    def record(self, now: int, events: list[Occurred]) -> None:
         self.seen = {op_key(e): int(e["since"]) for _, _, e in events if e["event"] == Event.UNMATCHED_OP}
-        told, self.again = self.answer(events)
+        records, self.again = self.resolve(events)
         parts: dict[Place, set[Place]] = {}
         for src, queue, e in events:
             at, anchor = Place(own(e["queue"], queue), int(e["offset"])), Place(queue, int(e["anchor_offset"]))
             if e["event"] == Event.CHECK_PART:
                 parts.setdefault(anchor, set()).add(at)
             elif e["event"] == Event.REFUSED:
-                told.append(("refused", op_key(e), Refusal(int(e["reason"]))))
+                records.append(("refused", op_key(e), Refusal(int(e["reason"]))))
             elif e["event"] == Event.DECIDED:
-                told.append(("ended", at, end_of(e)))
+                records.append(("ended", at, end_of(e)))
             elif e["event"] == Event.DELIVERY:
                 assert e["state"] == Delivery.RECALLED or e["deliver_at"] <= now, "delivered early by the batch's time"
-                told.append(("delivery", (src.name.lower(), at), (Delivery(int(e["state"])), int(e["deliver_at"]))))
+                records.append(("delivery", (src.name.lower(), at), (Delivery(int(e["state"])), int(e["deliver_at"]))))
         self.checks += [
             (now, at, int(e["round"]), int(e["checks"]), frozenset({at} | parts.get(at, set())))
             for _, queue, e in events
             if e["event"] == Event.CHECK and (at := Place(queue, int(e["offset"])))
         ]
-        for kind, key, *content in told:
-            self._write(kind, key, *content)
+        for outcome in records:
+            self._write(*outcome)
 
-    def _write(self, kind: str, key: object, *content: object) -> None:
-        """Nothing is ever told twice."""
+    def _write(self, kind: str, key: Any, content: Any = None) -> None:
+        """Nothing is ever recorded twice."""
         if kind == "ended":
             assert self.ended(key) is None, f"{key} ended twice"
-            self.transactions.setdefault(key, []).append(*content)
+            self.transactions.setdefault(key, []).append(content)
         elif kind == "refused":
             assert key not in self.rejected, f"{self.op[key]} refused twice"
-            self.rejected[key] = content[0]
+            self.rejected[key] = content
         elif kind == "delivery":
             assert key not in self.deliveries, f"{key} delivered twice"
-            self.deliveries[key] = content[0]
+            self.deliveries[key] = content
         else:
             self.resume(key)
 
@@ -204,7 +211,7 @@ class Ledger:
         return half_row(first, **columns)
 
     def rebuild(self) -> list[Keyed]:
-        """What is open, and ops that are neither decided, told nor harmless."""
+        """What is open, and ops that are neither decided, refused nor harmless."""
         halves = [m for m in self.half.values() if not self.ended(m.at)]
         rows = [(Source.HALF, m.anchor.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
         rows += [
@@ -233,16 +240,16 @@ class Ledger:
         return (self.judge_recall if op.decision == Kind.RECALL else self.judge)(op, False) != "harmless"
 
 
-def first_resumes(told: list[tuple]) -> list[tuple]:
+def first_resumes(records: list[Outcome]) -> list[Outcome]:
     """Of several RESUMEs of a transaction the first is accepted; for the others it is no longer discarded."""
-    resumes = sorted((op for kind, op, *_ in told if kind == "resume"), key=lambda op: op.order)
+    resumes = sorted((op for kind, op, *_ in records if kind == "resume"), key=lambda op: op.order)
     first = {op.listed[0]: op for op in reversed(resumes)}
     late = [("refused", op.key, Refusal.NOT_DISCARDED) for op in resumes if op != first[op.listed[0]]]
-    ends = [entry for entry in told if entry[0] != "resume"]
+    ends = [entry for entry in records if entry[0] != "resume"]
     return ends + late + [("resume", op) for op in first.values()]
 
 
-def op_key(e: np.void) -> tuple[int, int, int]:
+def op_key(e: np.void) -> OpKey:
     return (int(e["op_queue"]), int(e["op_offset"]), int(e["admin"]))
 
 

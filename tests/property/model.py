@@ -1,28 +1,37 @@
-"""The rules as the contract tells them: one message at a time, plain dicts, every fact kept, no thought of speed."""
+"""The rules of the contract: one message at a time, plain dicts, every fact kept, no thought of speed."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace as Half
 
-from tests.property.records import End, Message, Op
+from tests.support.records import Check, Delivered, End, Message, Op, OpKey, Place
 
 from commitlake.protocol.states import Delivery, Kind, Reason, Refusal, State
 from commitlake.statemachine.model import Rules
 
 DONE = "done"
-Verdict = Refusal | str | None  # an op is told, needs no more, or waits on
+Verdict = Refusal | str | None  # an op is refused, needs no more, or waits on
 
 
 class Model:
     def __init__(self, rules: Rules) -> None:
-        self.rules, self.halves, self.delayed, self.timers = rules, {}, {}, {}
+        self.rules, self.crashed = rules, False
+        self.halves: dict[Place, Half] = {}
+        self.delayed: dict[Place, Message] = {}
+        self.timers: dict[Delivered, int] = {}
         self.waiting: dict[Op, int] = {}  # and when it was first seen
-        self.refused, self.deliveries, self.checks, self.resumed, self.crashed = {}, {}, [], {}, False
+        self.refused: dict[OpKey, Refusal] = {}
+        self.deliveries: dict[Delivered, tuple[Delivery, int]] = {}
+        self.checks: list[Check] = []
+        self.resumed: dict[Op, Half] = {}
 
     def land(self, m: Message) -> None:
         due = m.stored + max(self.rules.timeout_ms, m.immunity * 1000) + 1  # age > max(timeout, immunity)
         half = Half(m=m, since=m.stored, due=due, checks=0, round=0, resume=None, seen=None, end=None, ends=[])
-        (self.delayed if m.delayed else self.halves)[m.at] = m if m.delayed else half
+        if m.delayed:
+            self.delayed[m.at] = m
+        else:
+            self.halves[m.at] = half
 
     def crash(self) -> None:
         self.crashed = True  # what waits counts its time from the batch that first sees it again
@@ -133,7 +142,7 @@ class Model:
 
     def end(self, halves: list[Half], end: End, op: Op | None = None) -> Verdict:
         for h in [h for h in halves if not h.end]:
-            due = h.m.due(op.stored) if end.state == State.COMMITTED else -1
+            due = h.m.due(op.stored) if op and end.state == State.COMMITTED else -1
             h.end, h.by = end._replace(deliver_at=due), op
             h.ends.append(h.end)
             self.timers |= {("half", h.m.at): due} if due >= 0 else {}

@@ -1,14 +1,16 @@
-"""Random histories: segments with their ledger, and a model that does one message at a time, tell the same story."""
+"""Random histories: segments with their ledger, and a model that does one message at a time, agree."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from hypothesis import given, note
 from hypothesis import strategies as st
 from tests.property.coordinator import Coordinator
 from tests.property.model import Model
-from tests.property.records import Message, Op, Place
+from tests.support.records import Delivered, Message, Op, Place
 
-from commitlake.protocol.states import Kind
+from commitlake.protocol.states import Delivery, Kind
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import SEGMENT_SIZE
 
@@ -17,6 +19,7 @@ PARTS = (Place(0, 2), Place(1, 0), Place(1, 1))
 HALVES = FIRSTS + PARTS
 DELAYED = (Place(0, 0), Place(0, 1))
 START = 1_000_000
+Item = TypeVar("Item")
 
 rules = st.builds(
     Rules,
@@ -67,11 +70,12 @@ def ops(draw: st.DrawFn, now: int, offset: int) -> Op:
 
 
 @given(st.data())
-def test_any_history_ends_as_the_contract_says(data: st.DataObject) -> None:
+def test_any_history_ends_as_the_model_does(data: st.DataObject) -> None:
     chosen = data.draw(rules, "rules")
     model, product = Model(chosen), Coordinator(chosen)
     now, unread, offset = START, [], 0
-    to_land = data.draw(st.permutations([*HALVES, *((place, "delayed") for place in DELAYED)]), "order")
+    every: list[Place | tuple[Place, str]] = [*HALVES, *((place, "delayed") for place in DELAYED)]
+    to_land = data.draw(st.permutations(every), "order")
     for _ in range(data.draw(st.integers(1, 14), "batches")):
         now += data.draw(clock_steps, "time")
         landing, to_land = split(to_land, data.draw(st.sampled_from([0, 1, 1, 2, 8]), "landing"))
@@ -107,22 +111,22 @@ def a_message(draw: st.DrawFn, now: int, what: Place | tuple[Place, str]) -> Mes
     return Message(what[0], stored(draw, now), tid=1, group=1, deliver_at=due, delayed=True)
 
 
-def split(items: list, n: int) -> tuple[list, list]:
+def split(items: list[Item], n: int) -> tuple[list[Item], list[Item]]:
     return list(items[:n]), list(items[n:])
 
 
 def agree(model: Model, product: Coordinator) -> None:
     """Decisions, checks and ends of delayed messages fall in the same batch; all else agrees when it has settled."""
     ends = {at: [end for end in h.ends if end.reason.name != "ORPHAN"] for at, h in model.halves.items() if h.ends}
-    told = {
+    written = {
         at: [end for end in ends if end.reason.name != "ORPHAN"] for at, ends in product.ledger.transactions.items()
     }
-    assert {at: e for at, e in told.items() if e} == {at: e for at, e in ends.items() if e}
+    assert {at: e for at, e in written.items() if e} == {at: e for at, e in ends.items() if e}
     assert sorted(product.ledger.checks, key=repr) == sorted(model.checks, key=repr)
     assert delayed(product.ledger.deliveries) == delayed(model.deliveries)
 
 
-def delayed(deliveries: dict) -> dict:
+def delayed(deliveries: dict[Delivered, tuple[Delivery, int]]) -> dict[Delivered, tuple[Delivery, int]]:
     """Those of delayed messages; a late part of a transaction starts to wait a batch later than in the model."""
     return {at: end for at, end in deliveries.items() if at[0] == "messages"}
 

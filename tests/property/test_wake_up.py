@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.records import Message, Op, Place, half_row, op_rows
+from tests.support.records import Message, Op, Place, half_row, op_rows
 
 from commitlake.protocol.states import Kind
 from commitlake.statemachine.advance import advance
@@ -43,9 +43,7 @@ def arrivals(draw: st.DrawFn) -> np.ndarray:
         Rules, st.integers(1, 60), st.integers(1, 30), st.integers(0, 2), st.integers(1, 150), st.integers(1, 40)
     ),
 )
-def test_nothing_happens_before_wake_at_and_something_does_then_until_nothing_is_left(
-    rows: np.ndarray, rules: Rules
-) -> None:
+def test_a_segment_acts_at_wake_at_and_not_before_until_it_is_empty(rows: np.ndarray, rules: Rules) -> None:
     step, now = advance(empty(), rows, NOW, rules), NOW
     for _ in range(200):
         if step.wake_at is None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.lake import Lake
-from tests.recovery.children import delete_checkpoints, killed_at
-from tests.recovery.traffic import HASTY, Traffic
+from tests.support.killing import Successive, delete_checkpoints, error_line, killed_at
+from tests.support.lake import Lake
+from tests.support.polling import wait_for
+from tests.support.traffic import HASTY, Traffic
 
 from commitlake.coordinator import Coordinator
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -23,7 +23,7 @@ KILLS = [
     ("coordination:deliveries", "after", 1),
     ("coordination:batches", "before", 1),
 ]
-"""One start each, over one warehouse; what a kill leaves the next start finishes, or dies finishing."""
+"""One start each, over one warehouse; what a kill cuts short the next start completes, or dies completing."""
 MORE_KILLS = [
     ("coordination:topic", "after", 1),
     ("coordination:discarded", "before", 1),
@@ -33,23 +33,23 @@ MORE_KILLS = [
 
 @pytest.fixture
 def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
-    opened = Lake(broker.bootstrap_servers, prefix, tmp_path, **HASTY)
-    yield opened
-    opened.close()
+    with Lake(broker.bootstrap_servers, prefix, tmp_path, **HASTY) as opened:
+        yield opened
 
 
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["first", "more"])
-def test_a_coordinator_killed_at_step_after_step_ends_every_transaction_once(
+def test_kills_at_step_after_step_end_every_transaction_once(
     spark: SparkSession, lake: Lake, kills: list[tuple[str, str, int]]
 ) -> None:
     traffic = Traffic(lake)
-    for number, (step, moment, nth) in enumerate(kills):
-        traffic.send()
-        child = killed_at(lake, step, moment, nth)
-        assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
-        if number % 2:
-            delete_checkpoints(lake)
+    with Successive(lake) as coordinators:
+        for number, (step, moment, nth) in enumerate(kills, 1):
+            traffic.send()
+            child = coordinators.run(step=step, moment=moment, nth=nth, is_last=number == len(kills))
+            assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
+            if number % 2 == 0:
+                delete_checkpoints(lake)
     traffic.settle(spark)
     traffic.assert_outcome()
 
@@ -69,16 +69,12 @@ def test_a_kill_around_a_resume_reopens_once(spark: SparkSession, lake: Lake) ->
     traffic.assert_outcome()
 
 
-def test_a_second_coordinator_ends_naming_the_first_which_goes_on(spark: SparkSession, lake: Lake) -> None:
+def test_a_second_coordinator_names_the_first_and_ends(spark: SparkSession, lake: Lake) -> None:
     with Coordinator(spark, lake.config).start() as first:
         child = killed_at(lake, "", "before")
         assert child.returncode == 1
-        told = next(line for line in child.stderr.splitlines() if line.startswith("error: "))
-        assert f"host {socket.gethostname()}, pid {os.getpid()}, epoch {first.epoch}" in told
+        assert f"host {socket.gethostname()}, pid {os.getpid()}, epoch {first.epoch}" in error_line(child.stderr)
         assert "Traceback" not in child.stderr
         lake.op("COMMIT", "t", lake.half("t"))
-        deadline = time.monotonic() + 120
-        while "orders" not in lake.topics() or not lake.topic("orders"):
-            assert time.monotonic() < deadline, "the first coordinator does not go on"
-            first.await_termination(timeout=0.5)
+        wait_for(lambda: lake.topic("orders"), why=lambda: first.await_termination(timeout=0))
     assert len(lake.rows("epochs")) == 1

@@ -7,16 +7,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
-from tests.e2e.running import wait_for
-from tests.lake import Lake
-from tests.recovery import producer_child
-from tests.recovery.children import ENVIRONMENT, Child
-from tests.recovery.traffic import HASTY, Traffic
+from tests.support import producer_child
+from tests.support.killing import ENVIRONMENT, Child, kill
+from tests.support.lake import Lake
+from tests.support.polling import WAIT_S, wait_for
+from tests.support.traffic import HASTY, Traffic
 
 from commitlake import TransactionMQProducer
 from commitlake.coordinator import Coordinator
@@ -28,38 +30,36 @@ AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
 
 
 def is_visible(lake: Lake, body: str) -> bool:
-    return "orders" in lake.topics() and body.encode() in {row["body"] for row in lake.topic("orders")}
+    return body.encode() in {row["body"] for row in lake.topic("orders")}
 
 
 @pytest.mark.timeout(300)
-def test_a_coordinator_goes_on_by_itself_when_kafka_was_away_and_asks_what_fell_due_meanwhile(
+def test_after_an_outage_of_kafka_overdue_checks_are_sent(
     spark: SparkSession, lake: Lake, broker: EmbeddedBroker
 ) -> None:
     settings = lake.configured(transaction_timeout="4s", transaction_check_interval="1h")
     with Coordinator(spark, settings).start() as coordinator:
         lake.op("COMMIT", "a", lake.half("a"))
-        wait_for(lambda: is_visible(lake, "a"), 60)
+        wait_for(lambda: is_visible(lake, "a"))
         at = lake.half("open")
-        wait_for(lambda: len(lake.rows("half")) == 2, 60)
+        wait_for(lambda: len(lake.rows("half")) == 2)
         broker.stop()
         try:
-            wait_for(lambda: lake.rows("checks"), 60)
+            wait_for(lambda: lake.rows("checks"))
         finally:
             broker.start()  # other tests need it
         lake.producer.close()  # its own waits between two attempts to connect have grown
         lake.producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
         lake.op("COMMIT", "b", lake.half("b"))
-        wait_for(lambda: is_visible(lake, "b") and lake.checks(), 120, lambda: coordinator.await_termination(0))
+        wait_for(lambda: is_visible(lake, "b") and lake.checks(), why=lambda: coordinator.await_termination(0))
         lake.op("COMMIT", "open", at)
-        wait_for(lambda: is_visible(lake, "open"), 60)
+        wait_for(lambda: is_visible(lake, "open"))
     assert {check.half for check in lake.checks()} == {at}
     assert sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"open"]
 
 
 @pytest.mark.timeout(300)
-def test_what_a_killed_producer_left_open_another_of_its_group_answers_from_the_database(
-    spark: SparkSession, lake: Lake, tmp_path: Path
-) -> None:
+def test_checks_of_a_killed_producer_are_answered_by_its_group(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     database = str(tmp_path / "orders.db")
     with sqlite3.connect(database) as db:
         db.execute("CREATE TABLE orders (id PRIMARY KEY)")
@@ -70,12 +70,14 @@ def test_what_a_killed_producer_left_open_another_of_its_group_answers_from_the_
         Coordinator(spark, settings).start(),
         TransactionMQProducer("shop", producer_child.Orders(database), **where, options=producer_child.QUICK),
     ):
-        killed = [
-            start_producer(*where.values(), database, name=moment, moment=moment) for moment in ("before", "after")
-        ]
-        assert [process.wait(60) for process in killed] == [-signal.SIGKILL] * 2
+        with ExitStack() as processes:
+            killed = [
+                processes.enter_context(a_producer([*where.values(), database, moment, moment]))
+                for moment in ("before", "after")
+            ]
+            assert [process.wait(WAIT_S) for process in killed] == [-signal.SIGKILL] * 2
         sent = producer_child.COUNT * 2
-        wait_for(lambda: len(lake.rows("transactions")) == sent, 120, lambda: lake.rows("transactions"))
+        wait_for(lambda: len(lake.rows("transactions")) == sent, why=lambda: lake.rows("transactions"))
     with sqlite3.connect(database) as db:
         orders = sorted(row[0] for row in db.execute("SELECT id FROM orders"))
     assert len(orders) == sent - 1
@@ -86,18 +88,24 @@ def test_what_a_killed_producer_left_open_another_of_its_group_answers_from_the_
     assert (checked[f"before-{last}"], checked[f"after-{last}"]) == ("ROLLED_BACK", "COMMITTED")
 
 
-def start_producer(servers: str, prefix: str, database: str, *, name: str, moment: str) -> subprocess.Popen[bytes]:
-    arguments = [servers, prefix, database, name, moment]
-    return subprocess.Popen([sys.executable, producer_child.__file__, *arguments], env=ENVIRONMENT)
+@contextmanager
+def a_producer(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """An instance of the group in a process of its own; for the arguments see `producer_child`."""
+    command = [sys.executable, "-m", producer_child.__name__, *arguments]
+    process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
+    try:
+        yield process
+    finally:
+        kill(process)
 
 
 @pytest.mark.timeout(400)
-def test_a_full_disk_ends_the_coordinator_with_the_tables_name_and_a_restart_goes_on(
+def test_a_full_disk_ends_the_coordinator_and_a_restart_goes_on(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     traffic = Traffic(lake)
     with Child(lake, tmp_path / "landing") as child:
-        wait_for(child.is_ready, 120)
+        wait_for(child.is_ready)
         no_file_above(200_000, child.process.pid)
         traffic.send()
         commit = traffic.large(1_000_000)  # a body of which `half` gets a file of this size
@@ -105,7 +113,7 @@ def test_a_full_disk_ends_the_coordinator_with_the_tables_name_and_a_restart_goe
         assert f"cannot write to the table at {lake.root}/warehouse/half: " in child.error()
         assert "File too large" in child.error()
     with Child(lake, tmp_path / "coordination") as child:
-        wait_for(child.is_ready, 120)
+        wait_for(child.is_ready)
         no_file_above(200_000, child.process.pid)
         commit()
         traffic.send()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.e2e.running import wait_for
-from tests.lake import Lake, newest
+from tests.support.lake import Lake, newest
+from tests.support.polling import wait_for
 
 from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
 from commitlake.coordinator import Coordinator
@@ -24,11 +24,11 @@ def checks_of(lake: Lake, at: Position) -> list[int]:
 
 
 def end_of(lake: Lake, at: Position) -> tuple[str, str] | None:
-    row = newest(lake.rows("transactions")).get(tuple(at))
+    row = newest(lake.rows("transactions")).get((at.queue, at.offset))
     return (row["state"], row["reason"]) if row else None
 
 
-def test_next_deadlines_follow_changed_timings_and_what_was_done_counts(spark: SparkSession, lake: Lake) -> None:
+def test_next_deadlines_follow_changed_timings_and_checks_count_on(spark: SparkSession, lake: Lake) -> None:
     at = lake.half("t")
     lake.run(spark)
     assert checks_of(lake, at) == []
@@ -45,7 +45,7 @@ def test_next_deadlines_follow_changed_timings_and_what_was_done_counts(spark: S
 
 
 class Orders(TransactionListener):
-    """Local transactions whose outcome is known at once, or only when it is asked for."""
+    """Local transactions whose outcome is known at once, or only by a check."""
 
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
         return arg
@@ -95,20 +95,18 @@ class Sending:
         self._thread.join()
 
 
-def test_queues_added_at_a_restart_take_new_transactions_and_the_old_ones_still_end(
-    spark: SparkSession, lake: Lake
-) -> None:
+def test_queues_added_at_a_restart_are_used_and_old_transactions_end(spark: SparkSession, lake: Lake) -> None:
     with Coordinator(spark, lake.config).start(), Sending(lake) as sending:
-        wait_for(lambda: len(sending.sent) > 20 and "orders" in lake.topics(), 60)
+        wait_for(lambda: len(sending.sent) > 20 and lake.topic("orders"))
     ended_before = len(lake.rows("transactions"))
     grown = lake.configured(
         kafka_queues=4, transaction_timeout="2s", transaction_check_interval="2s", transaction_check_max=15
     )
     with Sending(lake) as later, Coordinator(spark, grown).start():
-        wait_for(lambda: later.queues == {0, 1, 2, 3}, 60)
+        wait_for(lambda: later.queues == {0, 1, 2, 3})
         later.finish()
         sent = len(sending.sent) + len(later.sent)
-        wait_for(lambda: len(lake.rows("transactions")) == sent, 120, lambda: lake.rows("transactions"))
+        wait_for(lambda: len(lake.rows("transactions")) == sent, why=lambda: lake.rows("transactions"))
     assert ended_before < len(sending.sent), "none was open at the restart"
     assert sending.queues == {0, 1}
     assert {(row["state"], row["reason"]) for row in lake.rows("transactions")} <= {

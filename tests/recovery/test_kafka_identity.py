@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import UnknownTopicOrPartitionError
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.e2e.running import wait_for
-from tests.lake import Lake
-from tests.recovery.test_landing_recovery import Cut, cut_at, land
+from tests.support.lake import Lake
+from tests.support.landing import CUT_SHORT, begin, cut_at, land
+from tests.support.polling import wait_for
 
 from commitlake.coordinator import Coordinator
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.landing.query import Landing
 from commitlake.protocol import wire
 from commitlake.tables import Warehouse
 
@@ -46,35 +46,35 @@ def admin(broker: EmbeddedBroker) -> Iterator[KafkaAdminClient]:
 def refusal(spark: SparkSession, lake: Lake, **changes: object) -> str:
     """What the first act of a start says against this Kafka."""
     with pytest.raises(IdentityError) as caught:
-        Landing(spark, lake.configured(**changes), Warehouse(spark, lake.config.warehouse)).recover()
+        begin(lake.configured(**changes), Warehouse(spark, lake.config.warehouse))
     return str(caught.value)
 
 
 @pytest.mark.soak
-def test_another_cluster_stops_the_start_and_an_accepted_copy_goes_on(
+def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     commit(lake, "a", "b", "c")
     lake.run(spark)
     known, half = topics.identity(lake.config).cluster_id, lake.config.kafka.topic("half")
-    with EmbeddedBroker(tmp_path / "other") as other:
-        copy = Lake(other.bootstrap_servers, lake.config.kafka.topic_prefix, tmp_path)
+    with ExitStack() as stack:
+        other = stack.enter_context(EmbeddedBroker(tmp_path / "other"))
+        copy = stack.enter_context(Lake(other.bootstrap_servers, lake.config.kafka.topic_prefix, tmp_path))
         actual = topics.identity(copy.config).cluster_id
-        told = refusal(spark, copy)
-        assert f"this is the Kafka cluster {actual}, the warehouse was filled from {known}; no record would be" in told
+        error = refusal(spark, copy)
+        assert f"this is the Kafka cluster {actual}, the warehouse was filled from {known}; no record would be" in error
         # A log that ends before the next offset to land can't be accepted: what is sent there would never land.
-        assert f"accept.other_cluster can't accept it: {half}-0 ends at 0, 3 is the next to land" in told
-        assert refusal(spark, copy, accept_other_cluster="true") == told
+        assert f"accept.other_cluster can't accept it: {half}-0 ends at 0, 3 is the next to land" in error
+        assert refusal(spark, copy, accept_other_cluster="true") == error
         for source in ("half", "op"):
             for record in lake.kafka(source):
                 copy.send(source, wire.Encoded(record.key, record.value, record.headers), record.partition)
         commit(copy, "d")
-        told = refusal(spark, copy)
-        assert f"lost would be {half}-0 offsets 0 to 2" in told
-        assert "set accept.other_cluster to go on" in told
+        error = refusal(spark, copy)
+        assert f"lost would be {half}-0 offsets 0 to 2" in error
+        assert "set accept.other_cluster to go on" in error
         copy.run(spark, accept_other_cluster="true")
-        Landing(spark, copy.config, Warehouse(spark, copy.config.warehouse)).recover()  # it is remembered
-        copy.close()
+        begin(copy.config, Warehouse(spark, copy.config.warehouse))  # it is remembered
         other.stop()  # the same address, but with no data it is another cluster
         shutil.rmtree(other.data_dir)
         other.start()
@@ -83,14 +83,14 @@ def test_another_cluster_stops_the_start_and_an_accepted_copy_goes_on(
     assert visible(lake) == ["a", "b", "c", "d"]
 
 
-def test_a_topic_created_again_stops_the_start_and_goes_on_when_accepted(
+def test_a_topic_created_again_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     commit(lake, "a", "b")
     lake.run(spark)
     half = lake.config.kafka.topic("half")
     admin.delete_topics([half])
-    wait_for(lambda: is_gone(admin, half), 30)
+    wait_for(lambda: is_gone(admin, half))
     for accepted in ("false", "true"):
         with pytest.raises(IdentityError, match=rf"{half} was deleted; .*{half}-0 ends at 0, 2 is the next to land"):
             lake.run(spark, accept_recreated_topic=accepted)
@@ -98,19 +98,18 @@ def test_a_topic_created_again_stops_the_start_and_goes_on_when_accepted(
     topics.ensure_topics(lake.config)
     assert f"{half} was deleted and created again; no record would be lost" in refusal(spark, lake)
     commit(lake, "c")
-    told = refusal(spark, lake, accept_recreated_topic="true")
-    assert f"accept.recreated_topic can't accept it: {half}-0 ends at 1, 2 is the next to land" in told
+    error = refusal(spark, lake, accept_recreated_topic="true")
+    assert f"accept.recreated_topic can't accept it: {half}-0 ends at 1, 2 is the next to land" in error
     commit(lake, "d", "e")
-    told = refusal(spark, lake)
-    assert f"lost would be {half}-0 offsets 0 to 1; " in told
-    assert "set accept.recreated_topic to go on" in told
+    error = refusal(spark, lake)
+    assert f"lost would be {half}-0 offsets 0 to 1; " in error
+    assert "set accept.recreated_topic to go on" in error
     lake.run(spark, accept_recreated_topic="true")
     assert visible(lake) == ["a", "b", "e"]
 
 
 def is_gone(admin: KafkaAdminClient, topic: str) -> bool:
-    code: int = admin.describe_topics([topic])[0]["error_code"]
-    return code == UnknownTopicOrPartitionError.errno
+    return bool(admin.describe_topics([topic])[0]["error_code"] == UnknownTopicOrPartitionError.errno)
 
 
 def expire(admin: KafkaAdminClient, lake: Lake, before: int) -> None:
@@ -119,20 +118,18 @@ def expire(admin: KafkaAdminClient, lake: Lake, before: int) -> None:
 
 
 @pytest.mark.soak
-def test_a_log_that_begins_beyond_the_next_offset_stops_the_start_and_goes_on_when_accepted(
+def test_a_log_that_lost_offsets_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     commit(lake, "a", "b")
     lake.run(spark)
     expire(admin, lake, before=2)
-    Landing(spark, lake.config, Warehouse(spark, lake.config.warehouse)).recover()  # all that is gone has landed
+    begin(lake.config, Warehouse(spark, lake.config.warehouse))  # all that is gone has landed
     commit(lake, "c", "d", "e")
     expire(admin, lake, before=4)
     half = lake.config.kafka.topic("half")
-    told = (
-        f"{half} begins at offset 4 of partition 0, but 2 is the next to land: offsets 2 to 3 are lost; set accept.lost"
-    )
-    assert told in refusal(spark, lake)
+    error = f"{half}, partition 0 begins at offset 4, but 2 is the next to land: records at the offsets 2 to 3 are lost"
+    assert error in refusal(spark, lake)
     with pytest.raises(IdentityError, match="offsets 2 to 3 are lost"):  # nor does a refusal make the next start pass
         lake.run(spark)
     lake.run(spark, accept_lost_range="true")
@@ -140,13 +137,13 @@ def test_a_log_that_begins_beyond_the_next_offset_stops_the_start_and_goes_on_wh
 
 
 @pytest.mark.soak
-def test_what_expired_before_the_very_first_record_landed_stops_the_start_too(
+def test_offsets_lost_before_the_first_landing_stop_the_start(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     lake.run(spark)
     commit(lake, "a", "b", "c")
     expire(admin, lake, before=2)
-    assert "begins at offset 2 of partition 0, but 0 is the next to land: offsets 0 to 1 are lost" in refusal(
+    assert "partition 0 begins at offset 2, but 0 is the next to land: records at the offsets 0 to 1" in refusal(
         spark, lake
     )
     lake.run(spark, accept_lost_range="true")
@@ -163,21 +160,39 @@ def test_a_start_on_another_cluster_writes_nothing_there(spark: SparkSession, la
         assert topics.identity(changed).topic_ids == {}
 
 
+def test_a_log_that_ends_early_stops_the_start_until_accepted(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(lake, "a", "b", "c")
+    lake.run(spark)
+    half, ends = lake.config.kafka.topic("half"), topics.end_offsets
+
+    def restored(*given: Any) -> dict[str, dict[int, int]]:
+        """What a broker tells that was restored from before the last record of queue 0."""
+        return {name: {**found, 0: found[0] - (name == half)} for name, found in ends(*given).items()}
+
+    with monkeypatch.context() as older:
+        older.setattr("commitlake.landing.start.end_offsets", restored)
+        error = refusal(spark, lake)
+        assert f"{half}, partition 0 ends at offset 2, but 3 is the next to land" in error
+        begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
+    assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (2, 3)
+    assert begun.floors == {"half": {0: 3}}, "offset 2 names a message that has landed"
+
+
 @pytest.mark.soak
-def test_a_landing_that_was_cut_short_and_then_expired_stops_the_start_and_the_rest_lands_once(
+def test_a_cut_short_landing_that_expired_in_kafka_stops_the_start(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     commit(lake, "a")
     lake.run(spark)
     commit(lake, "b", "c", "d")
-    with pytest.raises((Cut, StreamingQueryException)):  # `op` stands, `half` does not
-        land(spark, lake.config, cut_at(Warehouse(spark, lake.config.warehouse), commit=2))
+    with pytest.raises(CUT_SHORT):
+        land(spark, lake.config, cut_at(Warehouse(spark, lake.config.warehouse), commit=1))
     expire(admin, lake, before=2)
     half = lake.config.kafka.topic("half")
-    told = (
-        f"landing 2 was cut short, and {half} no longer holds its offsets 1 to 1 of partition 0; set accept.lost_range"
-    )
-    assert told in refusal(spark, lake)
+    error = f"{half}, partition 0 begins at offset 2, but 1 is the next to land: records at the offsets 1 to 1 are lost"
+    assert error in refusal(spark, lake)
     lake.run(spark, accept_lost_range="true")
     lake.run(spark)  # what was accepted once is done with
     assert visible(lake) == ["a", "c", "d"]

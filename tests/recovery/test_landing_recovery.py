@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Container
 from pathlib import Path
@@ -15,33 +12,47 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from tests.support.killing import Prepared
+from tests.support.landing import CUT_SHORT, cut_at, land
 
 from commitlake import config
 from commitlake.config import Config
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.landing import positions
-from commitlake.landing.query import Landing
-from commitlake.tables import Warehouse
+from commitlake.landing import judge, positions, start
+from commitlake.landing.land import Landing
+from commitlake.tables import Warehouse, topic_table
 
-CHILD = Path(__file__).with_name("landing_child.py")
-ROOT = Path(__file__).parents[2]
-COMMITS = 6
-"""One batch of `send` writes op, half, delayed, rejected and two topics."""
+TABLES = 6
+"""One batch of `send` writes op, half, delayed, rejected and two topics, several at once, and then its position."""
 
 
-@pytest.fixture
-def settings(broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    prefix = "".join(letter if letter.isalnum() else "-" for letter in request.node.name) + "."
+def given(broker: EmbeddedBroker, place: Path, prefix: str) -> dict[str, Any]:
     return {
-        "warehouse": str(tmp_path / "warehouse"),
-        "checkpoints": str(tmp_path / "checkpoints"),
+        "warehouse": str(place / "warehouse"),
+        "checkpoints": str(place / "checkpoints"),
         "kafka": {"bootstrap_servers": broker.bootstrap_servers, "topic_prefix": prefix, "queues": 2},
         "topics": {"allowed": ["a", "b"]},
     }
+
+
+@pytest.fixture
+def settings(broker: EmbeddedBroker, tmp_path: Path, prefix: str) -> dict[str, Any]:
+    return given(broker, tmp_path, prefix)
+
+
+@pytest.fixture(scope="module")
+def landed(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Config, Warehouse, Landing]:
+    """What two landings, one after the other, have left; and the second one."""
+    loaded, warehouse = prepare(spark, given(broker, tmp_path_factory.mktemp("landed"), "landed."))
+    for _ in range(2):
+        send(loaded)
+        landing = land(spark, loaded, warehouse)
+    return loaded, warehouse, landing
 
 
 def prepare(spark: SparkSession, settings: dict[str, Any]) -> tuple[Config, Warehouse]:
@@ -80,20 +91,14 @@ def send(loaded: Config, sources: Container[str] = ("half", "op", "messages", "a
     producer.close()
 
 
-def land(spark: SparkSession, loaded: Config, warehouse: Warehouse) -> Landing:
-    landing = Landing(spark, loaded, warehouse)
-    landing.start(available_now=True).awaitTermination()
-    return landing
-
-
 def standing(warehouse: Warehouse) -> Counter[tuple[str, int, int, int]]:
     """How often each Kafka record stands in a table: by source, partition, offset and place in its batch."""
     found: Counter[tuple[str, int, int, int]] = Counter()
     for table in ("op", "half", "delayed", "rejected"):
-        place = positions._coordinates(warehouse, table)
+        place = positions.coordinates(warehouse, table)
         found.update((*row, 0) for row in place.collect())
     for topic in warehouse.topics():
-        rows = warehouse.read_topic(topic).where(F.col("source") == "messages")
+        rows = warehouse.read(topic_table(topic)).where(F.col("source") == "messages")
         found.update(
             tuple(row) for row in rows.select("source", "source_queue", "source_offset", "source_index").collect()
         )
@@ -112,87 +117,45 @@ def expected(loaded: Config) -> Counter[tuple[str, int, int, int]]:
     return found
 
 
-class Cut(Exception):
-    """Ends a landing in the middle."""
-
-
-def cut_at(warehouse: Warehouse, commit: int) -> Warehouse:
-    """A second warehouse on the same tables that fails instead of its `commit`-th append."""
-    broken = Warehouse(warehouse.spark, warehouse.root)
-    seen = iter(range(1, 1_000))
-    append, append_topic = broken.append, broken.append_topic
-
-    def failing(write: Any) -> Any:
-        def instead(*args: Any, **options: Any) -> None:
-            if next(seen) >= commit:
-                raise Cut
-            write(*args, **options)
-
-        return instead
-
-    broken.append, broken.append_topic = failing(append), failing(append_topic)  # type: ignore[method-assign]
-    return broken
-
-
-def test_a_landing_goes_on_where_the_one_before_ended(spark: SparkSession, settings: dict[str, Any]) -> None:
-    loaded, warehouse = prepare(spark, settings)
-    for _ in range(2):
-        send(loaded)
-        landing = land(spark, loaded, warehouse)
+def test_a_landing_goes_on_where_the_one_before_ended(landed: tuple[Config, Warehouse, Landing]) -> None:
+    loaded, warehouse, landing = landed
     assert standing(warehouse) == expected(loaded)
-    assert landing.passed(topics.end_offsets(loaded))
+    assert landing.position == positions.newest(warehouse)
+    assert start.ends(loaded, judge.SOURCES) == landing.position.offsets
     reasons = {row["reason"] for row in warehouse.read("rejected").collect()}
     assert reasons == {"TOPIC_NOT_ALLOWED", "BAD_OP"}
-    assert [marker["landing_id"] for marker in warehouse.markers("op")] == [2, 1]
-
-
-def test_landings_without_ops_are_remembered_too(spark: SparkSession, settings: dict[str, Any]) -> None:
-    loaded, warehouse = prepare(spark, settings)
-    for sources in (("op",), ("messages",), ("half",), ()):
-        send(loaded, sources)
-        land(spark, loaded, warehouse)
-    assert standing(warehouse) == expected(loaded)
-    assert [marker["landing_id"] for marker in warehouse.markers("op")] == [3, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("commit", "moment"),
+    ("step", "moment", "nth"),
     [
-        pytest.param(1, "after", marks=pytest.mark.soak),
-        (4, "before"),
-        pytest.param(COMMITS, "after", marks=pytest.mark.soak),
+        pytest.param("landing:op", "after", 1, marks=pytest.mark.soak),
+        ("landing:rejected", "before", 1),
+        pytest.param("landing:topic", "after", 2, marks=pytest.mark.soak),
+        pytest.param("landing:positions", "before", 1, marks=pytest.mark.soak),
     ],
 )
-def test_a_killed_landing_is_finished_exactly_once(
-    spark: SparkSession, settings: dict[str, Any], commit: int, moment: str
+def test_a_killed_landing_is_completed_and_lands_each_record_once(
+    spark: SparkSession, settings: dict[str, Any], step: str, moment: str, nth: int
 ) -> None:
     loaded, warehouse = prepare(spark, settings)
     send(loaded)
-    command = [sys.executable, str(CHILD), json.dumps(settings), str(commit), moment]
-    child = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]
+    with Prepared(settings) as child:
+        ended = child.run(step=step, moment=moment, nth=nth)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2_000:]
     shutil.rmtree(loaded.checkpoints)
     send(loaded)
     land(spark, loaded, warehouse)
     assert standing(warehouse) == expected(loaded)
 
 
-@pytest.mark.soak
-def test_a_landing_that_is_cut_short_again_while_it_is_finished_still_lands_each_record_once(
+def test_a_landing_cut_short_again_and_again_lands_each_record_once(
     spark: SparkSession, settings: dict[str, Any]
 ) -> None:
     loaded, warehouse = prepare(spark, settings)
     send(loaded)
-    for commit in (3, 2, 3):
-        with pytest.raises((Cut, StreamingQueryException)):
+    for commit in (3, 2, TABLES):
+        with pytest.raises(CUT_SHORT):
             land(spark, loaded, cut_at(warehouse, commit))
     assert standing(warehouse) != expected(loaded)
     land(spark, loaded, warehouse)
@@ -200,13 +163,11 @@ def test_a_landing_that_is_cut_short_again_while_it_is_finished_still_lands_each
 
 
 @pytest.mark.soak
-def test_a_changed_configuration_neither_moves_nor_doubles_what_has_landed(
-    spark: SparkSession, settings: dict[str, Any]
-) -> None:
+def test_a_changed_configuration_leaves_what_has_landed_alone(spark: SparkSession, settings: dict[str, Any]) -> None:
     loaded, warehouse = prepare(spark, settings)
     send(loaded)
-    with pytest.raises((Cut, StreamingQueryException)):
-        land(spark, loaded, cut_at(warehouse, COMMITS - 1))
+    with pytest.raises(CUT_SHORT):
+        land(spark, loaded, cut_at(warehouse, TABLES))
     before = standing(warehouse)
     changed = config.from_mapping({**settings, "topics": {"allowed": ["c"]}})
     land(spark, changed, warehouse)
@@ -218,19 +179,7 @@ def test_a_changed_configuration_neither_moves_nor_doubles_what_has_landed(
 
 
 @pytest.mark.soak
-def test_a_finished_landing_is_not_read_again_from_kafka(
-    spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, warehouse = prepare(spark, settings)
-    send(loaded)
-    land(spark, loaded, warehouse)
-    monkeypatch.delattr(Landing, "_read")
-    land(spark, loaded, warehouse)
-    assert standing(warehouse) == expected(loaded)
-
-
-@pytest.mark.soak
-def test_topics_beyond_the_most_are_rejected_and_known_ones_go_on(
+def test_topics_beyond_topics_max_are_rejected_and_known_ones_go_on(
     spark: SparkSession, settings: dict[str, Any]
 ) -> None:
     loaded, warehouse = prepare(spark, {**settings, "topics": {"allowed": ["*"], "max": 1}})
@@ -241,41 +190,24 @@ def test_topics_beyond_the_most_are_rejected_and_known_ones_go_on(
     assert standing(warehouse) == expected(loaded)
 
 
-def test_a_warehouse_without_markers_goes_on_at_the_highest_offsets_of_its_tables(
-    spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_warehouse_without_positions_goes_on_at_its_highest_offsets(
+    spark: SparkSession, landed: tuple[Config, Warehouse, Landing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loaded, warehouse, landing = landed
+    monkeypatch.setattr(positions, "newest", lambda _: None)
+    assert start.reached(warehouse, loaded).offsets == landing.position.offsets
+
+
+def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSession, settings: dict[str, Any]) -> None:
+    """Version 0.1 kept offsets in the markers of its commits to `op`: here, those of a landing that was cut short."""
     loaded, warehouse = prepare(spark, settings)
     send(loaded)
-    land(spark, loaded, warehouse)
-    monkeypatch.setattr(Warehouse, "markers", lambda *_: [])
-    offsets = Landing(spark, loaded, warehouse).recover()
-    assert offsets == topics.end_offsets(loaded)
-
-
-def test_where_the_markers_are_gone_a_landing_that_is_cut_short_is_not_taken_for_an_older_one(
-    spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded, warehouse = prepare(spark, settings)
-    send(loaded)
-    land(spark, loaded, warehouse)
-    send(loaded)
-    with monkeypatch.context() as gone, pytest.raises((Cut, StreamingQueryException)):
-        gone.setattr(Warehouse, "markers", lambda *_: [])
-        Landing(spark, loaded, cut_at(warehouse, COMMITS), epoch=2).start(available_now=True).awaitTermination()
-    land(spark, loaded, warehouse)
-    assert standing(warehouse) == expected(loaded)
-
-
-@pytest.mark.soak
-def test_a_marker_that_is_some_commits_back_is_written_again(spark: SparkSession, settings: dict[str, Any]) -> None:
-    loaded, warehouse = prepare(spark, settings)
-    send(loaded)
-    land(spark, loaded, warehouse)
-    newest = positions.newest(warehouse)
-    for number in range(25):
-        warehouse.set_property("op", "commitlake.test", str(number))
-    assert warehouse.markers("op") == []
-    Landing(spark, loaded, warehouse).recover()
-    assert len(warehouse.markers("op")) == 1
-    assert positions.newest(warehouse) == newest
+    with pytest.raises(CUT_SHORT):
+        land(spark, loaded, cut_at(warehouse, TABLES))
+    since = {loaded.kafka.topic(source): {"0": 0} for source in judge.SOURCES}
+    until = {loaded.kafka.topic(source): {"0": 5} for source in judge.SOURCES}
+    marker = {"landing_id": 7, "from": since, "until": until, "tables": ["op", "half"], "earlier": []}
+    warehouse.append(warehouse.read("op").limit(0), "op", marker)
+    landing = land(spark, loaded, warehouse)
+    assert landing.position.landing_id == 8
     assert standing(warehouse) == expected(loaded)

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
-from tests.identities import assert_identities
-from tests.lake import Record
-from tests.spark.story import Story
+from tests.support.invariants import assert_invariants
+from tests.support.lake import Record
+from tests.support.story import COMMITTED, DELAYED, DELIVERED, DISCARDED, REJECTED, Story
 
 from commitlake.protocol.encoding import Position
 
-CHECKED = {"unknown", "wrong id", "wrong group", "whole", "foreign", "missing", "late to a deadline"}
+CHECK_MAX = [
+    *("unknown", "wrong id", "wrong group", "whole", "foreign", "missing", "late to a deadline"),
+    *("resumed and committed", "resumed with a part", *DISCARDED),
+]
+"""Transactions that were checked once, and discarded when no answer came."""
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +36,17 @@ def rejected(story: Story) -> dict[Record, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def visible(story: Story) -> dict[tuple[str, Position], dict[str, Any]]:
-    """Rows of all topic tables by their message."""
+    """Rows of all topic tables by their Kafka record."""
     rows = [row | {"topic": topic} for topic in story.lake.topics() for row in story.lake.topic(topic)]
+    rows = [row for row in rows if row["source_index"] == 0]  # of a batch the first member
     found = {(row["source"], Position(row["source_queue"], row["source_offset"])): row for row in rows}
     assert len(found) == len(rows), "a message is visible twice"
     return found
 
 
 ENDS = [
+    *((name, "COMMITTED", "DIRECT", "ops") for name in (*COMMITTED, *DELIVERED)),
+    *((name, "DISCARDED", "CHECK_MAX", "discarded") for name in (*CHECK_MAX, "whole 2")),
     ("committed", "COMMITTED", "DIRECT", "ops"),
     ("rolled back", "ROLLED_BACK", "DIRECT", "ops"),
     ("from check", "COMMITTED", "CHECK", "ops"),
@@ -60,14 +67,6 @@ ENDS = [
     ("orphan", "DISCARDED", "ORPHAN", "parked"),
     ("stranger by group", "DISCARDED", "ORPHAN", "ops"),
     ("stranger by id", "DISCARDED", "ORPHAN", "ops"),
-    ("unknown", "DISCARDED", "CHECK_MAX", "discarded"),
-    ("wrong id", "DISCARDED", "CHECK_MAX", "discarded"),
-    ("wrong group", "DISCARDED", "CHECK_MAX", "discarded"),
-    ("whole", "DISCARDED", "CHECK_MAX", "discarded"),
-    ("whole 2", "DISCARDED", "CHECK_MAX", "discarded"),
-    ("foreign", "DISCARDED", "CHECK_MAX", "discarded"),
-    ("missing", "DISCARDED", "CHECK_MAX", "discarded"),
-    ("late to a deadline", "DISCARDED", "CHECK_MAX", "discarded"),
     ("immune", "DISCARDED", "EXPIRED", "expired"),
     ("relative", "COMMITTED", "DIRECT", "ops"),
     ("absolute", "COMMITTED", "DIRECT", "ops"),
@@ -90,7 +89,14 @@ def test_a_half_message_ends_no_earlier_and_no_later(story: Story, ledger: Any, 
     assert before < ledger[story.half[name], 0]["batch_id"] <= story.until[start]
 
 
+RESUMED = [
+    *("unknown", "whole", "whole 2", "resumed and committed"),
+    *("resumed with a part", "resumed with a part 2"),
+]
+"""Half messages that were committed after a RESUME, in their second round."""
+
 REFUSED = [
+    *((name, "ILLEGAL_TOPIC", "ops") for name in REJECTED),
     ("too late to roll back", "ALREADY_COMMITTED", "parked"),
     ("too late to commit", "ALREADY_ROLLED_BACK", "parked"),
     ("second loses", "ALREADY_COMMITTED", "parked"),
@@ -120,31 +126,31 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "reason"), [(name, reason) for name, reason, _ in REFUSED])
-def test_an_op_that_changes_nothing_is_told_with_its_reason(
+def test_an_op_that_changes_nothing_is_rejected_with_its_reason(
     story: Story, rejected: Any, name: str, reason: str
 ) -> None:
     assert rejected[story.op[name]]["reason"] == reason
 
 
-def test_nothing_else_is_refused(story: Story, rejected: Any) -> None:
+def test_nothing_else_is_rejected(story: Story, rejected: Any) -> None:
     assert set(rejected) == {story.op[name] for name, _, _ in REFUSED}
 
 
-def test_refusals_are_told_once_and_no_later_than_the_first_batch_after_the_park_time(story: Story) -> None:
+def test_an_op_is_rejected_once_in_the_first_batch_after_park_time(story: Story) -> None:
     starts = list(story.until)
     wanted = Counter(start for _, _, start in REFUSED)
     upto = {start: sum(wanted[each] for each in starts[: starts.index(start) + 1]) for start in starts}
     assert story.rejected_after == upto
 
 
-def test_a_refused_op_keeps_its_original_bytes(story: Story, rejected: Any) -> None:
+def test_a_rejected_record_keeps_its_original_bytes(story: Story, rejected: Any) -> None:
     sent = {
         (source, r.partition, r.offset): (r.key, r.value)
-        for source in ("op", "admin")
+        for source in ("op", "admin", "half")
         for r in story.lake.kafka(source)
     }
-    told = {record: (row["key"], row["value"]) for record, row in rejected.items()}
-    assert told == {record: sent[record] for record in told}
+    kept = {record: (row["key"], row["value"]) for record, row in rejected.items()}
+    assert kept == {record: sent[record] for record in kept}
 
 
 def test_a_committed_message_is_visible_whole(story: Story, visible: Any) -> None:
@@ -170,8 +176,7 @@ def test_only_committed_half_messages_without_a_waiting_delay_are_visible(story:
     shown = {at for source, at in visible if source == "half"}
     waiting = {"relative", "absolute"}
     committed = {story.half[name] for name, state, *_ in ENDS if state == "COMMITTED" and name not in waiting}
-    resumed = {story.half[name] for name in ("unknown", "whole", "whole 2")}
-    assert shown == committed | resumed
+    assert shown == committed | {story.half[name] for name in RESUMED}
 
 
 def test_the_first_decision_wins_in_the_order_of_append_times(story: Story, ledger: Any) -> None:
@@ -195,11 +200,11 @@ def test_a_late_part_names_the_op_that_decided_its_first(story: Story, ledger: A
     assert Record("op", row["op_queue"], row["op_offset"]) == story.op["late part"]
 
 
-def test_a_check_asks_each_open_transaction_once_by_its_first_half_message(story: Story) -> None:
+def test_each_open_transaction_has_one_check_by_its_first_half_message(story: Story) -> None:
     rows = story.lake.rows("checks")
-    asked = {(Position(row["queue"], row["half_offset"]), row["round"], row["check_no"]) for row in rows}
-    assert asked == {(story.half[name], 0, 1) for name in CHECKED}
-    assert len(rows) == len(CHECKED)
+    found = {(Position(row["queue"], row["half_offset"]), row["round"], row["check_no"]) for row in rows}
+    assert found == {(story.half[name], 0, 1) for name in CHECK_MAX}
+    assert len(rows) == len(CHECK_MAX)
 
 
 def test_a_check_request_carries_what_an_answer_needs(story: Story) -> None:
@@ -215,7 +220,7 @@ def test_a_check_request_carries_what_an_answer_needs(story: Story) -> None:
 
 def test_a_check_sent_again_after_a_start_is_the_same_record(story: Story) -> None:
     sent = Counter((r.partition, r.key, r.value, json.dumps(r.headers, default=str)) for r in story.lake.kafka("check"))
-    assert len(sent) == len(CHECKED)
+    assert len(sent) == len(CHECK_MAX)
     assert set(sent.values()) == {2}
 
 
@@ -230,16 +235,28 @@ def test_a_discarded_message_is_kept_whole(story: Story) -> None:
 
 
 def test_a_resumed_transaction_is_committed_whole_in_a_new_round(story: Story, ledger: Any) -> None:
-    for name in ("unknown", "whole", "whole 2"):
-        assert ledger[story.half[name], 0]["state"] == "DISCARDED"
+    for name in RESUMED:
         row = ledger[story.half[name], 1]
         assert (row["state"], row["reason"], row["checks"]) == ("COMMITTED", "DIRECT", 0)
+
+
+def test_a_commit_in_the_batch_of_its_resume_commits(story: Story, ledger: Any) -> None:
+    """Its park time, which is none here, is over in that batch."""
+    row = ledger[story.half["resumed and committed"], 1]
+    assert Record("op", row["op_queue"], row["op_offset"]) == story.op["resumed and committed"]
+    assert story.until["discarded"] < row["batch_id"] <= story.until["resumed"]
+
+
+def test_a_part_that_lands_with_the_resume_of_its_first_is_open_with_it(story: Story, ledger: Any) -> None:
+    first, part = (ledger[story.half[name], 1] for name in ("resumed with a part", "resumed with a part 2"))
+    assert (story.half["resumed with a part 2"], 0) not in ledger
+    assert story.until["resumed"] < first["batch_id"] == part["batch_id"]
 
 
 def test_a_delayed_message_is_visible_at_the_first_batch_after_its_time(story: Story, visible: Any) -> None:
     rows = {row["message_id"]: row for row in story.lake.rows("deliveries") if row["source"] == "messages"}
     delivered = {name for name, row in rows.items() if row["state"] == "DELIVERED"}
-    assert delivered == {"past", "level", "in 1 s", "in 2 s"}
+    assert delivered == {"past", "level", "in 1 s", "in 2 s", *DELAYED}
     assert {name for name, row in rows.items() if row["state"] == "RECALLED"} == {"recalled", "recalled early"}
     for name in delivered:
         row = visible["messages", story.message[name]]
@@ -254,7 +271,7 @@ def test_a_delay_level_counts_from_the_append_time(story: Story) -> None:
     assert (row["deliver_at"] - row["stored_at"]).total_seconds() == 1
 
 
-def test_a_relative_delay_of_a_half_message_counts_from_the_op_that_committed_it(story: Story, ledger: Any) -> None:
+def test_a_relative_delay_of_a_half_message_counts_from_its_op(story: Story, ledger: Any) -> None:
     op = next(
         row for row in story.lake.rows("op") if Record("op", row["queue"], row["op_offset"]) == story.op["relative"]
     )
@@ -272,9 +289,10 @@ def test_a_recalled_or_waiting_message_is_not_visible(story: Story, visible: Any
     assert not shown & {story.message[name] for name in ("recalled", "recalled early", "waiting")}
 
 
-def test_another_start_without_news_changes_nothing(story: Story) -> None:
+def test_a_start_that_finds_nothing_to_decide_writes_no_batch(story: Story) -> None:
+    """What it found is a half message whose op and deadline are to come."""
     assert story.until["again"] == story.until["expired"]
 
 
-def test_the_identities_hold_at_every_batch(story: Story) -> None:
-    assert_identities(story.lake)
+def test_the_invariants_hold_at_every_batch(story: Story) -> None:
+    assert_invariants(story.lake)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from commitlake import config
 from commitlake.errors import RecordError
@@ -29,44 +29,51 @@ CONFIG = {
 }
 GOOD = {"REAL_TOPIC": "orders", "UNIQ_KEY": "m1", "PGROUP": "g"}
 OP = {"transaction_id": "t", "producer_group": "g", "decision": "COMMIT", "half_messages": [{"queue": 0, "offset": 1}]}
-RECALL = {"decision": "RECALL", "message_id": "m", "topic": "orders", "messages": [{"queue": 0, "offset": 7}]}
+RECALL: dict[str, Any] = {
+    "decision": "RECALL",
+    "message_id": "m",
+    "topic": "orders",
+    "messages": [{"queue": 0, "offset": 7}],
+}
 A = base64.b64encode(b"a").decode()
 
 Headers = Mapping[str, Any]
+Sent = tuple[str, bytes | None, bytes | None, list[tuple[str, bytes]] | None]
+"""Topic, value, key and headers of a record."""
 
 
 def record(
     source: str, headers: Headers | list[tuple[str, bytes]], value: bytes | None = b"body", key: bytes | None = None
-):
+) -> Sent:
     pairs = headers if isinstance(headers, list) else [(k, str(v).encode()) for k, v in headers.items()]
     return (f"commitlake.{source}", value, key, pairs or None)
 
 
-def half(value: bytes | None = b"body", **headers: Any):
+def half(value: bytes | None = b"body", **headers: Any) -> Sent:
     return record("half", {**GOOD, **headers}, value)
 
 
-def message(value: bytes | None = b"body", **headers: Any):
+def message(value: bytes | None = b"body", **headers: Any) -> Sent:
     return record("messages", {**GOOD, **headers}, value)
 
 
-def op(source: str = "op", **fields: Any):
+def op(source: str = "op", **fields: Any) -> Sent:
     return record(source, {}, json.dumps({**OP, **fields}).encode())
 
 
-def op_bytes(value: bytes | None):
+def op_bytes(value: bytes | None) -> Sent:
     return record("op", {}, value)
 
 
-def batch(members: Any, count: Any = 1, **headers: Any):
+def batch(members: Any, count: Any = 1, **headers: Any) -> Sent:
     return message(json.dumps({"messages": members}).encode(), BATCH=count, **headers)
 
 
-def member(body: Any = A, **properties: Any):
+def member(body: Any = A, **properties: Any) -> dict[str, Any]:
     return {"body": body, "properties": {"UNIQ_KEY": "k", **properties}}
 
 
-def without(source: str, *names: str, **headers: Any):
+def without(source: str, *names: str, **headers: Any) -> Sent:
     return record(source, {k: v for k, v in {**GOOD, **headers}.items() if k not in names})
 
 
@@ -216,7 +223,7 @@ ACCEPTED = {
     "an admin RESUME": (op("admin", decision="RESUME"), "op"),
 }
 
-_DELAYS: list[dict[str, str]] = [
+_DELAYS: list[dict[str, Any]] = [
     {"DELAY": "1"},
     {"DELAY": "18"},
     {"DELAY": "19"},
@@ -257,7 +264,7 @@ def rules() -> judge.LandingRules:
 
 
 @pytest.fixture(scope="module")
-def judged(spark: SparkSession, rules: judge.LandingRules):
+def judged(spark: SparkSession, rules: judge.LandingRules) -> Iterator[DataFrame]:
     raw = [
         (topic, 1, offset, STORED, key, value, headers)
         for offset, (topic, value, key, headers) in enumerate(CASES.values())
@@ -271,7 +278,7 @@ def judged(spark: SparkSession, rules: judge.LandingRules):
 
 
 @pytest.fixture(scope="module")
-def verdicts(judged) -> dict[str, Row]:
+def verdicts(judged: DataFrame) -> dict[str, Row]:
     rows = judged.select("offset", "target", "reason", "detail", "delay_ms", "deliver_ms").collect()
     by_offset = {row["offset"]: row for row in rows}
     assert len(rows) == len(CASES)
@@ -290,7 +297,9 @@ def test_good_input_goes_to_its_table(name: str, verdicts: dict[str, Row]) -> No
 
 
 @pytest.mark.parametrize("headers", _DELAYS, ids=str)
-def test_delays_are_read_as_by_the_rules_in_python(headers, verdicts: dict[str, Row], rules) -> None:
+def test_delays_are_read_as_by_the_rules_in_python(
+    headers: dict[str, Any], verdicts: dict[str, Row], rules: judge.LandingRules
+) -> None:
     verdict = verdicts[f"delay {headers}"]
     try:
         expected = delay.parse(headers, rules.levels_ms, rules.max_delay_ms, STORED_MS)
@@ -301,7 +310,7 @@ def test_delays_are_read_as_by_the_rules_in_python(headers, verdicts: dict[str, 
         assert (verdict["delay_ms"], verdict["deliver_ms"]) == (expected or (None, None))
 
 
-def rows_by_case(frame, offset: str) -> dict[str, list[Row]]:
+def rows_by_case(frame: DataFrame, offset: str) -> dict[str, list[Row]]:
     names = list(CASES)
     found: dict[str, list[Row]] = {}
     for row in frame.collect():
@@ -309,7 +318,7 @@ def rows_by_case(frame, offset: str) -> dict[str, list[Row]]:
     return found
 
 
-def test_half_rows_keep_bytes_and_user_properties_and_default_what_is_absent(judged) -> None:
+def test_half_rows_keep_bytes_and_properties_and_have_defaults(judged: DataFrame) -> None:
     rows = rows_by_case(landed_rows.half_rows(judged), "queue_offset")
     (plain,) = rows["a half message"]
     assert (plain["transaction_id"], plain["queue_id"], plain["first_queue"]) == ("m1", 1, 1)
@@ -325,7 +334,7 @@ def test_half_rows_keep_bytes_and_user_properties_and_default_what_is_absent(jud
     assert rows["a half message with a relative delay"][0]["delay_ms"] == 5_000
 
 
-def test_op_rows_hold_the_decision_and_each_place_once(judged) -> None:
+def test_op_rows_hold_the_decision_and_each_place_once(judged: DataFrame) -> None:
     rows = rows_by_case(landed_rows.op_rows(judged), "op_offset")
     (plain,) = rows["an op"]
     assert (plain["queue"], plain["admin"], plain["from_check"], plain["remark"]) == (1, False, True, "why")
@@ -338,7 +347,7 @@ def test_op_rows_hold_the_decision_and_each_place_once(judged) -> None:
     assert recall["from_check"] is False
 
 
-def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(judged) -> None:
+def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(judged: DataFrame) -> None:
     rows = rows_by_case(
         landed_rows.delayed_rows(judged).selectExpr("*", "unix_millis(deliver_at) as due"), "queue_offset"
     )
@@ -347,7 +356,7 @@ def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(judged)
     assert (absolute["delay_ms"], absolute["due"]) == (None, 1_000)
 
 
-def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged) -> None:
+def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged: DataFrame) -> None:
     now_ms = STORED_MS + 77
     rows = rows_by_case(landed_rows.topic_rows(judged, "orders", now_ms), "source_offset")
     (plain,) = rows["a message"]
@@ -360,21 +369,21 @@ def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged) -> None:
     assert (second["keys"], second["body"], second["source_index"]) == ("x", b"", 1)
 
 
-def test_nothing_is_visible_before_it_was_stored(judged) -> None:
+def test_nothing_is_visible_before_it_was_stored(judged: DataFrame) -> None:
     early = (
         landed_rows.topic_rows(judged, "orders", STORED_MS - 5).selectExpr("visible_at >= stored_at as ok").distinct()
     )
     assert early.collect() == [Row(ok=True)]
 
 
-def test_rejected_rows_hold_the_original_bytes(judged) -> None:
+def test_rejected_rows_hold_the_original_bytes(judged: DataFrame) -> None:
     rows = rows_by_case(landed_rows.rejected_rows(judged, STORED_MS), "kafka_offset")
     (row,) = rows["a topic that is not UTF-8"]
     assert (row["source"], row["kafka_partition"], row["value"]) == ("half", 1, b"body")
     assert row["headers"] == {"REAL_TOPIC": b"order\xff", "UNIQ_KEY": b"m", "PGROUP": b"g"}
 
 
-def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: SparkSession) -> None:
+def test_rejected_transactions_are_the_last_reason_of_all(spark: SparkSession) -> None:
     rules = judge.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
     cases = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
     raw = [(t, 1, n, STORED, key, value, headers) for n, (t, value, key, headers) in enumerate(cases)]
@@ -383,7 +392,7 @@ def test_half_messages_are_rejected_last_of_all_while_transactions_are(spark: Sp
     assert reasons == ["TRANSACTIONS_REJECTED", "BAD_QUEUE_ID", "BAD_FIRST_HALF", None]
 
 
-def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSession, rules) -> None:
+def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSession, rules: judge.LandingRules) -> None:
     topic, value, key, headers = half(FIRST_HALF="1-5")
     raw = [(topic, 1, n, STORED, key, value, headers) for n in (4, 5)]
     judged = judge.judge(judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules))
@@ -391,7 +400,7 @@ def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSessi
     assert reasons == {4: None, 5: "BAD_FIRST_HALF"}
 
 
-def test_topics_beyond_the_most_are_not_allowed_before_later_reasons(judged) -> None:
+def test_topics_beyond_topics_max_are_rejected_before_later_reasons(judged: DataFrame) -> None:
     closed = judge.close_topics(judged, {"orders"})
     rows = {list(CASES)[row["offset"]]: row for row in closed.select("offset", "target", "reason").collect()}
     assert rows["a message for an allowed topic"]["reason"] == "TOPIC_NOT_ALLOWED"
@@ -406,7 +415,8 @@ VECTORS = sorted(Path(__file__).parents[1].glob("vectors/*.json"))
 
 def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
     rules = judge.LandingRules.of(config.from_mapping({}))
-    raw, names = [], []
+    raw: list[tuple[object, ...]] = []
+    names: list[str] = []
     for path in VECTORS:
         vector = json.loads(path.read_text())
         if vector["topic"] in judge.SOURCES:

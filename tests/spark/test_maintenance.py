@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
-from tests.lake import Lake, newest
-from tests.spark.conftest import copy_of
-from tests.spark.story import Story
+from tests.support.lake import Lake, newest
+from tests.support.polling import wait_for
+from tests.support.story import Story
 
 from commitlake.cli import commands
 from commitlake.coordinator import Coordinator
@@ -24,9 +24,9 @@ from commitlake.errors import FencedError, WarehouseError
 from commitlake.maintenance.run import Maintenance
 from commitlake.protocol.encoding import Position
 from commitlake.recovery import fencing
-from commitlake.tables import TABLES, Warehouse
+from commitlake.tables import TABLES, Warehouse, topic_table
 
-TOLD = ("transactions", "deliveries", "discarded", "checks", "rejected")
+WRITTEN = ("transactions", "deliveries", "discarded", "checks", "rejected")
 HOUR_MS = 3_600_000
 
 
@@ -37,6 +37,10 @@ def maintenance(
     conf = lake.configured(transaction_op_park_time="0s")
     keep = replace(conf.maintenance, retention_ms=retention_ms)
     return Maintenance(spark, replace(conf, maintenance=keep), go_on=go_on)
+
+
+def has_next(steps: Iterator[int]) -> bool:
+    return next(steps, None) is not None
 
 
 def places(rows: list[dict[str, Any]], offset: str = "queue_offset") -> set[Position]:
@@ -57,7 +61,7 @@ def _key(row: dict[str, Any]) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def maintained(spark: SparkSession, story: Story, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with copy_of(story, tmp_path_factory.mktemp("maintained")) as lake:
+    with story.lake.copied(tmp_path_factory.mktemp("maintained")) as lake:
         maintenance(spark, lake).run()
         yield lake
 
@@ -101,7 +105,7 @@ def test_topic_tables_keep_every_row(story: Story, maintained: Lake) -> None:
 
 
 @pytest.mark.soak
-def test_before_their_age_no_row_goes(spark: SparkSession, copied: Lake) -> None:
+def test_no_row_is_deleted_before_its_age(spark: SparkSession, copied: Lake) -> None:
     before = {name: len(copied.rows(name)) for name in TABLES}
     report = maintenance(spark, copied, retention_ms=HOUR_MS).run()
     assert report.deleted == {}
@@ -110,21 +114,19 @@ def test_before_their_age_no_row_goes(spark: SparkSession, copied: Lake) -> None
 
 @pytest.mark.timeout(600)
 @pytest.mark.soak
-def test_a_start_after_a_kill_between_two_deletes_opens_tells_and_delivers_nothing_again(
-    spark: SparkSession, copied: Lake
-) -> None:
+def test_a_kill_between_two_deletes_repeats_nothing(spark: SparkSession, copied: Lake) -> None:
     visible = topic_rows(copied)
     for deletes in (1, 2, 4, 9):  # after `op`, `half`, `transactions`, and all
-        asked = iter(range(deletes))
-        maintenance(spark, copied, go_on=lambda asked=asked: next(asked, None) is not None).run()
-        told = {name: len(copied.rows(name)) for name in TOLD}
+        steps = iter(range(deletes))
+        maintenance(spark, copied, go_on=partial(has_next, steps)).run()
+        written = {name: len(copied.rows(name)) for name in WRITTEN}
         copied.run(spark, transaction_op_park_time="0s")
-        assert {name: len(copied.rows(name)) for name in TOLD} == told
+        assert {name: len(copied.rows(name)) for name in WRITTEN} == written
         assert topic_rows(copied) == visible
 
 
 @pytest.mark.soak
-def test_a_discarded_transaction_is_resumed_and_committed_after_maintenance(
+def test_a_discarded_transaction_can_be_resumed_after_maintenance(
     spark: SparkSession, story: Story, maintained: Lake
 ) -> None:
     at = story.half["wrong id"]  # discarded after its checks
@@ -138,17 +140,17 @@ def test_a_discarded_transaction_is_resumed_and_committed_after_maintenance(
 
 
 @pytest.mark.soak
-def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
+def test_compaction_makes_few_files_and_streams_of_readers_go_on(
     spark: SparkSession, copied: Lake, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tables, place = Warehouse(spark, copied.config.warehouse), str(tmp_path_factory.mktemp("consumer"))
-    rows = [row for row in tables.read_topic("orders").limit(1).collect()]
+    rows = [row for row in tables.read(topic_table("orders")).limit(1).collect()]
     for _ in range(20):
-        tables.append_topic(spark.createDataFrame(rows, tables.read_topic("orders").schema), "orders")
-    before = tables.read_topic("orders")
+        tables.append(spark.createDataFrame(rows, tables.read(topic_table("orders")).schema), topic_table("orders"))
+    before = tables.read(topic_table("orders"))
 
     def consume() -> None:
-        stream = spark.readStream.format("delta").load(tables.locate_topic("orders"))
+        stream = spark.readStream.format("delta").load(tables.locate(topic_table("orders")))
         writer = stream.writeStream.format("delta").option("checkpointLocation", f"{place}/checkpoint")
         writer.trigger(availableNow=True).start(f"{place}/table").awaitTermination()
 
@@ -158,19 +160,19 @@ def test_compaction_makes_few_files_and_a_stream_that_reads_a_topic_goes_on(
     consume()
     read = spark.read.format("delta").load(f"{place}/table")
     assert_df_equality(read.drop("properties"), before.drop("properties"), ignore_row_order=True)
-    assert tables.topic_table("orders").detail().collect()[0]["numFiles"] <= 4
+    assert tables.table(topic_table("orders")).detail().collect()[0]["numFiles"] <= 4
 
 
 @pytest.mark.soak
-def test_one_table_that_fails_is_told_and_the_others_are_maintained(spark: SparkSession, copied: Lake) -> None:
+def test_a_failure_on_one_table_is_reported_and_the_others_proceed(spark: SparkSession, copied: Lake) -> None:
     shutil.rmtree(copied.root / "warehouse/checks/_delta_log")
     report = maintenance(spark, copied).run()
-    assert [told.partition(":")[0] for told in report.failed] == ["deleting old rows", "checks"], report
+    assert [failure.partition(":")[0] for failure in report.failed] == ["deleting old rows", "checks"], report
     assert report.deleted["op"]
 
 
 @pytest.mark.soak
-def test_the_log_of_old_commits_goes_with_their_files(spark: SparkSession, copied: Lake) -> None:
+def test_old_commits_leave_the_log_with_their_files(spark: SparkSession, copied: Lake) -> None:
     tables = Warehouse(spark, copied.config.warehouse)
     for number in range(60):
         tables.set_property("op", "commitlake.test", str(number))
@@ -195,26 +197,25 @@ def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSe
     at = copied.half("while maintained")
     with Coordinator(spark, conf).start() as running:
         copied.op("COMMIT", "while maintained", at)
-        waited = threading.Event()
-        for _ in range(300):
-            shown = [row["body"] for row in copied.topic("orders")].count(b"while maintained")
-            if shown and copied.rows("maintenance") and at not in places(copied.rows("transactions"), "half_offset"):
-                break
-            running.await_termination(0.2)
-            waited.wait(0)
+        wait_for(lambda: running.await_termination(timeout=0) or has_maintained(copied, at))
     assert [row["body"] for row in copied.topic("orders")].count(b"while maintained") == 1
-    assert copied.rows("maintenance")
+
+
+def has_maintained(lake: Lake, at: Position) -> bool:
+    """Whether what stood at a place has become visible, and then its rows were old enough to go."""
+    visible = any(row["body"] == b"while maintained" for row in lake.topic("orders"))
+    return visible and bool(lake.rows("maintenance")) and at not in places(lake.rows("transactions"), "half_offset")
 
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("spark")
-def test_on_a_local_warehouse_the_command_leaves_a_running_coordinator_alone(copied: Lake) -> None:
+def test_the_command_refuses_a_warehouse_whose_coordinator_runs(copied: Lake) -> None:
     with fencing.lock(copied.config), pytest.raises(FencedError, match="another coordinator runs"):
         commands.maintain(copied.config)
     assert commands.maintain(copied.config) == 0
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_says_so_when_there_are_no_tables(copied: Lake) -> None:
+def test_the_command_fails_where_there_are_no_tables(copied: Lake) -> None:
     with pytest.raises(WarehouseError, match="there are no tables at"):
         commands.maintain(copied.configured(warehouse=str(copied.root / "elsewhere")))

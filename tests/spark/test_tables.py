@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from commitlake.errors import WarehouseError
-from commitlake.tables import TABLES, TOPIC, Warehouse
+from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
+from commitlake.tables.creation import create_at_path
 from commitlake.tables.schemas import Table
 
 
@@ -24,11 +25,11 @@ def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     return created
 
 
-def test_every_table_has_the_columns_and_partitions_of_the_contract_and_no_features_beyond_plain_delta(
+def test_tables_have_the_schema_of_the_contract_and_plain_delta_features(
     warehouse: Warehouse,
 ) -> None:
     places = {name: (warehouse.locate(name), table) for name, table in TABLES.items()}
-    places["topic"] = (warehouse.locate_topic("%RETRY%g"), TOPIC)
+    places["topic"] = (warehouse.locate(topic_table("%RETRY%g")), TOPIC)
     for name, (place, table) in places.items():
         found = deltalake.DeltaTable(place)
         assert [field.name for field in found.schema().fields] == table.columns, name
@@ -57,21 +58,19 @@ def test_an_append_puts_columns_in_order_and_remembers_its_marker(spark: SparkSe
 
 def test_topic_tables_refuse_to_delete(spark: SparkSession, warehouse: Warehouse) -> None:
     with pytest.raises(PySparkException, match="append"):
-        spark.sql(f"delete from delta.`{warehouse.locate_topic('%RETRY%g')}` where true")
+        spark.sql(f"delete from delta.`{warehouse.locate(topic_table('%RETRY%g'))}` where true")
 
 
-def test_a_table_of_somebody_else_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_foreign_table_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(1).write.format("delta").save(str(tmp_path / "half"))
     with pytest.raises(WarehouseError, match="half"):
         Warehouse(spark, str(tmp_path)).create()
 
 
-def test_a_warehouse_of_an_older_version_gets_what_it_lacks_and_keeps_its_rows(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_tables_of_an_older_version_get_new_columns_and_keep_rows(spark: SparkSession, tmp_path: Path) -> None:
     older = Table(StructType([field for field in TABLES["delayed"].schema if field.name != "delay_ms"]), ("queue",))
     warehouse = Warehouse(spark, str(tmp_path))
-    warehouse._create(warehouse.locate("delayed"), older)
+    create_at_path(spark, warehouse.locate("delayed"), older)
     spark.sql(f"insert into delta.`{tmp_path}/delayed` (queue, queue_offset, message_id) values (0, 7, 'before')")
     with pytest.raises(WarehouseError, match="start the coordinator of this version there once"):
         warehouse.must_exist()
@@ -96,6 +95,6 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
         warehouse.append(spark.sql("select 1 as batch_id, current_timestamp() as completed_at"), "batches", {"n": 1})
         assert Warehouse(spark, warehouse.root).topics() == {"orders", "TopicTest"}
         assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
-        assert warehouse.read_topic("orders").columns == TOPIC.columns
+        assert warehouse.read(topic_table("orders")).columns == TOPIC.columns
     finally:
         spark.sql("drop database tables_in_catalog cascade")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ def member(body: bytes = b"x", **properties: str) -> Member:
     return Member(body, {"UNIQ_KEY": "id", **properties})
 
 
-def unpack(value: bytes, count: int = 1, topic: str = "orders", **headers: str) -> list[Member]:
+def unpack(value: bytes, count: Any = 1, topic: Any = "orders", **headers: str) -> list[Member]:
     return codecs.unpack(value, count, topic, headers)
 
 
@@ -32,7 +33,7 @@ def test_what_is_packed_is_read_back(bodies: list[bytes]) -> None:
 
 
 @given(BODIES, st.integers(min_value=110, max_value=600))
-def test_a_long_list_is_cut_in_order_into_as_few_batches_as_fit(bodies: list[bytes], most: int) -> None:
+def test_a_long_list_is_split_in_order_into_the_fewest_batches(bodies: list[bytes], most: int) -> None:
     members = [member(body) for body in bodies]
     if any(len(message_batch.pack([each])) > most for each in members):
         with pytest.raises(RecordError) as error:
@@ -46,12 +47,12 @@ def test_a_long_list_is_cut_in_order_into_as_few_batches_as_fit(bodies: list[byt
         assert len(message_batch.pack([*part, following[0]])) > most
 
 
-def test_nothing_is_cut_into_no_batches() -> None:
+def test_an_empty_list_is_split_into_no_batches() -> None:
     assert list(message_batch.split([], message_batch.packed_size, 10)) == []
 
 
 @pytest.mark.parametrize("count", [0, 2, -1])
-def test_a_number_that_is_not_the_lists_length_is_refused(count: int) -> None:
+def test_a_count_that_is_not_the_lists_length_is_refused(count: int) -> None:
     with pytest.raises(RecordError) as error:
         unpack(message_batch.pack([member()]), count)
     assert error.value.reason == "BAD_BATCH"

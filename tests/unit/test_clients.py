@@ -60,7 +60,7 @@ def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"ssl_truststore_location": "/x.jks"}, "allowed is PEM"),
         ({"ssl_truststore_type": "PEM", "ssl_truststore_location": "/no.pem"}, "cannot read /no.pem: No such file"),
@@ -70,17 +70,17 @@ def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
         ({"request_timeout_ms": "soon"}, "a whole number"),
     ],
 )
-def test_an_option_that_python_cannot_honour_is_an_error(options: dict[str, str], told: str) -> None:
+def test_an_option_that_python_cannot_honour_is_an_error(options: dict[str, str], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         clients.python_options(kafka(**options))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_an_option_of_java_only_is_left_out() -> None:
     assert clients.python_options(kafka(linger_ms="5")) == clients.python_options(kafka())
 
 
-def test_a_broken_jaas_config_is_told_without_its_password() -> None:
+def test_the_error_of_a_broken_jaas_config_hides_the_password() -> None:
     broken = kafka(
         security_protocol="SASL_SSL",
         sasl_mechanism="PLAIN",

@@ -30,14 +30,14 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert found.warehouse == str(Path("warehouse").absolute())
 
 
-def test_coordinators_of_two_warehouses_may_share_the_directory_of_checkpoints() -> None:
+def test_two_warehouses_may_share_a_directory_of_checkpoints() -> None:
     one, other = load("warehouse=/a", "checkpoints=/c/"), load("warehouse=/b", "checkpoints=/c/")
     assert one.scratch.startswith("/c/")
     assert one.scratch != other.scratch
     assert one.scratch == load("warehouse=/a", "checkpoints=/c").scratch
 
 
-def test_set_wins_over_the_environment_that_over_the_file_that_over_defaults(tmp_path: Path) -> None:
+def test_precedence_is_set_then_environment_then_file_then_default(tmp_path: Path) -> None:
     file = tmp_path / "conf.yaml"
     file.write_text("transaction: {timeout: 1s, check_interval: 1s, check_max: 1}\n")
     environ = {"COMMITLAKE__TRANSACTION__TIMEOUT": "2s", "COMMITLAKE__TRANSACTION__CHECK_INTERVAL": "2s"}
@@ -59,7 +59,7 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("transaction.timout=6s", "did you mean transaction.timeout"),
         ("transaction.timeout=6", "'6' is not allowed; allowed is a number with a unit"),
@@ -78,10 +78,10 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
         ("trigger_interval", "'=' is missing"),
     ],
 )
-def test_a_bad_value_is_told_with_its_key_and_what_is_allowed(override: str, told: str) -> None:
+def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(override: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(override)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert override.partition("=")[0] in str(caught.value)
 
 
@@ -90,7 +90,7 @@ def test_an_unknown_key_of_the_environment_is_an_error() -> None:
         load(environ={"COMMITLAKE__KAFKA__QUEUE": "1"})
 
 
-def test_an_unknown_key_is_told_with_its_value_and_the_known_ones_but_no_password() -> None:
+def test_an_unknown_key_is_named_with_its_value_unless_it_is_secret() -> None:
     with pytest.raises(
         ConfigError, match=r"transaction\.timout; .* its value is 6s; known keys: warehouse, .*trigger_"
     ):
@@ -101,7 +101,7 @@ def test_an_unknown_key_is_told_with_its_value_and_the_known_ones_but_no_passwor
         assert "hunter2" not in str(caught.value)
 
 
-def test_a_file_that_is_missing_or_not_yaml_is_told_without_its_content(tmp_path: Path) -> None:
+def test_a_missing_or_broken_file_is_named_without_its_content(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(path=tmp_path / "none.yaml")
     bad = tmp_path / "bad.yaml"
@@ -129,7 +129,7 @@ def test_a_secret_is_never_shown() -> None:
         assert "shown" in text
 
 
-def test_references_are_resolved_late_and_their_absence_is_told(
+def test_references_are_resolved_late_and_a_missing_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = tmp_path / "secret"

@@ -15,7 +15,7 @@ SPANS = st.lists(
 
 
 @given(SPANS)
-def test_every_place_lies_in_one_of_few_spans_that_begin_and_end_where_places_do(spans: list[Span]) -> None:
+def test_few_spans_with_ends_at_places_cover_every_place(spans: list[Span]) -> None:
     found = joined(spans)
     assert len(found) <= 16 + len({span.queue for span in spans})
     for span in spans:

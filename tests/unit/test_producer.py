@@ -34,7 +34,7 @@ MAKER = RecordMaker("group", SETTINGS)
 
 
 def test_rocketmqs_spelling_of_unknown_and_the_usual_one_are_the_same() -> None:
-    assert LocalTransactionState.UNKNOW is LocalTransactionState.UNKNOWN
+    assert LocalTransactionState["UNKNOW"] is LocalTransactionState["UNKNOWN"]
 
 
 @pytest.mark.parametrize("name", sorted(headers.RESERVED_HEADERS - {headers.CHECK_IMMUNITY}))
@@ -67,7 +67,7 @@ def test_two_messages_share_no_properties() -> None:
     assert second.get_user_property("b") is None
 
 
-def test_every_send_has_a_message_id_of_its_own_and_so_a_transaction_id() -> None:
+def test_every_send_has_a_message_and_transaction_id_of_its_own() -> None:
     message = Message("orders", b"")
     first = MAKER.half(message)
     message.msg_id, message.transaction_id = first.msg_id, first.transaction_id
@@ -105,7 +105,7 @@ def test_a_time_without_a_zone_is_a_bad_delay() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"queue_id": 99}, {"delay_seconds": 1.5}, {"body": b"x" * 1_001}])
-def test_a_topic_that_is_not_allowed_is_told_before_anything_else(fields: dict[str, Any]) -> None:
+def test_a_topic_that_is_not_allowed_is_the_first_reason(fields: dict[str, Any]) -> None:
     maker = RecordMaker("group", dataclasses.replace(SETTINGS, topics_allowed=("points",)))
     with pytest.raises(RecordError) as error:
         maker.message(Message(**{"topic": "orders", "body": b"", **fields}))

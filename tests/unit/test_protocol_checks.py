@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.property.records import Place
-from tests.unit.one_segment import OneSegment, T, commit, half, part
+from tests.support.one_segment import OneSegment, Readable, T, commit, half, part
+from tests.support.records import Place
 
 CHECK_MAX = {"DECIDED": [(7, "DISCARDED", "CHECK_MAX")]}
 EXPIRED = {"DECIDED": [(7, "DISCARDED", "EXPIRED")]}
 
 
-def test_the_first_check_is_due_when_age_is_greater_than_the_timeout_not_equal() -> None:
+def test_the_first_check_is_due_when_age_exceeds_the_timeout() -> None:
     segment = OneSegment()
     segment.batch(T, half())
     assert segment.batch(T + 6_000) == {}
@@ -51,7 +51,7 @@ def test_further_checks_come_an_interval_after_the_last_and_not_earlier() -> Non
     assert segment.batch(T + 38_000) == {"CHECK": [(7, 0, 2)]}
 
 
-def test_after_check_max_checks_it_gets_one_more_interval_then_it_is_discarded() -> None:
+def test_an_interval_after_check_max_checks_it_is_discarded() -> None:
     segment = OneSegment(check_max=1)
     segment.batch(T, half())
     assert segment.batch(T + 6_001) == {"CHECK": [(7, 0, 1)]}
@@ -74,7 +74,7 @@ def test_with_no_checks_allowed_it_is_discarded_at_the_first_due_time() -> None:
     assert segment.batch(T + 6_001) == CHECK_MAX
 
 
-def test_after_a_long_stop_one_check_is_sent_however_many_intervals_have_passed() -> None:
+def test_after_a_long_stop_one_check_is_sent() -> None:
     segment = OneSegment()
     segment.batch(T, half())
     assert segment.batch(T + 900_000) == {"CHECK": [(7, 0, 1)]}
@@ -96,7 +96,9 @@ def test_an_immune_message_still_expires() -> None:
 
 
 @pytest.mark.parametrize(("retention_ms", "outcome"), [(6_000, EXPIRED), (6_001, CHECK_MAX), (5_999, EXPIRED)])
-def test_of_two_deadlines_that_passed_at_once_the_earlier_gives_the_reason(retention_ms: int, outcome: dict) -> None:
+def test_of_two_passed_deadlines_the_earlier_gives_the_reason(
+    retention_ms: int, outcome: dict[str, list[Readable]]
+) -> None:
     segment = OneSegment(check_max=0, retention_ms=retention_ms)
     segment.batch(T, half())
     assert segment.batch(T + 500_000) == outcome
@@ -115,12 +117,12 @@ def test_a_clock_that_goes_backwards_neither_checks_early_nor_twice() -> None:
     assert segment.batch(T + 36_001) == {"CHECK": [(7, 0, 2)]}
 
 
-def test_a_transaction_has_one_check_that_names_every_part_that_has_landed() -> None:
+def test_a_check_names_every_part_that_has_landed() -> None:
     segment = OneSegment()
     segment.batch(T, part(Place(1, 3)), half(), part(Place(0, 9)), half(Place(0, 10), stored=T + 9_000))
-    said = segment.batch(T + 6_001)
-    assert said["CHECK"] == [(7, 0, 1)]
-    assert sorted(said["CHECK_PART"]) == [(0, 9), (1, 3)]
+    events = segment.batch(T + 6_001)
+    assert events["CHECK"] == [(7, 0, 1)]
+    assert sorted(events["CHECK_PART"]) == [(0, 9), (1, 3)]
 
 
 def test_the_state_may_be_read_only_memory_and_is_never_changed() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.property.records import Place
-from tests.unit.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
+from tests.support.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
+from tests.support.records import Place
 
 D = Place(0, 5)
 DAY = 86_400_000
@@ -32,16 +32,16 @@ def test_forty_days_in_milliseconds_do_not_overflow() -> None:
     assert segment.batch(T + 40 * DAY) == {"DELIVERY": [(7, "DELIVERED", T + 40 * DAY)]}
 
 
-def test_a_relative_delay_counts_from_the_append_time_of_the_op_that_committed() -> None:
+def test_a_relative_delay_counts_from_the_append_time_of_its_op() -> None:
     segment = OneSegment()
     segment.batch(T, half(delay=1_000))
     assert segment.batch(T + 5_500, commit(stored=T + 5_000)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
     assert segment.wake_at == T + 6_000
 
 
-def test_an_absolute_delay_that_is_over_is_delivered_in_the_batch_of_its_commit() -> None:
-    said = OneSegment().batch(T, half(deliver_at=T - 5), commit())
-    assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")], "DELIVERY": [(7, "DELIVERED", T - 5)]}
+def test_an_absolute_delay_that_is_over_is_delivered_with_the_commit() -> None:
+    events = OneSegment().batch(T, half(deliver_at=T - 5), commit())
+    assert events == {"DECIDED": [(7, "COMMITTED", "DIRECT")], "DELIVERY": [(7, "DELIVERED", T - 5)]}
 
 
 def test_a_rolled_back_message_with_a_delay_never_appears() -> None:
@@ -56,7 +56,7 @@ def test_each_message_of_a_transaction_has_a_delay_of_its_own() -> None:
     assert segment.batch(T + 2_000)["DELIVERY"] == [(3, "DELIVERED", T + 1_000), (4, "DELIVERED", T + 500)]
 
 
-def test_a_recalled_message_never_appears_though_it_is_due_in_the_same_batch() -> None:
+def test_a_message_recalled_in_the_batch_of_its_due_time_never_appears() -> None:
     segment = OneSegment()
     segment.batch(T, delayed(D, T + 1_000))
     assert segment.batch(T + 1_000, recall(D)) == {"DELIVERY": [(5, "RECALLED", T + 1_000)]}
@@ -69,10 +69,10 @@ def test_two_recalls_of_one_message_end_it_once() -> None:
     }
 
 
-def test_a_recall_of_another_id_or_topic_is_refused_and_the_message_waits_on() -> None:
+def test_a_recall_by_another_id_or_topic_is_refused() -> None:
     segment = OneSegment()
-    said = segment.batch(T, delayed(D, T + 9), recall(D, 0, tid=2), recall(D, 1, group=2))
-    assert said == {"REFUSED": [(0, "NO_DELAYED_MESSAGE"), (1, "NO_DELAYED_MESSAGE")]}
+    events = segment.batch(T, delayed(D, T + 9), recall(D, 0, tid=2), recall(D, 1, group=2))
+    assert events == {"REFUSED": [(0, "NO_DELAYED_MESSAGE"), (1, "NO_DELAYED_MESSAGE")]}
     assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
 
 
@@ -82,7 +82,7 @@ def test_a_recall_waits_for_its_message() -> None:
     assert segment.batch(T + 1, delayed(D, T + 9)) == {"DELIVERY": [(5, "RECALLED", T + 9)]}
 
 
-def test_a_recall_of_nothing_asks_again_when_its_park_time_ends() -> None:
+def test_a_recall_of_nothing_is_unmatched_again_when_park_time_ends() -> None:
     segment = OneSegment()
     segment.batch(T, recall(D))
     assert segment.wake_at == T + PARK
@@ -90,14 +90,14 @@ def test_a_recall_of_nothing_asks_again_when_its_park_time_ends() -> None:
     assert segment.open() == 0
 
 
-def test_a_wrong_recall_that_has_asked_is_refused_by_the_ledger_only() -> None:
+def test_a_wrong_recall_that_was_unmatched_is_not_refused_by_the_segment() -> None:
     segment = OneSegment()
     segment.batch(T, recall(D, tid=2))
     assert segment.batch(T, delayed(D, T + 9)) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
 
 
-def test_messages_of_one_segment_end_in_the_order_of_their_due_times_over_the_batches() -> None:
+def test_deliveries_follow_the_order_of_due_times() -> None:
     segment = OneSegment()
     segment.batch(T, *[delayed(Place(0, n), T + 100 - n) for n in range(10)])
     dues = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.property.records import Place
-from tests.unit.one_segment import H, OneSegment, T, commit, half, part, reopened, resume, rollback
+from tests.support.one_segment import H, OneSegment, T, commit, half, part, reopened, resume, rollback
+from tests.support.records import Place
 
 PARK = 600_000
 
 
-def test_a_half_message_is_silent_until_its_op_comes() -> None:
+def test_a_half_message_has_no_event_until_its_op_comes() -> None:
     segment = OneSegment()
     assert segment.batch(T, half()) == {}
     assert segment.batch(T + 1, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
@@ -26,7 +26,7 @@ def test_a_half_message_is_silent_until_its_op_comes() -> None:
         ({"admin": True, "from_check": True}, "ADMIN"),
     ],
 )
-def test_the_reason_tells_where_the_decision_came_from(fields: dict, reason: str) -> None:
+def test_the_reason_names_the_source_of_the_decision(fields: dict[str, bool], reason: str) -> None:
     assert OneSegment().batch(T, half(), rollback(**fields)) == {"DECIDED": [(7, "ROLLED_BACK", reason)]}
 
 
@@ -38,13 +38,13 @@ def test_an_op_before_its_half_message_waits_for_it() -> None:
     assert segment.open() == 0
 
 
-def test_a_half_message_that_comes_in_the_batch_in_which_park_time_ends_is_still_met() -> None:
+def test_a_half_message_in_the_batch_in_which_park_time_ends_counts() -> None:
     segment = OneSegment()
     segment.batch(T, commit())
     assert segment.batch(T + PARK, half(stored=T + PARK)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
-def test_park_time_counts_from_the_batch_that_first_saw_the_op_not_from_its_append_time() -> None:
+def test_park_time_counts_from_the_first_batch_that_saw_the_op() -> None:
     segment = OneSegment()
     segment.batch(T + 100_000, commit(stored=T))
     assert segment.batch(T + PARK + 99_999) == {}
@@ -59,8 +59,8 @@ def test_the_earliest_op_wins_by_append_time_then_queue_then_offset() -> None:
         (commit(1), rollback(2)),
     ]:
         for arrived in ([winner, loser], [loser, winner]):
-            said = OneSegment().batch(T + 1, half(), *arrived)
-            assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+            events = OneSegment().batch(T + 1, half(), *arrived)
+            assert events == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
 def test_an_op_of_an_earlier_batch_wins_though_a_later_one_is_older() -> None:
@@ -70,14 +70,14 @@ def test_an_op_of_an_earlier_batch_wins_though_a_later_one_is_older() -> None:
     assert segment.batch(T + 11 + PARK) == {"UNMATCHED_OP": [(4, 1)]}
 
 
-def test_a_second_decision_asks_the_ledger_when_its_park_time_ends() -> None:
+def test_a_second_decision_is_unmatched_when_its_park_time_ends() -> None:
     segment = OneSegment()
     segment.batch(T, half(), commit(0), rollback(1), commit(2))
     assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(1, 1), (2, 1)]}
     assert segment.open() == 0
 
 
-def test_a_wrong_transaction_id_is_refused_and_the_half_message_untouched() -> None:
+def test_a_wrong_transaction_id_is_refused_and_decides_nothing() -> None:
     segment = OneSegment()
     assert segment.batch(T, half(), commit(0, tid=2, group=2)) == {"REFUSED": [(0, "WRONG_TRANSACTION_ID")]}
     assert segment.batch(T, commit(1)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
@@ -89,19 +89,19 @@ def test_a_wrong_group_is_refused_but_an_admin_may_have_any() -> None:
     assert segment.batch(T, commit(1, group=2, admin=True)) == {"DECIDED": [(7, "COMMITTED", "ADMIN")]}
 
 
-def test_a_wrong_op_that_waited_is_refused_when_its_half_message_comes_and_the_right_one_wins() -> None:
+def test_a_wrong_op_that_waited_is_refused_and_the_right_one_wins() -> None:
     segment = OneSegment()
     segment.batch(T, rollback(0, tid=2))
-    said = segment.batch(T + 1, half(), commit(1, stored=T + 1))
-    assert said == {"REFUSED": [(0, "WRONG_TRANSACTION_ID")], "DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    events = segment.batch(T + 1, half(), commit(1, stored=T + 1))
+    assert events == {"REFUSED": [(0, "WRONG_TRANSACTION_ID")], "DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
 def test_op_and_admin_records_of_equal_coordinates_are_two_records() -> None:
     segment = OneSegment()
     landed, missing = Place(1, 3), Place(1, 4)
     segment.batch(T, half(), part(landed), commit(0, listed=(H, missing)))
-    said = segment.batch(T, rollback(0, admin=True, listed=(H, landed)))
-    assert said == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN"), (3, "ROLLED_BACK", "ADMIN")]}
+    events = segment.batch(T, rollback(0, admin=True, listed=(H, landed)))
+    assert events == {"DECIDED": [(7, "ROLLED_BACK", "ADMIN"), (3, "ROLLED_BACK", "ADMIN")]}
     assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
 
 
@@ -111,7 +111,7 @@ def test_a_resume_of_an_open_transaction_is_refused_at_once() -> None:
     assert segment.batch(T, resume(1, tid=2)) == {"REFUSED": [(1, "WRONG_TRANSACTION_ID")]}
 
 
-def test_a_resume_of_what_is_not_open_asks_the_ledger_at_once() -> None:
+def test_a_resume_of_what_is_not_open_is_unmatched_at_once() -> None:
     assert OneSegment().batch(T, resume()) == {"UNMATCHED_OP": [(0, 0)]}
 
 
@@ -128,12 +128,12 @@ def test_an_op_from_before_a_resume_never_applies_to_the_new_round() -> None:
     assert segment.batch(T + 3, commit(2, stored=T + 1)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
-def test_of_one_millisecond_admin_records_tell_before_from_after_by_their_offset() -> None:
+def test_admin_records_of_one_millisecond_are_ordered_by_offset() -> None:
     assert OneSegment().batch(T, reopened(offset=5), commit(4, admin=True)) == {}
     assert OneSegment().batch(T, reopened(offset=5), commit(6, admin=True)) == {"DECIDED": [(7, "COMMITTED", "ADMIN")]}
 
 
-def test_a_resumed_transaction_has_its_first_check_a_timeout_after_the_resume_and_counts_from_one() -> None:
+def test_checks_of_a_resumed_transaction_start_again_from_the_resume() -> None:
     segment = OneSegment()
     segment.batch(T, reopened())
     assert segment.wake_at == T + 6_001
@@ -150,12 +150,12 @@ def test_the_retention_of_a_resumed_transaction_counts_from_the_resume() -> None
 def test_nothing_is_kept_of_a_thousand_decided_transactions() -> None:
     segment = OneSegment()
     halves = [half(Place(0, i)) for i in range(1_000)]
-    said = segment.batch(T, *halves, *[commit(i, listed=(Place(0, i),)) for i in range(1_000)])
-    assert [offset for offset, *_ in said["DECIDED"]] == list(range(1_000))
+    events = segment.batch(T, *halves, *[commit(i, listed=(Place(0, i),)) for i in range(1_000)])
+    assert [offset for offset, *_ in events["DECIDED"]] == list(range(1_000))
     assert segment.open() == 0
 
 
 def test_an_op_decides_only_the_transaction_it_names() -> None:
     segment = OneSegment()
-    said = segment.batch(T, half(Place(0, 6)), half(), half(Place(0, 8)), part(Place(1, 0), Place(0, 8)), commit())
-    assert said == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    events = segment.batch(T, half(Place(0, 6)), half(), half(Place(0, 8)), part(Place(1, 0), Place(0, 8)), commit())
+    assert events == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
-from tests.property.records import Place
-from tests.unit.one_segment import H, OneSegment, T, commit, half, part, reopened, rollback
+from tests.support.one_segment import H, OneSegment, T, commit, half, part, reopened, rollback
+from tests.support.records import Place
+
+from commitlake.statemachine.rows import Rows
 
 P, Q = Place(1, 3), Place(2, 4)
 PARK = 600_000
@@ -14,7 +17,7 @@ ALL_COMMITTED = [(3, "COMMITTED", "DIRECT"), (4, "COMMITTED", "DIRECT"), (7, "CO
 
 
 @pytest.mark.parametrize("order", list(permutations([half(), part(P), part(Q), commit(listed=(H, P, Q))])))
-def test_the_order_in_which_a_transaction_arrives_does_not_matter(order: tuple) -> None:
+def test_the_order_in_which_a_transaction_arrives_does_not_matter(order: tuple[Rows, ...]) -> None:
     segment = OneSegment()
     decided = [entry for now, row in enumerate(order) for entry in segment.batch(T + now, row).get("DECIDED", [])]
     assert sorted(decided) == ALL_COMMITTED
@@ -27,9 +30,9 @@ def test_an_op_waits_until_all_it_lists_have_landed_then_applies_whole() -> None
     assert sorted(segment.batch(T + 1, part(Q))["DECIDED"]) == ALL_COMMITTED
 
 
-def test_an_op_also_decides_parts_that_have_landed_and_that_it_does_not_list() -> None:
-    said = OneSegment().batch(T, half(), part(P), part(Q), rollback())
-    assert sorted(said["DECIDED"]) == [
+def test_an_op_also_decides_landed_parts_that_it_does_not_list() -> None:
+    events = OneSegment().batch(T, half(), part(P), part(Q), rollback())
+    assert sorted(events["DECIDED"]) == [
         (3, "ROLLED_BACK", "DIRECT"),
         (4, "ROLLED_BACK", "DIRECT"),
         (7, "ROLLED_BACK", "DIRECT"),
@@ -43,8 +46,8 @@ def test_a_part_of_another_transaction_does_not_complete_an_op() -> None:
 
 def test_a_complete_op_decides_while_an_earlier_one_waits_for_its_part() -> None:
     segment = OneSegment()
-    said = segment.batch(T, half(), commit(0, listed=(H, P)), rollback(1))
-    assert said == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
+    events = segment.batch(T, half(), commit(0, listed=(H, P)), rollback(1))
+    assert events == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
     assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0, "nor is anything left of what the op listed"
 
@@ -69,7 +72,7 @@ def test_a_part_has_no_deadline_of_its_own() -> None:
     assert segment.batch(T + PARK - 1) == {}
 
 
-def test_a_part_without_an_open_first_asks_when_it_comes_and_when_its_park_time_ends() -> None:
+def test_a_part_without_open_first_is_unmatched_now_and_after_park_time() -> None:
     segment = OneSegment()
     assert segment.batch(T, part(P)) == {"UNMATCHED_PART": [(1, 3, 0)]}
     assert segment.wake_at == T + PARK
@@ -78,17 +81,17 @@ def test_a_part_without_an_open_first_asks_when_it_comes_and_when_its_park_time_
 
 
 @pytest.mark.parametrize("wrong", [{"tid": 2}, {"group": 2}])
-def test_a_part_of_another_id_or_group_is_an_orphan_at_once(wrong: dict) -> None:
+def test_a_part_of_another_id_or_group_is_an_orphan_at_once(wrong: dict[str, Any]) -> None:
     segment = OneSegment()
     segment.batch(T, half())
     assert segment.batch(T, part(P, **wrong)) == {"DECIDED": [(3, "DISCARDED", "ORPHAN")]}
     assert segment.batch(T, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
-def test_of_a_stranger_that_has_asked_only_the_ledger_says_that_it_is_an_orphan() -> None:
+def test_an_unmatched_stranger_is_not_made_an_orphan_by_the_segment() -> None:
     segment = OneSegment()
     assert segment.batch(T, part(P, tid=2)) == {"UNMATCHED_PART": [(1, 3, 0)]}
-    assert segment.batch(T, reopened()) == {"UNMATCHED_PART": [(1, 3, 1)]}, "it may have been told in the first round"
+    assert segment.batch(T, reopened()) == {"UNMATCHED_PART": [(1, 3, 1)]}, "it may be an orphan since the first round"
     assert segment.open() == 1
 
 
@@ -96,16 +99,16 @@ def test_a_reopened_part_replaces_its_parked_self_and_ends_once() -> None:
     segment = OneSegment()
     segment.batch(T, part(P))
     segment.batch(T + 1, reopened(), part(P))
-    said = segment.batch(T + 2, commit(stored=T + 2))
-    assert sorted(said["DECIDED"]) == [(3, "COMMITTED", "DIRECT"), (7, "COMMITTED", "DIRECT")]
+    events = segment.batch(T + 2, commit(stored=T + 2))
+    assert sorted(events["DECIDED"]) == [(3, "COMMITTED", "DIRECT"), (7, "COMMITTED", "DIRECT")]
 
 
 def test_parts_of_two_transactions_in_one_segment_stay_apart() -> None:
     other = Place(0, 8)
     segment = OneSegment()
     segment.batch(T, half(), half(other), part(P), part(Q, other))
-    said = segment.batch(T, commit(0), rollback(1, listed=(other, Q)))
-    assert sorted(said["DECIDED"]) == [
+    events = segment.batch(T, commit(0), rollback(1, listed=(other, Q)))
+    assert sorted(events["DECIDED"]) == [
         (3, "COMMITTED", "DIRECT"),
         (4, "ROLLED_BACK", "DIRECT"),
         (7, "COMMITTED", "DIRECT"),

@@ -27,7 +27,7 @@ INIT = "Unexpected error in InitProducerIdResponse: [Error 31] ClusterAuthorizat
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (
             kafka_errors.TopicAuthorizationFailedError("commitlake.half"),
@@ -42,14 +42,14 @@ INIT = "Unexpected error in InitProducerIdResponse: [Error 31] ClusterAuthorizat
         ),
     ],
 )
-def test_a_refusal_is_explained_without_the_password(error: Exception, told: str) -> None:
+def test_a_refusal_is_explained_without_the_password(error: Exception, expected: str) -> None:
     assert is_refusal(error)
     text = explain(KAFKA, error)
-    assert re.search(told, text)
+    assert re.search(expected, text)
     assert "hunter2" not in text
 
 
 @pytest.mark.parametrize("error", [kafka_errors.KafkaTimeoutError("late"), ConnectionRefusedError(111, "refused")])
-def test_what_may_pass_is_no_refusal(error: Exception) -> None:
+def test_a_transient_error_is_no_refusal(error: Exception) -> None:
     assert not is_refusal(error)
     assert "kafka.bootstrap_servers" in explain(KAFKA, error)

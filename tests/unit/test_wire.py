@@ -34,7 +34,7 @@ def made(vector: dict[str, Any]) -> Any:
 
 
 def encoded(record: Any) -> wire.Encoded:
-    encoders = {
+    encoders: dict[type, Any] = {
         wire.HalfRecord: wire.encode_half,
         wire.MessageRecord: wire.encode_message,
         wire.OpRecord: wire.encode_op,
@@ -42,7 +42,7 @@ def encoded(record: Any) -> wire.Encoded:
         wire.CheckRecord: codecs.encode_check,
         wire.Settings: wire.encode_settings,
     }
-    return encoders[type(record)](record)
+    return wire.Encoded(*encoders[type(record)](record))
 
 
 def decoded(topic: str, sent: wire.Encoded) -> Any:
@@ -76,7 +76,7 @@ def test_there_is_a_vector_for_every_record_of_every_topic() -> None:
 HALF = {headers.REAL_TOPIC: b"orders", headers.UNIQ_KEY: b"id", headers.PGROUP: b"group"}
 
 
-def half(without: str = "", **more: bytes) -> wire.HalfRecord:
+def half(without: object = "", **more: bytes) -> wire.HalfRecord:
     present = {name: value for name, value in {**HALF, **more}.items() if name != without}
     return codecs.decode_half(None, b"x", list(present.items()))
 

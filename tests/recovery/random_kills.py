@@ -1,6 +1,6 @@
 """Kills a coordinator at random steps while transactions keep coming, then compares every row with what was sent.
 
-python -m tests.recovery.sweep --seed 1 --kills 50
+python -m tests.recovery.random_kills --seed 1 --kills 50
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from tests.lake import Lake
-from tests.recovery.children import Prepared, delete_checkpoints
-from tests.recovery.traffic import HASTY, STEPS, Traffic
+from tests.support.killing import Successive, delete_checkpoints
+from tests.support.lake import Lake
+from tests.support.traffic import HASTY, STEPS, Traffic
 
 
-class Sweep:
-    """Starts a coordinator again and again; the same seed kills it at the same places.
-
-    While one runs the JVM of the next comes up: on 2 cores that saves a third of the time.
-    """
+class RandomKills:
+    """Starts a coordinator again and again; the same seed kills it at the same places."""
 
     def __init__(self, lake: Lake, seed: int) -> None:
         self.lake, self.traffic = lake, Traffic(lake)
@@ -32,24 +29,19 @@ class Sweep:
 
     def run(self, kills: int) -> None:
         """Kills `kills` times."""
-        following = Prepared(self.lake)
-        try:
+        with Successive(self.lake) as coordinators:
             while self.kills < kills:
                 begun = time.monotonic()
                 self.traffic.send()
-                if self.traffic.rounds > 1:  # else there are no tables yet
-                    self.traffic.resume_discarded(lambda: self.chosen.random() < 0.1)
-                child, following = following, Prepared(self.lake)
-                told = self._kill(child)
+                self.traffic.resume_discarded(lambda: self.chosen.random() < 0.1)
+                outcome = self._kill(coordinators)
                 spoilt = self._spoil_checkpoints()
-                print(f"{self.kills}/{kills} {told}{spoilt}, {time.monotonic() - begun:.0f} s", flush=True)
-        finally:
-            following.drop()
+                print(f"{self.kills}/{kills} {outcome}{spoilt}, {time.monotonic() - begun:.0f} s", flush=True)
 
-    def _kill(self, child: Prepared) -> str:
+    def _kill(self, coordinators: Successive) -> str:
         step, moment = self.chosen.choice(STEPS), self.chosen.choice(["before", "within", "after"])
         nth = self.chosen.choice([1, 2]) if step.endswith(":topic") else 1  # the other tables get one append a batch
-        ended = child.run(step=step, moment=moment, nth=nth)
+        ended = coordinators.run(step=step, moment=moment, nth=nth)
         assert ended.returncode in (0, -signal.SIGKILL), ended.stderr[-4_000:]
         self.kills += ended.returncode != 0
         return f"{'killed' if ended.returncode else 'not reached'}: {moment} {step} {nth}"
@@ -79,32 +71,33 @@ class Sweep:
             epoch = len(self.lake.rows("epochs")) + self.chosen.choice([1, 2, 3])
             shutil.copytree(place, there / place.parts[-3] / other / f"{epoch}-{place.name.partition('-')[2]}")
 
-    def compare(self, spark: SparkSession) -> str:
+    def compare(self, spark: SparkSession) -> None:
         """Lets the rest end, and compares; fails when a row is lost, doubled or different."""
         self.traffic.settle(spark)
         rows, lost, doubled = self.traffic.differences()
-        told = f"{self.kills} kills, {rows} rows compared, {lost} lost, {doubled} doubled"
-        print(told, flush=True)
+        print(f"{self.kills} kills, {rows} rows compared, {lost} lost, {doubled} doubled", flush=True)
         self.traffic.assert_outcome()
-        return told
 
 
 def main() -> None:
     from commitlake.kafka.embedded import EmbeddedBroker
     from commitlake.spark import session
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=50)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place, EmbeddedBroker(Path(place, "kafka")) as broker:
-        lake = Lake(broker.bootstrap_servers, "sweep.", Path(place), **HASTY)
-        sweep = Sweep(lake, given.seed)
-        sweep.run(given.kills)
+    print(f"seed {given.seed}", flush=True)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        EmbeddedBroker(Path(place, "kafka")) as broker,
+        Lake(broker.bootstrap_servers, "kills.", Path(place), **HASTY) as lake,
+    ):
+        random_kills = RandomKills(lake, given.seed)
+        random_kills.run(given.kills)
         spark = session.build(master="local[2]", short_lived=True)
-        sweep.compare(spark)
+        random_kills.compare(spark)
         spark.stop()
-        lake.close()
 
 
 if __name__ == "__main__":

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.killing import ROOT, kill
+from tests.support.polling import wait_for
 
 
 class Coordinator:
-    """The process, and what it has said so far."""
+    """The process, and its output so far."""
 
     def __init__(
         self, place: Path, *arguments: str, heap: str = "1g", spark_args: str = "", **settings: object
@@ -42,12 +41,12 @@ class Coordinator:
 
     def ready(self) -> dict[str, str]:
         """Waits for READY; returns what stands after it."""
-        wait_for(lambda: "READY" in self.said or self.process.poll() is not None, 150, lambda: self.said)
+        wait_for(lambda: "READY" in self.said or self.process.poll() is not None, 300, lambda: self.said)
         assert "READY" in self.said, self.said
         line = next(line for line in self.said.splitlines() if "READY" in line)
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
-    def end(self, seconds: float = 90) -> int:
+    def end(self, seconds: float = 120) -> int:
         """Waits for the end; returns the exit code."""
         code = self.process.wait(seconds)
         self._reader.join(5)
@@ -69,20 +68,13 @@ class Coordinator:
 
 
 @contextmanager
-def coordinator(place: Path, *arguments: str, **settings: object) -> Iterator[Coordinator]:
+def coordinator(
+    place: Path, *arguments: str, heap: str = "1g", spark_args: str = "", **settings: object
+) -> Iterator[Coordinator]:
     """A coordinator that is gone when the test is over, whatever happened."""
-    running = Coordinator(place, *arguments, **settings)
+    running = Coordinator(place, *arguments, heap=heap, spark_args=spark_args, **settings)
     try:
         yield running
     finally:
-        if running.process.poll() is None:
-            os.killpg(running.process.pid, signal.SIGKILL)
-            running.end()
-
-
-def wait_for(done: Callable[[], object], seconds: float, why: Callable[[], object] = str) -> None:
-    """Polls until `done` is true."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.2)
+        kill(running.process)
+        running.end()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from deltalake import DeltaTable
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import SparkSession
+from tests.support import tables
 
 from commitlake import config
 from commitlake.config import Config
@@ -19,6 +20,7 @@ from commitlake.kafka.topics import ensure_topics
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 
+Row = dict[str, Any]
 HOUR = "1h"
 QUIET = {
     "transaction.timeout": HOUR,
@@ -44,15 +46,15 @@ class Record(NamedTuple):
 
 
 class Lake:
-    """One topic prefix and one warehouse; deltalake reads the tables, so no test depends on Spark's view of them."""
+    """One topic prefix and one warehouse."""
 
     def __init__(self, servers: str, prefix: str, root: Path, **changes: object) -> None:
-        self.root = root
+        self.root, self.warehouse = root, root / "warehouse"
         self.settings: dict[str, object] = {
             **QUIET,
             "kafka.bootstrap_servers": servers,
             "kafka.topic_prefix": prefix,
-            "warehouse": str(root / "warehouse"),
+            "warehouse": str(self.warehouse),
             "checkpoints": str(root / "checkpoints"),
             **changes,
         }
@@ -60,12 +62,30 @@ class Lake:
         ensure_topics(self.config)
         self.producer = KafkaProducer(bootstrap_servers=servers, acks="all")
 
+    def changed(self, **changes: object) -> dict[str, object]:
+        """The settings with `changes`; `transaction_timeout` stands for `transaction.timeout`."""
+        return {**self.settings, **{key.replace("_", ".", 1): value for key, value in changes.items()}}
+
     def configured(self, **changes: object) -> Config:
-        """The configuration with `changes`; `transaction_timeout` stands for `transaction.timeout`."""
-        return config.from_mapping({**self.settings, **{key.replace("_", ".", 1): v for key, v in changes.items()}})
+        """The configuration with `changes`."""
+        return config.from_mapping(self.changed(**changes))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self.producer.close()
+
+    @contextmanager
+    def copied(self, root: Path) -> Iterator[Lake]:
+        """A copy of the warehouse, over the same Kafka topics."""
+        shutil.copytree(self.warehouse, root / "warehouse")
+        kafka = self.config.kafka
+        with Lake(kafka.bootstrap_servers, kafka.topic_prefix, root) as copy:
+            yield copy
 
     # what producers and administrators do
 
@@ -117,21 +137,23 @@ class Lake:
 
     # what readers see
 
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = DeltaTable(str(self.root / "warehouse" / table)).to_pyarrow_table().to_pylist()
-        return found
+    def rows(self, table: str) -> list[Row]:
+        """All rows of a table; none before its first commit."""
+        return tables.rows(self.warehouse, table)
 
-    def topic(self, name: str) -> list[dict[str, Any]]:
+    def topic(self, name: str) -> list[Row]:
+        """All rows of a topic's table, by its name on disk."""
         return self.rows(f"topics/{name}")
 
     def topics(self) -> list[str]:
-        return sorted(path.name for path in (self.root / "warehouse" / "topics").glob("*"))
+        """The topics that have a table."""
+        return tables.topics(self.warehouse)
 
-    def rejected(self) -> dict[Record, dict[str, Any]]:
-        """Rows of `rejected` by their record; fails when one stands there twice."""
+    def rejected(self) -> dict[Record, Row]:
+        """Rows of `rejected` by their record; fails when a record has two."""
         rows = self.rows("rejected")
         found = {Record(row["source"], row["kafka_partition"], row["kafka_offset"]): row for row in rows}
-        assert len(found) == len(rows), "a record is told twice"
+        assert len(found) == len(rows), "a record is rejected twice"
         return found
 
     def kafka(self, source: str) -> Iterator[Any]:
@@ -157,7 +179,7 @@ class Lake:
             consumer.close()
 
 
-def newest(transactions: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
+def newest(transactions: list[Row]) -> dict[tuple[int, int], Row]:
     """The newest ledger row of each half message, by (queue, offset)."""
     rows = sorted(transactions, key=lambda row: row["batch_id"])
     return {(row["queue"], row["half_offset"]): row for row in rows}

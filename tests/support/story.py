@@ -1,22 +1,34 @@
 """One scripted history that meets every rule of coordination: six starts, timings changed from start to start.
 
-Ages come from the timings, not from sleeping: a start with `transaction.timeout` 0 finds every half message old.
+Ages come from the timings, not from sleeping: a start with `transaction.timeout` 0 finds every half message old. Of the
+most common ends there are several, for tests that damage a copy of the tables, each kind of damage at another message.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from pyspark.sql import SparkSession
-from tests.lake import Lake, Record
+from tests.support.lake import Lake, Record
 
+from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
 
 NEVER = Position(0, 1_000_000)
+COMMITTED = [f"committed {n}" for n in range(11)]
+DELIVERED = [f"delivered {n}" for n in range(5)]
+DISCARDED = [f"discarded {n}" for n in range(5)]
+DELAYED = [f"delayed {n}" for n in range(6)]
+NORMAL = [f"normal {n}" for n in range(3)]
+REJECTED = [f"rejected {n}" for n in range(2)]
 
 
 class Story:
-    """What was sent, by name: `half` and `message` positions, `op` records. `until`: the last batch_id of a start."""
+    """What was sent, by name: `half` and `message` positions, `op` records. `until`: the last batch_id of a start.
+
+    A rejected half message stands in `op` too, by its record.
+    """
 
     def __init__(self, lake: Lake, spark: SparkSession) -> None:
         self.lake, self.spark = lake, spark
@@ -26,12 +38,14 @@ class Story:
         self.until: dict[str, int] = {}
         self.rejected_after: dict[str, int] = {}
 
-    def tell(self) -> None:
+    def play(self) -> None:
         """Plays the whole history."""
+        self.several_of_each_end()
         self.decisions()
         self.conflicts_and_mismatches()
         self.several_half_messages()
         self.delays()
+        self.normal_messages()
         self.ops_that_come_early()
         self.run("ops")
         self.latecomers()
@@ -42,23 +56,35 @@ class Story:
         self.run("resumed", transaction_op_park_time="0s")
         self.after_the_resume()
         self.run("expired", transaction_retention="1ms", transaction_op_park_time="0s")
+        self.begin("pending")
         self.run("again", transaction_op_park_time="0s")
 
     def run(self, name: str, **changes: object) -> None:
         self.until[name] = self.lake.run(self.spark, **changes)
         self.rejected_after[name] = len(self.lake.rows("rejected"))
 
-    def begin(self, *names: str, **more: object) -> None:
+    def begin(self, *names: str, **more: Any) -> None:
         """One half message for each transaction."""
         for name in names:
             self.half[name] = self.lake.half(name, **more)
 
     def decide(
-        self, name: str, decision: str, *listed: str, tid: str | None = None, called: str = "", **more: object
+        self, name: str, decision: str, *listed: str, tid: str | None = None, called: str = "", **more: Any
     ) -> None:
         """An op on the transaction `name`."""
         places = [self.half[each] for each in listed or (name,)]
         self.op[called or name] = self.lake.op(decision, tid or name, *places, **more)
+
+    def several_of_each_end(self) -> None:
+        self.begin(*COMMITTED, *DISCARDED)
+        self.begin(*DELIVERED, delays={"TIMER_DELAY_MS": "1"})
+        for name in [*COMMITTED, *DELIVERED]:
+            self.decide(name, "COMMIT")
+        for name in DELAYED:
+            self.message[name] = self.lake.message(name, topic="orders", delays={"TIMER_DELAY_MS": "1"})
+        for name in REJECTED:
+            self.half[name] = self.lake.half(name, topic="no topic")
+            self.op[name] = Record("half", *self.half[name])
 
     def decisions(self) -> None:
         self.begin("committed", queue=1, queue_id=3, tags="t", keys="k", properties={"a": "b"}, sharding_key=b"s")
@@ -85,9 +111,8 @@ class Story:
         self.decide("committed", "ROLLBACK", group="other", called="wrong group, decided")
 
     def several_half_messages(self) -> None:
-        for name in ("three", "unlisted", "waits", "late part", "late, rolled back", "missing", "late to a deadline"):
-            self.begin(name)
-        self.begin("whole", "foreign")
+        self.begin("three", "unlisted", "waits", "late part", "late, rolled back", "missing", "late to a deadline")
+        self.begin("whole", "foreign", "resumed and committed", "resumed with a part")
         self.add("three", "three 2", queue=1)
         self.add("three", "three 3", topic="payments")
         self.decide("three", "COMMIT", "three", "three 2", "three 3")
@@ -103,7 +128,7 @@ class Story:
         self.half["stranger by group"] = self.lake.half("whole", first=self.half["whole"], group="other")
         self.half["stranger by id"] = self.lake.half("other", first=self.half["whole"])
 
-    def add(self, name: str, part: str, queue: int = 0, **more: object) -> None:
+    def add(self, name: str, part: str, queue: int = 0, **more: Any) -> None:
         """A further half message."""
         self.half[part] = self.lake.half(name, queue, first=self.half[name], **{"msg_id": part, **more})
 
@@ -129,6 +154,13 @@ class Story:
         self.begin("relative, over", delays={"TIMER_DELAY_MS": "1"})
         for name in ("relative", "absolute", "relative, over"):
             self.decide(name, "COMMIT")
+
+    def normal_messages(self) -> None:
+        for name in NORMAL:
+            self.message[name] = self.lake.message(name, topic="orders")
+        members = message_batch.pack(message_batch.Member(body, {"UNIQ_KEY": body.decode()}) for body in (b"a", b"b"))
+        batch = wire.MessageRecord(topic="orders", msg_id="batch", body=members, batch=2)
+        self.message["batch"] = self.lake.send("messages", wire.encode_message(batch), 0).position
 
     def ops_that_come_early(self) -> None:
         """Before the half message, and before a part that they list."""
@@ -158,6 +190,10 @@ class Story:
         self.decide("unknown", "ROLLBACK", called="after the discard")
         for name in ("unknown", "whole", "committed", "orphan"):
             self.op[f"resume {name}"] = self.lake.admin("RESUME", name, self.half[name])
+        for name in ("resumed and committed", "resumed with a part"):
+            self.lake.admin("RESUME", name, self.half[name])
+        self.decide("resumed and committed", "COMMIT")
+        self.add("resumed with a part", "resumed with a part 2", queue=1)
         self.op["resume twice"] = self.lake.admin("RESUME", "unknown", self.half["unknown"])
         self.op["resume immune"] = self.lake.admin("RESUME", "immune", self.half["immune"])
         self.op["resume nothing"] = self.lake.admin("RESUME", "never", NEVER)
@@ -165,11 +201,10 @@ class Story:
         self.op["recall by an administrator"] = Record("admin", 0, self._recall_in_admin())
 
     def _recall_in_admin(self) -> int:
-        from commitlake.protocol import wire
-
         recall = wire.RecallRecord(msg_id="waiting", topic="delays", message=self.message["waiting"])
         return self.lake.send("admin", wire.encode_recall(recall), 0).offset
 
     def after_the_resume(self) -> None:
         self.decide("unknown", "COMMIT", called="after the resume")
         self.decide("whole", "COMMIT", called="whole after the resume")
+        self.decide("resumed with a part", "COMMIT", "resumed with a part", "resumed with a part 2")

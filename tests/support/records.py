@@ -18,6 +18,14 @@ class Place(NamedTuple):
     offset: int
 
 
+OpKey = tuple[int, int, int]
+"""Queue and offset of an op or admin record, and whether it is of admin."""
+Delivered = tuple[str, Place]
+"""A message with a delay: `half` or `messages`, and its place."""
+Check = tuple[int, Place, int, int, frozenset[Place]]
+"""A check: when, of which first half message, in which round, its number there, and all half messages it names."""
+
+
 @dataclass(frozen=True)
 class Message:
     """A half message, or a delayed one: `tid` is then its message id, `group` its topic. Times in ms, -1 is absent."""
@@ -60,7 +68,7 @@ class Op:
         return (self.stored, *self.at, self.admin)
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> OpKey:
         return (*self.at, int(self.admin))
 
     @property
@@ -81,7 +89,7 @@ class End(NamedTuple):
 
     state: State
     reason: Reason
-    op: tuple[int, int, int] | None
+    op: OpKey | None
     checks: int
     round: int
     deliver_at: int

@@ -1,9 +1,11 @@
-"""One segment of half queue 0, driven batch by batch; what it says becomes readable."""
+"""One segment of half queue 0, driven batch by batch; its events become readable."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from tests.property.records import Message, Op, Place, half_row, op_rows
+from tests.support.records import Message, Op, Place, half_row, op_rows
 
 from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
 from commitlake.statemachine.advance import advance
@@ -19,7 +21,9 @@ RULES = {
 }
 H = Place(0, 7)
 T = 1_000_000
-"""The time when everything is stored, unless told otherwise."""
+"""The time when everything is stored, unless a test says otherwise."""
+Readable = tuple[str | int, ...]
+"""An event: first what it is about, an offset or a position, then its outcome."""
 
 
 class OneSegment:
@@ -28,21 +32,21 @@ class OneSegment:
         self.state = empty()
         self.wake_at: int | None = None
 
-    def batch(self, now: int, *arrived: Rows) -> dict[str, list[tuple]]:
-        """The events by name, without those that nothing was said of."""
+    def batch(self, now: int, *arrived: Rows) -> dict[str, list[Readable]]:
+        """The events by name."""
         step = advance(self.state, np.concatenate([empty(), *arrived]), now, self.rules)
         self.state, self.wake_at = step.state, step.wake_at
-        said: dict[str, list[tuple]] = {}
+        named: dict[str, list[Readable]] = {}
         for event in step.events:
-            said.setdefault(Event(event["event"]).name, []).append(told(event))
-        return said
+            named.setdefault(Event(event["event"]).name, []).append(readable(event))
+        return named
 
     def open(self) -> int:
         """Rows that are kept for the next batch."""
         return len(self.state)
 
 
-def told(e: np.void) -> tuple:
+def readable(e: np.void) -> Readable:
     kind, offset = Event(e["event"]), int(e["offset"])
     if kind == Event.DECIDED:
         return (offset, State(e["state"]).name, Reason(e["reason"]).name)
@@ -57,7 +61,7 @@ def told(e: np.void) -> tuple:
     return (int(e["queue"]), offset, *([int(e["last"])] if kind == Event.UNMATCHED_PART else []))
 
 
-def half(at: Place = H, stored: int = T, **fields: int) -> Rows:
+def half(at: Place = H, stored: int = T, **fields: Any) -> Rows:
     return half_row(Message(at, stored, **fields))
 
 
@@ -66,30 +70,30 @@ def reopened(at: Place = H, resumed: int = T, due: int = T + 6_001, offset: int 
     return half_row(Message(at, T - 500_000), round=1, since=resumed, due=due, op_offset=offset)
 
 
-def part(at: Place, first: Place = H, **fields: int) -> Rows:
+def part(at: Place, first: Place = H, **fields: Any) -> Rows:
     return half_row(Message(at, T, first, **fields))
 
 
-def delayed(at: Place, due: int, **fields: int) -> Rows:
+def delayed(at: Place, due: int, **fields: Any) -> Rows:
     return half_row(Message(at, T, deliver_at=due, delayed=True, **fields))
 
 
-def op(decision: Kind, offset: int = 0, stored: int = T, listed: tuple[Place, ...] = (H,), **fields: object) -> Rows:
+def op(decision: Kind, offset: int = 0, stored: int = T, listed: tuple[Place, ...] = (H,), **fields: Any) -> Rows:
     queue = fields.pop("queue", 0)
     return op_rows(Op(Place(queue, offset), stored, decision, listed, **fields))
 
 
-def commit(offset: int = 0, **fields: object) -> Rows:
+def commit(offset: int = 0, **fields: Any) -> Rows:
     return op(Kind.COMMIT, offset, **fields)
 
 
-def rollback(offset: int = 0, **fields: object) -> Rows:
+def rollback(offset: int = 0, **fields: Any) -> Rows:
     return op(Kind.ROLLBACK, offset, **fields)
 
 
-def resume(offset: int = 0, **fields: object) -> Rows:
+def resume(offset: int = 0, **fields: Any) -> Rows:
     return op(Kind.RESUME, offset, admin=True, **fields)
 
 
-def recall(at: Place, offset: int = 0, **fields: object) -> Rows:
+def recall(at: Place, offset: int = 0, **fields: Any) -> Rows:
     return op(Kind.RECALL, offset, listed=(at,), **fields)

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
-from tests.identities import assert_identities
-from tests.lake import Lake, Record, newest
+from tests.support.invariants import assert_invariants
+from tests.support.lake import Lake, Record, newest
+from tests.support.polling import wait_for
 
+from commitlake.coordinator import Coordinator
 from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
 
@@ -45,7 +47,6 @@ class Traffic:
         self.open: dict[str, Position] = {}
         self.resumed: Counter[Position] = Counter()
         self._last: tuple[str, Position] | None = None
-        self._due = 0.0
 
     def send(self) -> None:
         """One round: each kind of end, and each kind of refusal."""
@@ -106,8 +107,7 @@ class Traffic:
         self.shown["messages", packed] = b"".join(member.body for member in members)
 
     def _later(self) -> dict[str, str]:
-        self._due = time.time() + LATER_S
-        return {"TIMER_DELIVER_MS": str(int(self._due * 1_000))}
+        return {"TIMER_DELIVER_MS": str(int((time.time() + LATER_S) * 1_000))}
 
     def _refusals(self, name: str) -> None:
         self.refused[self.lake.op("COMMIT", name, Position(0, 1_000_000 + self.rounds))] = "NO_HALF_MESSAGE"
@@ -124,7 +124,7 @@ class Traffic:
         """An administrator reopens some that stand as discarded; nobody answers, so they are checked and end again."""
         ended = newest(self.lake.rows("transactions"))
         for tid, at in self.open.items():
-            row = ended.get(tuple(at))
+            row = ended.get((at.queue, at.offset))
             if row and row["round"] == self.resumed[at] and wanted():
                 self.lake.admin("RESUME", tid, at)
                 self.resumed[at] += 1
@@ -137,14 +137,17 @@ class Traffic:
             self.shown["half", at] = tid.encode()
 
     def settle(self, spark: SparkSession, **changes: object) -> None:
-        """Plain starts until nothing is pending, when the last delay has ended."""
-        time.sleep(max(0.0, self._due - time.time()))
-        for _ in range(8):
-            self.lake.run(spark, **changes)
-            ended = newest(self.lake.rows("transactions"))
-            rounds = {Position(*at): row["round"] for at, row in ended.items()}
-            if rounds == {at: self.resumed[at] for at in self.ends}:
-                return
+        """A plain start, until all has come to its end."""
+        with Coordinator(spark, self.lake.configured(**changes)).start() as running:
+            wait_for(lambda: running.await_termination(timeout=0) or self._is_over(), 400, self._pending)
+
+    def _is_over(self) -> bool:
+        return not self._pending() and self.is_written() and len(self.lake.rejected()) == len(self.refused)
+
+    def _pending(self) -> set[Position]:
+        """Half messages without an end in their newest round."""
+        rounds = {Position(*at): row["round"] for at, row in newest(self.lake.rows("transactions")).items()}
+        return {at for at in self.ends if rounds.get(at) != self.resumed[at]}
 
     def differences(self) -> tuple[int, int, int]:
         """How many rows of the ledger and of topic tables are there, how many are missing, how many stand twice."""
@@ -157,16 +160,26 @@ class Traffic:
         missing = {(source, *at) for source, at in self.shown} - set(shown) | every - set(ended)
         return (shown + ended).total(), len(missing), (shown + ended).total() - len(shown + ended)
 
-    def assert_outcome(self) -> None:
-        """Nothing lost, nothing twice, row by row."""
-        assert_identities(self.lake)
-        ended = newest(self.lake.rows("transactions"))
-        assert {Position(*at): (row["state"], row["reason"]) for at, row in ended.items()} == self.ends
+    def visible(self) -> dict[tuple[str, Position], bytes]:
+        """The body of each message in a topic's table; of a batch, the bodies of its members in order."""
         rows = [row for topic in self.lake.topics() for row in self.lake.topic(topic)]
-        found: dict[tuple[str, Position], bytes] = defaultdict(bytes)  # of a batch, the bodies of its members in order
+        found: dict[tuple[str, Position], bytes] = defaultdict(bytes)
         for row in sorted(rows, key=lambda row: row["source_index"]):
             found[row["source"], Position(row["source_queue"], row["source_offset"])] += row["body"]
-        assert found == self.shown
+        return found
+
+    def is_written(self) -> bool:
+        """Whether all that must become visible is, in complete batches; with quiet timings nothing is left to write."""
+        batches = {row["batch_id"] for row in self.lake.rows("batches")}
+        shown = {row["batch_id"] for topic in self.lake.topics() for row in self.lake.topic(topic)}
+        return shown <= batches | {None} and self.visible() == self.shown
+
+    def assert_outcome(self) -> None:
+        """Nothing lost, nothing twice, row by row."""
+        assert_invariants(self.lake)
+        ended = newest(self.lake.rows("transactions"))
+        assert {Position(*at): (row["state"], row["reason"]) for at, row in ended.items()} == self.ends
+        assert self.visible() == self.shown
         recalled = {
             Position(r["queue"], r["queue_offset"]) for r in self.lake.rows("deliveries") if r["state"] == "RECALLED"
         }
@@ -175,11 +188,11 @@ class Traffic:
         self._assert_checks()
 
     def _assert_rejected(self) -> None:
-        told = self.lake.rejected()
-        assert {record: row["reason"] for record, row in told.items()} == self.refused
+        rejected = self.lake.rejected()
+        assert {record: row["reason"] for record, row in rejected.items()} == self.refused
         for source in ("op", "half"):
             for sent in self.lake.kafka(source):
-                row = told.get(Record(source, sent.partition, sent.offset))
+                row = rejected.get(Record(source, sent.partition, sent.offset))
                 assert row is None or (row["key"], row["value"]) == (sent.key, sent.value)
 
     def _assert_checks(self) -> None:

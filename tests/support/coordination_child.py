@@ -1,6 +1,6 @@
 """Runs a coordinator that sends its process group, JVM and all, a signal at one of its writes.
 
-python coordination_child.py CONFIG_JSON <<< PLAN_JSON, for example '{...}' <<< '{"step": "coordination:transactions"}'
+python -m tests.support.coordination_child CONFIG_JSON <<< PLAN_JSON
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake import config
-from commitlake.coordination import commit
+from commitlake.coordination import check_requests
 from commitlake.coordinator import Coordinator
-from commitlake.recovery import complete_batch, fencing
+from commitlake.recovery import fencing
 from commitlake.spark import process, session
-from commitlake.tables import Warehouse
+from commitlake.tables import TableName, Warehouse
 
 
 @dataclass(frozen=True)
@@ -79,28 +80,24 @@ class Fault:
         return rows.where(passes(F.col(rows.columns[0]).cast("string")))
 
     def arm(self) -> None:
-        append, append_topic, send = Warehouse.append, Warehouse.append_topic, commit.send_checks
+        append, send = Warehouse.append, check_requests.send
 
         def failing_append(self_: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None) -> None:
             self.at(_step(name, marker), df, lambda rows: append(self_, rows, name, marker))
 
-        def failing_append_topic(
-            self_: Warehouse, df: Any, topic: str, marker: Mapping[str, Any] | None = None
-        ) -> None:
-            self.at(_step("topic", marker), df, lambda rows: append_topic(self_, rows, topic, marker))
-
         def failing_send(settings: config.Config, records: DataFrame) -> None:
             self.at("coordination:kafka", records, lambda rows: send(settings, rows))
 
-        Warehouse.append = failing_append  # type: ignore[method-assign]
-        Warehouse.append_topic = failing_append_topic  # type: ignore[method-assign]
-        commit.send_checks = complete_batch.send_checks = failing_send  # type: ignore[attr-defined]
+        patch = pytest.MonkeyPatch()
+        patch.setattr(Warehouse, "append", failing_append)
+        patch.setattr(check_requests, "send", failing_send)
 
 
 def _step(table: str, marker: Mapping[str, Any] | None) -> str:
     if table == "epochs":
         return table
-    return f"{'landing' if 'landing_id' in (marker or {}) else 'coordination'}:{table}"
+    name = "topic" if TableName(table).topic else table
+    return f"{'landing' if 'landing_id' in (marker or {}) else 'coordination'}:{name}"
 
 
 def run(arguments: Any) -> None:
@@ -109,7 +106,7 @@ def run(arguments: Any) -> None:
     plan = Plan(**json.loads(sys.stdin.read()))
     Fault(plan, settings.checkpoints).arm()
     if plan.elsewhere:
-        fencing.is_local = lambda _: False  # type: ignore[attr-defined]
+        pytest.MonkeyPatch().setattr(fencing, "is_local", lambda _: False)
     with Coordinator(spark, settings).start(available_now=not plan.stays) as coordinator:
         if plan.stays:
             stop = process.stop_on_signals()

@@ -1,7 +1,9 @@
 """An instance of a producer group that kills itself in the middle of a transaction.
 
-python producer_child.py SERVERS PREFIX DATABASE NAME MOMENT: sends the transactions `NAME-0` to `NAME-9` and dies in
-the local transaction of the last, `before` or `after` it is committed.
+python -m tests.support.producer_child SERVERS PREFIX DATABASE NAME MOMENT
+
+It sends the transactions `NAME-0` to `NAME-9` and dies in the local transaction of the last, `before` or `after` that
+is committed.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from tests.lake import Lake, newest
+from tests.support.lake import Lake, newest
 
 Rows = list[dict[str, Any]]
 
 
-def assert_identities(lake: Lake) -> None:
+def assert_invariants(lake: Lake) -> None:
     """Fails with the first identity that does not hold, at the first batch where it does not."""
     names = ("half", "delayed", "transactions", "deliveries", "discarded", "checks")
     tables = {name: lake.rows(name) for name in names}
@@ -32,9 +32,11 @@ def _keys_are_unique(tables: dict[str, Rows], visible: Rows, batches: set[int]) 
     _each_once(keys(tables["discarded"], "queue", "queue_offset", "round"), "discarded")
     _each_once(keys(tables["checks"], "queue", "half_offset", "round", "check_no"), "checks")
     _each_once(keys(visible, "source", "source_queue", "source_offset", "source_index"), "topic tables")
-    told = {row["batch_id"] for name in ("transactions", "deliveries", "discarded", "checks") for row in tables[name]}
-    told |= {row["batch_id"] for row in visible if row["batch_id"] is not None}
-    assert told <= batches, "rows of batches that are not complete"
+    written = {
+        row["batch_id"] for name in ("transactions", "deliveries", "discarded", "checks") for row in tables[name]
+    }
+    written |= {row["batch_id"] for row in visible if row["batch_id"] is not None}
+    assert written <= batches, "rows of batches that are not complete"
 
 
 def _hold(tables: dict[str, Rows], visible: Rows, batch: int) -> None:

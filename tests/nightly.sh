@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# What takes too long for every change, some hours on 2 cores: all tests marked `soak`, then a coordinator that is killed
+# 50 times at random, with every row compared in the end. Fails when one of them does.
+# SEED repeats a night's kills; each night has another.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+./spark-submit.sh --set-up dev
+python=.venv/bin/python
+failed=0
+
+echo "== soak"
+"$python" -m pytest -q -m soak || failed=1
+echo "== random kills"
+"$python" -m tests.recovery.random_kills --kills 50 --seed "${SEED:-$(date +%Y%m%d)}" || failed=1
+exit "$failed"

@@ -1,0 +1,69 @@
+"""Landing without a coordinator, and landings that are cut short."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from commitlake.clock import now_ms
+from commitlake.config import Config
+from commitlake.landing import judge, kafka_identity, positions, query, start
+from commitlake.landing.land import Landing
+from commitlake.landing.topic_admission import Topics
+from commitlake.spark.parallel import run_all
+from commitlake.tables import Warehouse
+
+
+class Cut(Exception):
+    """Ends a landing in the middle."""
+
+
+CUT_SHORT = (Cut, StreamingQueryException)
+"""How that shows: by itself, or inside Spark's exception from the query."""
+
+
+def begin(config: Config, warehouse: Warehouse) -> start.Begin:
+    """The first steps of a start: where landing goes on."""
+    position = start.reached(warehouse, config)
+    kafka_identity.check(warehouse, config, position)
+    return start.begin(warehouse, config, position)
+
+
+def land(spark: SparkSession, config: Config, warehouse: Warehouse) -> Landing:
+    """Lands what is there."""
+    begun, rules = begin(config, warehouse), judge.LandingRules.of(config)
+    topics = Topics(warehouse, rules.topics_max, lambda _: None)
+    leftover = positions.leftover(warehouse, begun.position)
+    landing = Landing(warehouse, rules, topics, begun.position, leftover, begun.floors)
+
+    def write(raw: DataFrame, _: int) -> None:
+        landed = landing.judge(raw, now_ms())
+        if landed is not None:
+            run_all(spark, landing.writes(landed))
+            landing.complete(landed)
+            landed.release()
+
+    place = f"{config.scratch}/landing/{uuid.uuid4()}"
+    query.start(spark, config, begun.offsets, write, place, available_now=True).awaitTermination()
+    return landing
+
+
+def cut_at(warehouse: Warehouse, commit: int) -> Warehouse:
+    """A second warehouse on the same tables that fails instead of its `commit`-th append, and after it."""
+    broken = Warehouse(warehouse.spark, warehouse.root)
+    seen = iter(range(1, 1_000))
+
+    def failing(write: Callable[..., None]) -> Callable[..., None]:
+        def instead(*args: Any, **options: Any) -> None:
+            if next(seen) >= commit:
+                raise Cut
+            write(*args, **options)
+
+        return instead
+
+    broken.append = failing(broken.append)  # type: ignore[method-assign]
+    return broken

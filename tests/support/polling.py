@@ -1,0 +1,36 @@
+"""How tests wait: until what they assert holds, and for as long as a busy machine may need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+WAIT_S = 120
+"""A first batch takes 8 s on two idle cores, and several times as long on busy ones."""
+_INTERVAL_S = 0.2
+
+
+def wait_for(find: Callable[[], Found | None], seconds: float = WAIT_S, why: Callable[[], object] = str) -> Found:
+    """Polls until `find` returns something true, and returns that.
+
+    Args:
+        find: looks once.
+        seconds: how long to wait at most.
+        why: what to show when that was not enough.
+
+    Raises:
+        AssertionError: nothing was found in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := find()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {why()}"
+        time.sleep(_INTERVAL_S)
+    return found
+
+
+def wait_until_equal(find: Callable[[], Found], expected: Found, seconds: float = WAIT_S) -> None:
+    """Polls until `find` returns what is expected, and shows both when it does not in time."""
+    wait_for(lambda: find() == expected, seconds, lambda: f"{find()} instead of {expected}")
