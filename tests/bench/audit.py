@@ -1,55 +1,54 @@
 """How long an audit takes after millions of transactions, in a warehouse that is written for it.
 
-    .venv/bin/python -m tests.bench.audit --millions 20
+    .venv/bin/python -m tests.bench.audit --decided 20000000
 
-The first audit is that of a fresh session, and must find all well; before the second one of the visible rows is written
-once more, and just that must be found. 20 M transactions take 2.5 GB of the temporary directory.
+Both audits are the command that users start, with all that a start costs. The first must find all well; before the
+second one of the visible rows is written once more, and just that must be found. 20 M transactions take 2.5 GB.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-import time
 from pathlib import Path
 
-from tests.bench import synthetic
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from tests.bench import rig, synthetic
+from tests.bench.observer import tables
 
-from commitlake.ops.audit import AuditReport, audit
-from commitlake.spark import session
-from commitlake.tables import Warehouse, topic_table
-
-OPEN = 1_000  # for each million that ended
+_LIMIT_S = 7_200
+_OPEN = 1_000  # of a million decided ones
 
 
 def main() -> None:
     """Writes the tables, measures and prints."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--millions", type=int, default=20)
-    millions = parser.parse_args().millions
-    spark = session.build(app_name="bench-audit")
-    with tempfile.TemporaryDirectory(prefix="commitlake-bench-") as place:
-        tables = Warehouse(spark, place)
-        begun = time.perf_counter()
-        synthetic.fill(tables, millions * 1_000_000, millions * OPEN)
-        size = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
-        seconds = time.perf_counter() - begun
-        print(f"{millions} M transactions, {size / 1e9:.1f} GB, written in {seconds:.0f} s", flush=True)
-        first = measured(tables, millions)
-        assert first.is_well, first
-        tables.append(tables.read(topic_table(synthetic.TOPIC)).limit(1), topic_table(synthetic.TOPIC))
-        findings = measured(tables, millions).findings
-        assert [(finding.name, finding.count) for finding in findings] == [("VISIBLE_TWICE", 1)], findings
-    spark.stop()
+    parser = rig.parser(__doc__)
+    parser.add_argument("--decided", type=int, default=20_000_000, help="transactions with an end")
+    given = parser.parse_args()
+    figures = {}
+    with rig.place(given) as place:
+        warehouse = place / "warehouse"
+        history = ("--decided", given.decided, "--open", given.decided // 1_000_000 * _OPEN)
+        rig.Child(rig.module("synthetic", "--warehouse", warehouse, *history), place / "synthetic.log").wait(_LIMIT_S)
+        size = sum(file.stat().st_size for log in tables(warehouse) for file in log.path.rglob("*.parquet"))
+        figures["well"] = audit(place, "all is well", given.decided)
+        repeat_a_row(warehouse / "topics" / synthetic.TOPIC)
+        figures["a row twice"] = audit(place, "VISIBLE_TWICE", given.decided)
+    rig.report("audit", given, figures | {"tables": {"gb": size / 1e9}})
 
 
-def measured(tables: Warehouse, millions: int) -> AuditReport:
-    """Audits, and tells how long that took."""
-    begun = time.perf_counter()
-    report = audit(tables.spark, tables.root)
-    seconds = time.perf_counter() - begun
-    print(f"audited in {seconds:.0f} s, {millions * 1_000_000 / seconds:,.0f} transactions/s", flush=True)
-    return report
+def audit(place: Path, finding: str, decided: int) -> dict[str, float]:
+    """Audits; fails when that does not find what it should."""
+    command = rig.command("audit", "--set", f"warehouse={place}/warehouse")
+    audited = rig.Child(command, place / "audit.log")
+    cost = audited.wait(_LIMIT_S, code=int(finding != "all is well"))
+    assert finding in audited.output, audited.output
+    return {"seconds": cost.seconds, "tx/s": decided / cost.seconds, "cpu_s": cost.cpu_s, "peak_mib": cost.peak_mib}
+
+
+def repeat_a_row(table: Path) -> None:
+    """Appends one of its rows."""
+    batch = next(DeltaTable(table).to_pyarrow_dataset().to_batches(batch_size=1))
+    write_deltalake(table, pa.Table.from_batches([batch]).slice(0, 1), mode="append")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Messages a second that one producer sends, one by one and in batches, each send acknowledged before the next.
 
-.venv/bin/python -m tests.bench.batches --seconds 10
+    .venv/bin/python -m tests.bench.batches --seconds 10
+
+The producer is CommitLake's own, in this process; there is a broker and no coordinator.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 
+from tests.bench import rig
+
 from commitlake import DefaultMQProducer, Message, config
-from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.kafka.topics import ensure_topics, publish_settings
+from commitlake.kafka.topics import publish_settings
 
 BODY = b"." * 256
 SIZES = (1, 10, 100, 1_000, 5_000)
@@ -18,20 +20,18 @@ SIZES = (1, 10, 100, 1_000, 5_000)
 
 def main() -> None:
     """Measures and prints; the first second of each size is not counted."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser = rig.parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=10, help="for each size")
     given = parser.parse_args()
-    with EmbeddedBroker() as broker:
-        conf = config.from_mapping({"kafka.bootstrap_servers": broker.bootstrap_servers})
-        ensure_topics(conf)
-        publish_settings(conf, [])
-        with DefaultMQProducer("bench", bootstrap_servers=broker.bootstrap_servers) as producer:
-            single = 0.0
+    rates = {}
+    with rig.Rig(given) as running:
+        publish_settings(config.from_mapping({"kafka.bootstrap_servers": running.servers}), [])
+        with DefaultMQProducer("bench", bootstrap_servers=running.servers) as producer:
             for size in SIZES:
                 send(producer, size, 1)
-                rate = send(producer, size, given.seconds)
-                single = single or rate
-                print(f"{size:>5} a send: {rate:>9,.0f} messages/s, {rate / single:.0f} times", flush=True)
+                rates[size] = send(producer, size, given.seconds)
+    figures = {f"{size:,} a send": {"messages/s": rate, "ratio": rate / rates[1]} for size, rate in rates.items()}
+    rig.report("batches", given, figures)
 
 
 def send(producer: DefaultMQProducer, size: int, seconds: float) -> float:

@@ -9,26 +9,18 @@ seconds from batch to batch, memory and CPU of the coordinator, and files. Ends 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from tests.bench.producers import Load, mostly_decided
-from tests.support.killing import ROOT
-from tests.support.polling import wait_for
-from tests.support.running import Coordinator, coordinator
+from deltalake import DeltaTable
+from tests.bench import rig
+from tests.bench.observer import Commit, TableLog, tables
 
-from commitlake.kafka.embedded import EmbeddedBroker
-
-_SAMPLE_S = 30
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SILENT = ("--commit", 890, "--rollback", 100)  # of 1 000; the others are silent until a check asks
+_BEHIND_S = 240
+_AUDIT_S = 3_600
 
 
 @dataclass
@@ -53,119 +45,92 @@ class Sample:
 
 
 class Watch:
-    """Reads the tables' logs from outside, as they grow."""
+    """Reads the tables' logs as they grow."""
 
-    def __init__(self, running: Coordinator) -> None:
-        self.running, self.begun = running, time.monotonic()
-        self._seen: dict[str, int] = {}
-        self._visible, self._cpu, self._at = 0, self._cpu_seconds(), time.monotonic()
+    def __init__(self, coordinator: rig.Coordinator) -> None:
+        self.coordinator, self.begun = coordinator, time.time()
+        self._tables = {name: TableLog(coordinator.warehouse / name) for name in ("topics/orders", "op", "batches")}
+        self._cpu, self._at = coordinator.cpu_seconds(), self.begun
+
+    @property
+    def visible(self) -> int:
+        """How many rows are visible by now."""
+        return self._tables["topics/orders"].rows()
 
     def sample(self, sent: int) -> Sample:
         """The figures since the last call."""
-        now = time.monotonic()
-        shown = self._commits("topics/orders")
-        added = [json.loads(add["stats"]) | {"at": at} for at, adds in shown for add in adds]
-        self._visible += sum(stats["numRecords"] for stats in added)
-        ages = [stats["at"] - _epoch(stats["minValues"]["stored_at"]) for stats in added]
-        cpu, wall = self._cpu_seconds(), now - self._at
-        tables = [path.parent for path in self.running.warehouse.glob("**/_delta_log") if "_kafka" not in path.parts]
+        now, cpu = time.time(), self.coordinator.cpu_seconds()
+        wall, warehouse = now - self._at, self.coordinator.warehouse
+        new = {name: log.appends(self._at, now) for name, log in self._tables.items()}
+        places = [log.path for log in tables(warehouse)]
         sample = Sample(
             seconds=now - self.begun,
             sent=sent,
-            visible=self._visible,
-            oldest_age=max(ages, default=float("nan")),
-            landing_batch=wall / max(1, len(self._commits("op"))),
-            coordination_batch=wall / max(1, len(self._commits("batches"))),
-            rss=self._rss(),
+            visible=self.visible,
+            oldest_age=max(map(_oldest_age, new["topics/orders"]), default=float("nan")),
+            landing_batch=wall / max(1, len(new["op"])),
+            coordination_batch=wall / max(1, len(new["batches"])),
+            rss=self.coordinator.rss_mib(),
             cores=(cpu - self._cpu) / wall,
-            live_files=_live_files(self.running.warehouse / "half"),
-            all_files=sum(1 for table in tables for _ in table.glob("**/*.parquet")),
-            log_files=sum(1 for table in tables for _ in (table / "_delta_log").iterdir()),
+            live_files=len(DeltaTable(warehouse / "half").file_uris()),
+            all_files=sum(1 for place in places for _ in place.glob("**/*.parquet")),
+            log_files=sum(1 for place in places for _ in (place / "_delta_log").iterdir()),
         )
         self._cpu, self._at = cpu, now
         return sample
 
-    def _commits(self, table: str) -> list[tuple[float, list[dict[str, str]]]]:
-        """The appends since the last call: their time and what they added."""
-        found, last = [], self._seen.get(table, -1)
-        for path in sorted((self.running.warehouse / table / "_delta_log").glob("*.json")):
-            if int(path.stem) > last:
-                self._seen[table] = int(path.stem)
-                adds = [json.loads(line)["add"] for line in path.read_text().splitlines() if line.startswith('{"add"')]
-                if adds and adds[0]["dataChange"]:
-                    found.append((path.stat().st_mtime, adds))
-        return found
 
-    def _cpu_seconds(self) -> float:
-        return sum(int(field) for stat in self._stats() for field in stat[11:15]) / _TICKS
-
-    def _rss(self) -> float:
-        return sum(int(stat[21]) for stat in self._stats()) * _PAGE / (1 << 20)
-
-    def _stats(self) -> list[list[str]]:
-        """Fields after the command's name of /proc/PID/stat, of all processes of the coordinator's session."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = path.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == self.running.process.pid:
-                found.append(fields)
-        return found
-
-
-def _epoch(text: str) -> float:
-    return float(np.datetime64(text.removesuffix("Z").split("+")[0], "us").astype("int64")) / 1e6
-
-
-def _live_files(table: Path) -> int:
-    from deltalake import DeltaTable
-
-    return len(DeltaTable(str(table)).file_uris())
+def _oldest_age(commit: Commit) -> float:
+    """Seconds from the append of the oldest half message to the commit that made it visible."""
+    stored = min(file.stats["minValues"]["stored_at"] for file in commit.added)
+    return commit.at - float(np.datetime64(stored.removesuffix("Z").split("+")[0], "us").astype("int64")) / 1e6
 
 
 def main() -> None:
     """Runs it and prints; fails when a transaction is missing or the audit finds something."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", type=int, default=2_000)
+    parser = rig.parser(__doc__)
+    parser.add_argument("--rate", type=int, default=2_000, help="transactions a second")
     parser.add_argument("--seconds", type=float, default=3_600)
-    parser.add_argument("--sample", type=float, default=_SAMPLE_S)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--sample", type=float, default=30, help="seconds from line to line")
+    parser.add_argument("--plot", type=Path, help="a file for the figures over time")
     given = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="commitlake-bench-") as place,
-        EmbeddedBroker(Path(place, "kafka")) as kafka,
-    ):
-        settings = {"kafka__bootstrap_servers": kafka.bootstrap_servers}
-        with coordinator(Path(place), heap="2g", **settings) as running:
-            running.ready()
-            samples = load(running, kafka.bootstrap_servers, given.rate, given.seconds, given.sample)
-            running.process.terminate()
-            assert running.end() == 0, running.said
-        audited = subprocess.run(
-            [ROOT / "spark-submit.sh", "audit", "--set", f"warehouse={place}/warehouse"], check=False
-        )
+    with rig.Rig(given) as running:
+        coordinator = running.coordinator()
+        coordinator.ready()
+        samples = load(running, coordinator, given)
+        coordinator.stop()
+        audit = rig.command("audit", "--set", f"warehouse={coordinator.warehouse}")
+        audited = rig.Child(audit, running.place / "audit.log")
+        audited.wait(_AUDIT_S)
+        print(audited.output, end="", flush=True)
     if given.plot:
         plot(samples, given.plot)
-    sys.exit(audited.returncode)
+    half = len(samples) // 2
+    rig.report("endurance", given, {"first half": medians(samples[:half]), "second half": medians(samples[half:])})
 
 
-def load(running: Coordinator, servers: str, rate: int, seconds: float, every: float) -> list[Sample]:
-    """Loads for `seconds`, then waits until all that was sent has ended."""
-    samples = []
-    with Load(servers, "commitlake.", rate, mostly_decided) as producers:
-        watch = Watch(running)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            time.sleep(min(every, max(0.1, until - time.monotonic())))
-            samples.append(watch.sample(producers.sent))
-            print(samples[-1], flush=True)
-            assert running.process.poll() is None, running.said
-        producers.stop_sending()
-        due = sum(mostly_decided(number) != "ROLLBACK" for number in range(producers.sent))
-        wait_for(lambda: watch.sample(producers.sent).visible >= due, 240, lambda: f"{watch._visible} of {due} visible")
-        print(f"{producers.sent} transactions, {due} committed and visible, {producers.answered} checks answered")
+def medians(samples: list[Sample]) -> dict[str, float]:
+    """Of each figure that must not grow with history."""
+    counts = ("seconds", "sent", "visible")
+    names = [field.name for field in fields(Sample) if field.name not in counts]
+    return {name: float(np.median([getattr(sample, name) for sample in samples])) for name in names if samples}
+
+
+def load(running: rig.Rig, coordinator: rig.Coordinator, given: argparse.Namespace) -> list[Sample]:
+    """Loads for a time, then waits until all that was sent has ended."""
+    samples, sender, answers = [], running.load("--rate", given.rate, *_SILENT), running.answers()
+    watch = Watch(coordinator)
+    until = time.monotonic() + given.seconds
+    while time.monotonic() < until:
+        time.sleep(min(given.sample, max(0.1, until - time.monotonic())))
+        samples.append(watch.sample(sender.status.get("sent", 0)))
+        print(samples[-1], flush=True)
+        assert coordinator.is_running, coordinator.output[-4_000:]
+    ended = sender.stop()
+    sent, due = ended["sent"], ended["sent"] - ended["rolled_back"]
+    coordinator.until(lambda: watch.visible >= due, _BEHIND_S, lambda: f"{watch.visible} of {due} visible")
+    answered = answers.stop()["answered"]
+    print(f"{sent} transactions, {due} committed and visible, {answered} checks answered")
     return samples
 
 

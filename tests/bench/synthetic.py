@@ -1,18 +1,22 @@
 """Writes the tables that a long-lived coordinator would have left, by Spark and without Kafka: 20 M rows in minutes.
 
+    .venv/bin/python -m tests.bench.synthetic --warehouse DIRECTORY --decided 20000000 --open 10000
+
 1 000 transactions a second over four queues, the last of them now, all of one topic; a batch a second decides those of
 the second before, eight of nine as COMMITTED. The newest ones are open. Bodies have 64 bytes, ids 32.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.landing.positions import OP, Intent
-from commitlake.tables import Warehouse, topic_table
+from commitlake.spark import session
+from commitlake.tables import Warehouse
 
 QUEUES = 4
 TOPIC = "orders"
@@ -20,7 +24,27 @@ BODY_BYTES = 64
 FIRST_OFFSET = 1 << 30  # a coordinator that goes on here may have a new broker, whose offsets begin at 0
 _MS_APART = 4  # of two half messages of one queue
 _BATCH = 250  # half messages of one queue that a batch decides
+_MONTH_MS = 30 * 86_400_000
 _TASK = 500_000  # rows; a task's file holds neighbours of one queue, as after OPTIMIZE
+_LANDED = Intent(1, {}, {}, (OP,))
+"""A landing of nothing: the next one reads Kafka from its beginning, whatever offsets stand in the tables."""
+
+
+def main() -> None:
+    """Fills an empty warehouse; in a process of its own its memory is free again for what is measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--warehouse", required=True)
+    parser.add_argument("--decided", type=int, default=0, help="transactions with an end")
+    parser.add_argument("--open", type=int, default=0, help="transactions without an end")
+    parser.add_argument("--waiting", type=int, default=0, help="delayed messages that are due in a month")
+    given = parser.parse_args()
+    spark = session.build(app_name="bench-synthetic")
+    warehouse = Warehouse(spark, given.warehouse)
+    if given.waiting:
+        fill_delayed(warehouse, given.waiting)
+    else:
+        fill(warehouse, given.decided, given.open)
+    spark.stop()
 
 
 def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
@@ -40,14 +64,25 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     done = _half(_places(warehouse, ended), begun).withColumns(_end(begun))
     committed = done.where("state = 'COMMITTED'")
     warehouse.append(halves, "half")
-    landing = Intent(1, {}, {}, (OP,))  # of nothing: Kafka goes on at its beginning, whatever offsets stand here
-    warehouse.append(_op(done), OP, landing.plan())
+    warehouse.append(_op(done), OP, _LANDED.plan())
     warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
-    warehouse.append(_visible(committed), topic_table(TOPIC))
+    warehouse.append_topic(_visible(committed), TOPIC)
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))
     warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
     epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version")
     warehouse.append(epoch.withColumn("started_at", F.timestamp_millis(begun)), "epochs")
+
+
+def fill_delayed(warehouse: Warehouse, count: int) -> None:
+    """Fills an empty warehouse with `count` delayed messages that wait; rounded down to a multiple of `QUEUES`."""
+    warehouse.create()
+    warehouse.ensure_topic(TOPIC)
+    begun = F.lit(time.time_ns() // 1_000_000)
+    rows = _half(_places(warehouse, count // QUEUES), begun).withColumns(
+        {"stored_at": F.timestamp_millis(begun), "deliver_at": F.timestamp_millis(begun + _MONTH_MS)}
+    )
+    warehouse.append(rows, "delayed")
+    warehouse.append(warehouse.read(OP), OP, _LANDED.plan())
 
 
 def _places(warehouse: Warehouse, offsets: int) -> DataFrame:
@@ -128,3 +163,7 @@ def _visible(committed: DataFrame) -> DataFrame:
             "visible_at": F.col("resolved_at"),
         }
     )
+
+
+if __name__ == "__main__":
+    main()

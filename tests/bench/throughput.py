@@ -1,84 +1,46 @@
-"""Transactions per second from a filled Kafka to topic tables, beside a plain Spark copy of the topics to Delta.
+"""From a filled Kafka to tables, each from a cold start: the coordinator with `--available-now`, then the plain copy.
 
-    .venv/bin/python tests/bench/throughput.py --transactions 500000
+    .venv/bin/python -m tests.bench.throughput --transactions 1000000
 
-Both run in one session, one after the other, twice: the first round warms the JVM, the second is told.
+Of 100 transactions 80 are committed, 10 rolled back, and 10 stay open. Wall time is from the start of the process to
+its end; CPU is that of the whole process tree.
 """
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import tempfile
-from dataclasses import replace
-from pathlib import Path
+from tests.bench import rig
+from tests.bench.observer import TableLog
 
-import load  # type: ignore[import-not-found]
-from pyspark.sql import SparkSession
-
-from commitlake import config
-from commitlake.config import Config
-from commitlake.coordinator import Coordinator
-from commitlake.kafka import topics
-from commitlake.kafka.clients import spark_options
-from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.spark import session
+_LIMIT_S = 7_200
 
 
 def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--transactions", type=int, default=500_000)
-    parser.add_argument("--warm-up", type=int, default=100_000)
+    """Measures and prints; fails when not just the committed rows are visible."""
+    parser = rig.parser(__doc__)
+    parser.add_argument("--transactions", type=int, default=1_000_000)
     given = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="commitlake-bench-") as place,
-        EmbeddedBroker(Path(place, "kafka")) as broker,
-    ):
-        conf = config.from_mapping(
-            {"kafka": {"bootstrap_servers": broker.bootstrap_servers}, "transaction": {"timeout": "1h"}}
-        )
-        spark = session.build(conf, app_name="throughput")
-        for name, count in (("warm-up", given.warm_up), ("measured", given.transactions)):
-            compare(spark, replace(conf, kafka=replace(conf.kafka, topic_prefix=f"{name}.")), Path(place), name, count)
-        spark.stop()
+    with rig.Rig(given) as running:
+        load = running.load("--fill", given.transactions, "--commit", 800, "--rollback", 100)
+        load.wait(_LIMIT_S)
+        coordinator = running.coordinator("--available-now", transaction__timeout="1h")
+        costs = {"coordinator": coordinator.wait(_LIMIT_S)}
+        shown = TableLog(coordinator.warehouse / "topics" / "orders").rows()
+        assert shown == load.status["committed"], f"{shown} rows of {load.status['committed']} committed transactions"
+        costs["copy"] = running.copy("--available-now").wait(_LIMIT_S)
+    figures = {name: row(cost, given.transactions) for name, cost in costs.items()}
+    ratios = {name: figures["copy"][name] / figures["coordinator"][name] for name in ("seconds", "cpu_us/tx")}
+    rig.report("throughput", given, figures | {"ratio": ratios})
 
 
-def compare(spark: SparkSession, conf: Config, place: Path, name: str, count: int) -> None:
-    """Fills the topics, then copies them and coordinates them."""
-    topics.ensure_topics(conf)
-    found = load.transactions(spark, conf, count)
-    filled = load.timed(lambda: (load.send_half_messages(found, conf), load.send_ops(found, conf)))
-    own = replace(conf, warehouse=str(place / name / "warehouse"), checkpoints=str(place / name / "checkpoints"))
-    copied = load.timed(lambda: copy(spark, conf, str(place / name / "copy")))
-    coordinated = load.timed(lambda: coordinate(spark, own))
-    rows = spark.read.format("delta").load(f"{own.warehouse}/topics/orders").count()
-    assert rows == found.where(f"lot < {load.COMMITTED}").count(), rows
-    print(
-        f"{name}: {count} transactions; filled in {filled:.1f} s; plain copy {copied:.1f} s = {count / copied:,.0f}/s; "
-        f"coordinated {coordinated:.1f} s = {count / coordinated:,.0f}/s; ratio {copied / coordinated:.2f}",
-        flush=True,
-    )
-    shutil.rmtree(place / name)
-
-
-def copy(spark: SparkSession, conf: Config, place: str) -> None:
-    """The plain copy: two topics to one Delta table, Delta's own sink."""
-    subscribed = f"{conf.kafka.topic('half')},{conf.kafka.topic('op')}"
-    source = spark.readStream.format("kafka").options(**spark_options(conf.kafka), subscribe=subscribed)
-    raw = (
-        source.option("includeHeaders", "true")
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 400_000)
-    )
-    writer = raw.load().writeStream.format("delta").option("checkpointLocation", f"{place}/_checkpoint")
-    writer.trigger(availableNow=True).start(f"{place}/table").awaitTermination()
-
-
-def coordinate(spark: SparkSession, conf: Config) -> None:
-    """The coordinator, until all is done."""
-    with Coordinator(spark, conf).start(available_now=True):
-        pass
+def row(cost: rig.Cost, transactions: int) -> dict[str, float]:
+    """The figures of one process."""
+    return {
+        "seconds": cost.seconds,
+        "tx/s": transactions / cost.seconds,
+        "cpu_s": cost.cpu_s,
+        "cpu_us/tx": cost.cpu_s * 1e6 / transactions,
+        "peak_mib": cost.peak_mib,
+    }
 
 
 if __name__ == "__main__":

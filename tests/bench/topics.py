@@ -1,0 +1,61 @@
+"""How long a round takes while 1, 100 and 1 000 destination topics are in use, one after the other in one coordinator.
+
+    .venv/bin/python -m tests.bench.topics --rate 1000 --topics 1 100 1000
+
+A round is the time from one commit of `batches` to the next. What counts begins `--after` seconds after each topic has
+a table, and ends after `--seconds` and not before `--rounds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from tests.bench import rig
+from tests.bench.observer import Sent, durations, rounds
+
+_LIMIT_S = 3_600
+_QUIET_S = 15
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = rig.parser(__doc__)
+    parser.add_argument("--rate", type=int, default=1_000, help="transactions a second")
+    parser.add_argument("--topics", type=int, nargs="+", default=[1, 100, 1_000], help="destination topics in use")
+    parser.add_argument("--after", type=float, default=60, help="seconds before it counts")
+    parser.add_argument("--seconds", type=float, default=60, help="how long it counts at least")
+    parser.add_argument("--rounds", type=int, default=10, help="how many rounds count at least")
+    given = parser.parse_args()
+    figures = {}
+    with rig.Rig(given) as running:
+        coordinator = running.coordinator(topics__max=sum(given.topics))
+        coordinator.ready()
+        for topics in given.topics:
+            figures[f"{topics:,} topics"] = measure(running, coordinator, given, topics)
+    rig.report("topics", given, figures)
+
+
+def measure(running: rig.Rig, coordinator: rig.Coordinator, given: argparse.Namespace, topics: int) -> dict[str, float]:
+    """The rounds with one number of topics; ends when nothing more is written."""
+    begun, warehouse = time.time(), coordinator.warehouse
+    names = ("--topic", f"of{topics}n", "--topics", topics, "--first", topics * 100_000_000)
+    load = running.load("--rate", given.rate, *names, name=f"load{topics}")
+    coordinator.until(lambda: len(list(warehouse.glob(f"topics/of{topics}n*"))) >= topics, _LIMIT_S)
+    created = time.time() - begun
+    time.sleep(given.after)
+    begin = time.time()
+    time.sleep(given.seconds)
+    coordinator.until(lambda: len(rounds(warehouse, begin)) >= given.rounds, _LIMIT_S)
+    spans = rounds(warehouse, begin)
+    load.stop()
+    coordinator.until(lambda: not rounds(warehouse, time.time() - _QUIET_S), _LIMIT_S)
+    took, end = durations(spans), spans[-1][1]
+    p50, p99 = np.percentile(took, [50, 99])
+    rate = Sent(running.place / f"load{topics}.csv").rate(begin, end)
+    return {"p50_s": p50, "p99_s": p99, "rounds": len(took), "tables_after_s": created, "tx/s": rate}
+
+
+if __name__ == "__main__":
+    main()
