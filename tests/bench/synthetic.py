@@ -14,20 +14,19 @@ import time
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.landing.positions import OP, Intent
+from commitlake.landing import positions
+from commitlake.landing.positions import Position
 from commitlake.spark import session
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 QUEUES = 4
 TOPIC = "orders"
 BODY_BYTES = 64
-FIRST_OFFSET = 1 << 30  # a coordinator that goes on here may have a new broker, whose offsets begin at 0
+FIRST_QUEUE = 1_000  # a coordinator that goes on here may have a new broker, whose queues are others
 _MS_APART = 4  # of two half messages of one queue
 _BATCH = 250  # half messages of one queue that a batch decides
 _MONTH_MS = 30 * 86_400_000
 _TASK = 500_000  # rows; a task's file holds neighbours of one queue, as after OPTIMIZE
-_LANDED = Intent(1, {}, {}, (OP,))
-"""A landing of nothing: the next one reads Kafka from its beginning, whatever offsets stand in the tables."""
 
 
 def main() -> None:
@@ -64,9 +63,10 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     done = _half(_places(warehouse, ended), begun).withColumns(_end(begun))
     committed = done.where("state = 'COMMITTED'")
     warehouse.append(halves, "half")
-    warehouse.append(_op(done), OP, _LANDED.plan())
+    warehouse.append(_op(done), "op")
+    _land(warehouse, every)
     warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
-    warehouse.append_topic(_visible(committed), TOPIC)
+    warehouse.append(_visible(committed), topic_table(TOPIC))
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))
     warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
     epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version")
@@ -82,25 +82,31 @@ def fill_delayed(warehouse: Warehouse, count: int) -> None:
         {"stored_at": F.timestamp_millis(begun), "deliver_at": F.timestamp_millis(begun + _MONTH_MS)}
     )
     warehouse.append(rows, "delayed")
-    warehouse.append(warehouse.read(OP), OP, _LANDED.plan())
+    _land(warehouse, count // QUEUES)
+
+
+def _land(warehouse: Warehouse, offsets: int) -> None:
+    """The position of a landing that brought as many offsets of each queue; Kafka's own queues begin at 0."""
+    ends = {FIRST_QUEUE + number: offsets for number in range(QUEUES)}
+    positions.append(warehouse, Position(1, {"half": ends, "op": ends, "messages": ends}))
 
 
 def _places(warehouse: Warehouse, offsets: int) -> DataFrame:
     """The first `offsets` places of each queue; neighbours are in one task, so nothing is shuffled."""
     numbers = warehouse.spark.range(0, QUEUES * offsets, 1, max(QUEUES, QUEUES * offsets // _TASK))
     return numbers.select(
-        F.expr(f"CAST(id DIV {max(offsets, 1)} AS INT)").alias("queue"),
-        (FIRST_OFFSET + F.col("id") % max(offsets, 1)).alias("queue_offset"),
+        F.expr(f"CAST({FIRST_QUEUE} + id DIV {max(offsets, 1)} AS INT)").alias("queue"),
+        (F.col("id") % max(offsets, 1)).alias("queue_offset"),
     )
 
 
 def _nth() -> Column:
     """Which half message of its queue it is."""
-    return F.col("queue_offset") - FIRST_OFFSET
+    return F.col("queue_offset")
 
 
 def _half(places: DataFrame, begun: Column) -> DataFrame:
-    number = _nth() * QUEUES + F.col("queue")
+    number = _nth() * QUEUES + F.col("queue") - FIRST_QUEUE
     name = F.concat(F.lit("7F0000010ABC18B4AAC2"), F.lpad(F.hex(number), 12, "0"))
     stored = F.timestamp_millis(begun + _nth() * _MS_APART)
     return places.select(

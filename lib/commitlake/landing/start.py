@@ -60,7 +60,7 @@ def begin(warehouse: Warehouse, config: Config, position: Position) -> Begin:
             for source, numbers in first.items()
         }
     )
-    offsets = {source: dict(numbers) for source, numbers in known.offsets.items()}
+    offsets = {source: {number: known.next(source, number) for number in numbers} for source, numbers in first.items()}
     floors: dict[str, dict[int, int]] = {}
     for source, numbers in first.items():
         for number, oldest in numbers.items():
