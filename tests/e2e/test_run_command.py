@@ -14,17 +14,12 @@ from deltalake import DeltaTable
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from tests.support.lake import Lake
-from tests.support.polling import wait_for
+from tests.support.polling import patience, wait_for
 from tests.support.running import Coordinator, coordinator
 
 from commitlake.kafka.embedded import EmbeddedBroker
 
 ERROR_WITHIN_S = 20
-
-
-def patience() -> float:
-    """How much longer than on a quiet machine things may take: runnable processes for each core."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize(

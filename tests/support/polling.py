@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -29,6 +30,11 @@ def wait_for(find: Callable[[], Found | None], seconds: float = WAIT_S, why: Cal
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {why()}"
         time.sleep(_INTERVAL_S)
     return found
+
+
+def patience() -> float:
+    """How much longer than on a quiet machine things may take: runnable processes for each core."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def wait_until_equal(find: Callable[[], Found], expected: Found, seconds: float = WAIT_S) -> None:
