@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Self
@@ -18,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from commitlake import config as configuration
 from commitlake.chain import Chain
 from commitlake.config import Config
-from commitlake.coordination import input_rows, query
+from commitlake.coordination import query
 from commitlake.coordination.batch import Surroundings
 from commitlake.coordination.commit import Committer
 from commitlake.coordination.input_table import InputTable
@@ -26,15 +25,15 @@ from commitlake.coordination.recent import RecentHalves
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.embedded import provide
-from commitlake.landing import judge, kafka_identity, positions
+from commitlake.landing import judge, kafka_identity
 from commitlake.landing import query as landing_query
 from commitlake.landing import start as landing_start
 from commitlake.landing.land import Landing
 from commitlake.landing.landed_time import DECIDING
-from commitlake.landing.positions import Leftover, Position
+from commitlake.landing.positions import Leftover
 from commitlake.landing.topic_admission import Topics
 from commitlake.maintenance.run import Maintenance, at_intervals
-from commitlake.recovery import complete_batch, fencing, rebuild
+from commitlake.recovery import fencing, recover
 from commitlake.recovery.fencing import Ownership, WarehouseLock
 from commitlake.spark import checkpoints, session
 from commitlake.tables import Warehouse
@@ -112,11 +111,14 @@ class Coordinator:
         self._prepare_kafka()
         begin = landing_start.begin(self.warehouse, self.config, position)
         inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table")  # step 3
-        last, leftover = self._recover(inputs, begin.position)
+        if self._owner.is_new:
+            recovered = recover.of_new_warehouse(inputs)
+        else:
+            recovered = recover.recover(self.warehouse, self.config, inputs, begin.position)
         around = Surroundings(self.config, self.warehouse, RecentHalves(self.warehouse), inputs)  # step 4
         awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
-        chain = self._chain = Chain(around, self._landing(begin, leftover), awaited)
-        write = chain.unless_stopping(Committer(around, last + 1, chain.note_wakes))
+        chain = self._chain = Chain(around, self._landing(begin, recovered.leftover), awaited)
+        write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain.note_wakes))
         self._queries.append(query.start(self.config, inputs, write, self._scratch("coordination")))
         chain.coordinate_with(self._queries[0])
         place = self._scratch("landing")
@@ -137,27 +139,6 @@ class Coordinator:
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
         clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics()))
-
-    def _recover(self, inputs: InputTable, position: Position) -> tuple[int, Leftover | None]:
-        """Returns the newest batch_id, and what a landing that was cut short has written."""
-        if self._owner.is_new:  # nothing to look through
-            inputs.create(self.spark.createDataFrame([], input_rows.INPUT_SCHEMA))
-            return -1, None
-        with ThreadPoolExecutor(3) as pool:
-            opened = pool.submit(self._write_open_rows, inputs, position)
-            leftover = pool.submit(positions.leftover, self.warehouse, position)
-            last = pool.submit(self._complete_cut_short_batch)
-            opened.result()
-            return last.result(), leftover.result()
-
-    def _complete_cut_short_batch(self) -> int:
-        last = complete_batch.complete_last_batch(self.warehouse)
-        complete_batch.resend_checks(self.warehouse, self.config)
-        return last
-
-    def _write_open_rows(self, inputs: InputTable, position: Position) -> None:
-        own = rebuild.session_for(self.warehouse, self.config, position.landed())
-        inputs.create(rebuild.open_rows(Warehouse(own, self.config.warehouse), self.config.transaction))
 
     def _landing(self, begin: landing_start.Begin, leftover: Leftover | None) -> Landing:
         rules = judge.LandingRules.of(self.config)
@@ -200,14 +181,8 @@ class Coordinator:
                     self._on_failure(error)
 
     def _is_landed(self) -> bool:
-        """Whether Kafka holds no half message and no op that has not landed."""
         assert self._chain is not None
-        position, consumed = self._chain.position, landing_query.consumed(self._queries[1])
-        for source, ends in landing_start.ends(self.config, DECIDING).items():
-            read = consumed.get(self.config.kafka.topic(source), {})
-            if any(end > max(position.next(source, number), read.get(str(number), 0)) for number, end in ends.items()):
-                return False
-        return True
+        return landing_query.is_landed(self._queries[1], self.config, self._chain.position)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits until a query ends or `stop` is called; returns whether it has within `timeout` seconds.

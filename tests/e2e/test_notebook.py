@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -22,6 +23,7 @@ from tests.support.polling import wait_for
 
 import commitlake
 from commitlake import DefaultMQProducer, Message
+from commitlake.errors import CommitLakeError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,6 +129,29 @@ def test_a_session_that_is_there_needs_nothing_but_the_defaults_and_the_examples
         examples_run(alone, servers, str(tmp_path / "warehouse"))
     with socket.socket() as probe:  # its broker is gone
         assert probe.connect_ex(("127.0.0.1", int(servers.rpartition(":")[2]))) != 0
+
+
+def test_a_start_changes_nothing_in_the_callers_session(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a failure need somebody who waits for it."""
+    spark.conf.set("spark.sql.shuffle.partitions", "7")
+    before = spark.conf.getAll
+    failures: list[CommitLakeError] = []
+    conf: dict[str, object] = {
+        **{name: str(tmp_path / name) for name in ("warehouse", "checkpoints")},
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers, "topic_prefix": "beside.", "queues": 1},
+    }
+    with commitlake.start(spark, conf, on_failure=failures.append):
+        assert spark.conf.getAll == before
+        assert spark.streams.active == []
+        shutil.rmtree(tmp_path / "warehouse" / "positions")
+        with DefaultMQProducer("shop", bootstrap_servers=broker.bootstrap_servers, topic_prefix="beside.") as producer:
+            producer.send(Message("news", "opened"))
+        wait_for(lambda: failures, why=lambda: caplog.messages)
+    spark.conf.unset("spark.sql.shuffle.partitions")
+    assert "cannot write to the table at" in str(failures[0])
+    assert any("the coordinator has stopped: cannot write to the table at" in line for line in caplog.messages)
 
 
 def examples_run(environment: dict[str, str], servers: str, warehouse: str) -> None:

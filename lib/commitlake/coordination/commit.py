@@ -44,7 +44,7 @@ class Committer:
         derived from it or written again, so a kill at any point loses nothing and doubles nothing:
 
         1. read the new rows and 2. run the state machine (both in `frame`);
-        3. evaluate its events, once and whole, and resolve what met no open message from the ledger;
+        3. compute its events, once and whole, and resolve what met no open message from the ledger;
         4. the commit point: `transactions`, then `deliveries`;
         5. topic tables;
         6. `discarded`, `rejected`, `checks`, and feedback rows (`reentries`);

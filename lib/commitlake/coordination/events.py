@@ -1,4 +1,4 @@
-"""A batch's events: what the state machine said, cached, and one summary that says what there is to do."""
+"""A batch's events: what the state machine emitted, kept, and one summary that shows what there is to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.WAKE)
 class Events:
     """The events of one batch.
 
-    The frame is evaluated here, once and whole: a stateful frame that is read in part leaves its state uncommitted,
+    The frame is computed here, once and whole: a stateful frame that is read in part leaves its state uncommitted,
     and one that is read twice runs the state machine twice.
     """
 

@@ -42,7 +42,7 @@ class InputTable:
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        self._spark, self._path = spark, path
+        self.spark, self._path = spark, path
         self._appended = 0
         self._lock = Lock()
         self.landed_until = ABSENT
@@ -51,7 +51,7 @@ class InputTable:
     def create(self, opened: DataFrame) -> None:
         """Writes what is open at the start, rows of `INPUT_SCHEMA`."""
         self._write(opened)
-        self._spark.sql(
+        self.spark.sql(
             f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '{_PART}', "
             "'delta.dataSkippingNumIndexedCols' = '0', 'delta.logRetentionDuration' = 'interval 1 hour', "
             "'delta.deletedFileRetentionDuration' = 'interval 1 hour')"
@@ -61,17 +61,17 @@ class InputTable:
         """Appends rows of `INPUT_SCHEMA`."""
         self._write(rows)
         if self._appended % _PART == 0:
-            self._spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {self._appended // _PART - 1}")
+            self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {self._appended // _PART - 1}")
 
     def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
         """A row for each segment in which something is due, though nothing came."""
         found = [(key.src, key.queue, key.segment * SEGMENT_SIZE) for key in keys]
-        rows = self._spark.createDataFrame(found, "src int, queue int, offset bigint")
+        rows = self.spark.createDataFrame(found, "src int, queue int, offset bigint")
         return input_rows.rows(rows, kind=f"{int(Kind.TICK)}", src="src", queue="queue", offset="offset")
 
     def stream(self) -> DataFrame:
         """All rows, with the segment that they belong to."""
-        rows = self._spark.readStream.format("delta").options(**_ALL_NEW).load(self._path)
+        rows = self.spark.readStream.format("delta").options(**_ALL_NEW).load(self._path)
         return rows.withColumn("segment", F.expr(f"offset div {SEGMENT_SIZE}")).drop("part")
 
     def _write(self, rows: DataFrame) -> None:

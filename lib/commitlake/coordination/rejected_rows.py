@@ -38,6 +38,11 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
     """Rows of `rejected` for the REFUSED events, one each.
 
     Kafka may have dropped an old record by now: then its value is what `op` holds of it, as JSON.
+
+    Args:
+        warehouse: the tables.
+        config: says where Kafka is.
+        events: the batch's events.
     """
     refused = events.frame.where(F.col("event") == int(Event.REFUSED)).select(
         *_OP, F.col("reason").alias("refusal"), "now"

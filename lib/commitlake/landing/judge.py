@@ -2,7 +2,7 @@
 
 `normalise` gives every record one shape, `judge` adds what its headers and value say, and a verdict: `target` is the
 kind of table it goes to, `reason` and `detail` are null unless that is `rejected`. Of several reasons the first in
-the order of the cases below is told.
+the order of the cases below counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HALF, OP, DELAYED, TOPIC, REJECTED = "half", "op", "delayed", "topic", "rejected
 """Where a record may go; `TOPIC` is the table of its own topic."""
 
 Case = tuple[str, Column, Column]
-"""A reason, when it applies, and the detail told with it."""
+"""A reason, when it applies, and the detail written with it."""
 
 _HEADERS = tuple(sorted(headers.MESSAGE_HEADERS | headers.TRANSACTION_HEADERS))
 _AFTER_TOPIC_NOT_ALLOWED = (
@@ -145,7 +145,7 @@ def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
 
 
 def half_cases(rules: LandingRules) -> list[Case]:
-    """Reasons to reject a half message, in the order in which they are told."""
+    """Reasons to reject a half message, in the order in which they count."""
     first = F.col("first")
     bad_first = (
         first.isNull()
@@ -167,7 +167,7 @@ def half_cases(rules: LandingRules) -> list[Case]:
 
 
 def message_cases(rules: LandingRules) -> list[Case]:
-    """Reasons to reject a record of `messages`, in the order in which they are told."""
+    """Reasons to reject a record of `messages`, in the order in which they count."""
     forbidden = F.lit(False)
     for name in sorted(headers.FORBIDDEN_IN_BATCH):
         forbidden |= F.col("headers")[name].isNotNull()

@@ -1,6 +1,6 @@
 """Landed time: the broker time up to which every half message and op has landed. Deadlines never run ahead of it.
 
-A lagging or stalled landing, or a backlog that is taken in steps, then discards nothing whose answer lies in Kafka.
+A lagging or stalled landing, or a backlog that is taken in steps, then discards nothing whose op is in Kafka.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Delay(NamedTuple):
 
 
 def delay(numbers: Mapping[str, Column], levels_ms: Sequence[int]) -> Delay:
-    """Combine the delay headers' `signed` values; `commitlake.protocol.delay` tells the same rules in Python."""
+    """Combine the delay headers' `signed` values; `commitlake.protocol.delay` has the same rules in Python."""
     level, sec, ms, deliver = (numbers[name] for name in headers.DELAY_HEADERS)
     levels = F.array(*map(F.lit, levels_ms)).cast("array<bigint>")
     relative = (
@@ -97,7 +97,7 @@ def op_json(value: Column) -> Column:
 
     `from_json` takes 1.4 us a record, `VARIANT` 5.8. It is strict but for two things: it stops after the first complete
     value, so a digest is put behind it, which it reads only when nothing else stands there; and it turns any value into
-    text where text is asked for, so a text that could have been something else is looked at again (`_were_texts`).
+    text where text is wanted, so a text that could have been something else is looked at again (`_were_texts`).
     """
     plain = F.when(F.is_valid_utf8(value.cast(StringType())), value.cast(StringType()))
     wrapped = F.concat(F.lit('{"v":'), plain, F.lit(',"end":"'), _digest(value), F.lit('"}'))
@@ -147,7 +147,13 @@ def are_places(listed: Column, most: int) -> Column:
 
 
 def members(content: Column, count: Column, topic: Column) -> Column:
-    """The members of a batch, from its `json`, as structs of body and properties; null when anything in it is bad."""
+    """The members of a batch as structs of body and properties; null when anything in it is bad.
+
+    Args:
+        content: the batch's `json`.
+        count: how many members its header names.
+        topic: the topic that its header names.
+    """
     entries = _get(content, "$.v.messages", "array<variant>")
     read = F.transform(entries, _member)
     good = F.forall(read, lambda member: _is_good(member, topic))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,8 +11,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
 from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.landing import start as start_of_landing
 from commitlake.landing.land import MAX_RECORDS
-from commitlake.landing.positions import Offsets
+from commitlake.landing.landed_time import DECIDING
+from commitlake.landing.positions import Offsets, Position
 
 
 def start(
@@ -49,13 +51,21 @@ def start(
     return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)).start()
 
 
-def consumed(query: StreamingQuery) -> Mapping[str, Mapping[str, int]]:
-    """The offsets up to which the query has read, by full topic name and partition, as its progress reports them.
+def is_landed(query: StreamingQuery, config: Config, position: Position) -> bool:
+    """Whether Kafka holds no half message and no op that has not landed.
 
-    Kafka's own transaction markers take offsets too, but are no records: no row tells of them.
+    Args:
+        query: landing's query. Kafka's own transaction markers take offsets too, but only its progress counts them.
+        config: says where Kafka is.
+        position: how far landing has come.
+
+    Raises:
+        KafkaError: Kafka is out of reach.
     """
     progress: Any = query.lastProgress
-    ends: Mapping[str, Mapping[str, int]] = (
-        json.loads(progress.json)["sources"][0]["endOffset"] or {} if progress else {}
-    )
-    return ends
+    consumed = (json.loads(progress.json)["sources"][0]["endOffset"] if progress else None) or {}
+    for source, ends in start_of_landing.ends(config, DECIDING).items():
+        read = consumed.get(config.kafka.topic(source), {})
+        if any(end > max(position.next(source, number), read.get(str(number), 0)) for number, end in ends.items()):
+            return False
+    return True

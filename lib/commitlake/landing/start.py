@@ -36,7 +36,7 @@ class Begin(NamedTuple):
 
 
 def reached(warehouse: Warehouse, config: Config) -> Position:
-    """How far landing has come, as the tables tell: also those of an older version, which had no `positions`."""
+    """How far landing has come, as the tables show: also those of an older version, which had no `positions`."""
     return positions.newest(warehouse) or _of_older_version(warehouse, config.kafka.topic_prefix)
 
 

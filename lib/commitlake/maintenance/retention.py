@@ -7,7 +7,7 @@ next run does not find. The order is such that a start between any two deletes t
 1. `op`, or a decision whose ledger row has gone would look like one that waits;
 2. `half` and `delayed`, the messages;
 3. `transactions`, while a delivery still says that a delay has ended; then `deliveries`;
-4. `checks`, `discarded`, `reentries`, `rejected`: what was told about them.
+4. `checks`, `discarded`, `reentries`, `rejected`: what was written about them.
 
 A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed. Of each Kafka
 partition the highest row of a table stays too, with what it is about: by it a start finds where to go on should all
@@ -28,7 +28,7 @@ from commitlake.tables import Warehouse
 
 @dataclass(frozen=True)
 class Cut:
-    """What is old: rows of batches up to `last_batch`, ended before `ended_ms`, stored or told before `stored_ms`.
+    """What is old: rows of batches up to `last_batch`, ended before `ended_ms`, stored or written before `stored_ms`.
 
     Both are ms since epoch, UTC. `stored_ms` is later by the time for which an op may wait, so what came after the end
     of a transaction, a repeated op or a late part, goes along with it.
@@ -40,9 +40,9 @@ class Cut:
 
     def ended(self, column: str) -> Column:
         """Rows of complete batches that are old by `column`."""
-        return (F.col("batch_id") <= self.last_batch) & self.told(column)
+        return (F.col("batch_id") <= self.last_batch) & self.written(column)
 
-    def told(self, column: str) -> Column:
+    def written(self, column: str) -> Column:
         """Rows that are as old by `column`, and belong to no batch."""
         return F.col(column) < F.timestamp_millis(F.lit(self.ended_ms))
 
@@ -73,9 +73,11 @@ def steps(warehouse: Warehouse, cut: Cut) -> list[Step]:
         Step("discarded", ["queue", "queue_offset"], old.discarded),
         Step("reentries", ["queue", "offset", "part_queue", "part_offset", "kind", "batch_id"], old.reentries),
         Step("rejected", ["source", "kafka_partition", "kafka_offset"], old.rejected),
+        Step("positions", ["landing_id"], old.positions),
     ]
 
 
+_POSITIONS = 1_000
 _PLACE = ["queue", "queue_offset"]
 _HALF_PLACE = ["queue", "half_offset"]
 _FIRST = ["first_queue", "first_offset"]
@@ -101,8 +103,8 @@ class _Old:
             F.col("kafka_offset").alias("op_offset"),
             (F.col("source") == "admin").alias("admin"),
         )
-        told = named.join(refused, keys, "left_semi").select(*keys)
-        found = unknown.union(decisions).union(recalls).union(told).distinct()
+        rejected = named.join(refused, keys, "left_semi").select(*keys)
+        found = unknown.union(decisions).union(recalls).union(rejected).distinct()
         return _but_highest(found, op, ["queue", "admin"], "op_offset")
 
     def halves(self) -> DataFrame:
@@ -148,8 +150,14 @@ class _Old:
         old = self._read("rejected").where(self._cut.stored("rejected_at"))
         source = F.when(F.col("admin"), "admin").otherwise("op")
         op = self._stored("op").select(source, "queue", "op_offset").toDF(*keys)
-        gone = old.where(self._cut.told("rejected_at")).select(*keys)
+        gone = old.where(self._cut.written("rejected_at")).select(*keys)
         return _but_highest(gone.join(op, keys, "left_anti"), old, keys[:2], keys[2])
+
+    def positions(self) -> DataFrame:
+        """Only the newest shows where landing goes on; some more are kept for people who ask."""
+        rows = self._read("positions").select("landing_id")
+        newest = rows.agg(F.max("landing_id")).collect()[0][0]
+        return rows.where(F.col("landing_id") < (newest or 0) - _POSITIONS)
 
     def _stored(self, name: str) -> DataFrame:
         return self._read(name).where(self._cut.stored("stored_at"))
@@ -163,7 +171,7 @@ class _Old:
 
     def _refused(self) -> DataFrame:
         rejected = self._read("rejected").where("source IN ('op', 'admin')")
-        return rejected.where(self._cut.told("rejected_at"))
+        return rejected.where(self._cut.written("rejected_at"))
 
     def _done(self) -> DataFrame:
         """The first half messages of transactions that ended for good, with all that landed of them."""

@@ -88,7 +88,7 @@ class Maintenance:
     def run(self) -> Report:
         """Deletes old rows, compacts tables with many files, and vacuums each from time to time.
 
-        What fails is told and left for the next run; the rest is done.
+        A failure on one table is logged, and tried again by the next run; the others proceed.
         """
         report, now = Report(), time.monotonic()
         with self._pause():
@@ -140,7 +140,7 @@ class Maintenance:
         if not report.deleted:
             self._tell(cut)
         same = " AND ".join([f"t.{name} = old.{name}" for name in step.on] + _bounds(old, step.on))
-        with self._pause():  # a MERGE lets Spark evaluate cached frames of a batch anew
+        with self._pause():  # a MERGE makes Spark compute cached frames of a batch again
             merge = self._warehouse.table(step.table).alias("t").merge(old.alias("old"), same)
             merge.whenMatchedDelete().execute()
         report.deleted[step.table] = count
@@ -184,7 +184,13 @@ def _compact(table: DeltaTable) -> int:
 
 
 def at_intervals(maintenance: Maintenance, interval_ms: int, stopping: threading.Event) -> threading.Thread:
-    """Runs maintenance in a thread until `stopping`; what goes wrong is told and tried again, and stops nothing."""
+    """Runs maintenance in a thread until `stopping`; a failure is logged and tried again, and stops nothing.
+
+    Args:
+        maintenance: what is run.
+        interval_ms: time between the end of a run and the next one.
+        stopping: ends the thread when it is set.
+    """
 
     def serve() -> None:
         while not stopping.wait(interval_ms / 1_000):

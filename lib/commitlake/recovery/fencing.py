@@ -60,7 +60,7 @@ class WarehouseLock:
             msg = f"another coordinator runs on this warehouse: {holder}; stop it first, or use another `warehouse`"
             raise FencedError(msg) from error
         self._file = file
-        self.tell(epoch=None)
+        self.name_holder(epoch=None)
         return self
 
     def _open(self) -> IO[str]:
@@ -71,7 +71,7 @@ class WarehouseLock:
             msg = f"warehouse: cannot write to {self._path.parent}: {error.strerror}; choose another place, or allow it"
             raise WarehouseError(msg) from error
 
-    def tell(self, epoch: int | None) -> None:
+    def name_holder(self, epoch: int | None) -> None:
         """Writes who holds the lock, for the error of a newcomer."""
         if self._file is None:
             return
@@ -89,7 +89,13 @@ class WarehouseLock:
 
 
 def describe(host: str, pid: int, epoch: int | None) -> str:
-    """A coordinator as errors name it."""
+    """A coordinator as errors name it.
+
+    Args:
+        host: its machine.
+        pid: its process there.
+        epoch: number of its start, None before it has one.
+    """
     return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
 
 
@@ -105,13 +111,19 @@ def begin_epoch(warehouse: Warehouse, version: str) -> int:
 
 
 def fence(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
-    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict."""
+    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict.
+
+    Args:
+        warehouse: the tables.
+        epoch: number of this start.
+        names: the tables to fence.
+    """
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, _own(epoch)), names))
 
 
 class EpochGuard(AppendGuard):
-    """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` tells why it has no gap.
+    """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` explains why it has no gap.
 
     An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
     from, and fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the tables. So
@@ -202,7 +214,7 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None) -> Ownership:
     warehouse.create()
     epoch = begin_epoch(warehouse, commitlake.__version__)
     if lock is not None:
-        lock.tell(epoch)
+        lock.name_holder(epoch)
         return Ownership(lock, epoch, is_new=epoch == FIRST_EPOCH)
     warehouse.guard = EpochGuard(warehouse, epoch)
     check(warehouse, epoch)  # a fence of the older of two would stop the newer

@@ -2,7 +2,7 @@
 
 The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign
 checkpoint, a changed state layout, changed timing keys and another number of shuffle partitions are all the same
-case: the ordinary start. Decided history is read by its key columns only, and nothing decided is decided or told
+case: the ordinary start. Decided history is read by its key columns only, and nothing decided is decided or reported
 again.
 """
 
@@ -37,7 +37,7 @@ def session_for(warehouse: Warehouse, config: Config, landed: int) -> SparkSessi
 
 
 def open_rows(warehouse: Warehouse, timing: TransactionConfig) -> DataFrame:
-    """All input rows that are not done with, as the tables tell while nothing lands.
+    """All input rows that are not done with, as the tables show while nothing lands.
 
     Args:
         warehouse: the tables.

@@ -14,7 +14,13 @@ from commitlake.places import is_local, local_path
 
 
 def fresh(config: Config, query: str, epoch: int) -> str:
-    """A directory for one run of a query; on a local file system what older epochs have left is deleted."""
+    """A directory for one run of a query; on a local file system what older epochs have left is deleted.
+
+    Args:
+        config: says where checkpoints are.
+        query: the name of the query.
+        epoch: number of the coordinator's start.
+    """
     parent = f"{config.scratch}/{query}"
     if is_local(parent):
         _delete_older(local_path(parent), epoch)

@@ -15,10 +15,11 @@ def sized(frame: DataFrame, rows: int) -> DataFrame:
 
 
 def materialized(frame: DataFrame) -> DataFrame:
-    """The few rows of `frame`, evaluated now and never again, without the plan that led to them.
+    """The few rows of `frame`, computed now and never again, without the plan that led to them.
 
-    `persist` would not do: Delta evaluates cached frames anew when a table that they read gets a commit, so after
-    the ledger's commit the answers of the batch would differ. And each query would analyse and ship their plan.
+    `persist` would not do: Spark computes cached frames again when a table that they read gets a commit, so after
+    the commit to the ledger the resolutions of the batch would differ. And each query would analyse
+    and ship their plan.
     """
     return frame.localCheckpoint()
 

@@ -45,8 +45,8 @@ def java() -> str:
     if not command or not Path(command).is_file():
         msg = f"no Java found{f' at JAVA_HOME={home}' if home else ' on the PATH'}; {advice}"
         raise SetupError(msg)
-    told = subprocess.run([command, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(?:1\.)?(\d+)', told)
+    printed = subprocess.run([command, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(?:1\.)?(\d+)', printed)
     if not version or int(version[1]) not in _JAVA_VERSIONS:
         msg = f"{command} is Java {version[1] if version else '(unknown version)'}; allowed is 17 to 23; {advice}"
         raise SetupError(msg)
@@ -131,14 +131,14 @@ def _resolve(packages: Sequence[str]) -> list[str]:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=_RESOLVE_TIMEOUT_S
         )
-        told = done.stdout + done.stderr
+        output = done.stdout + done.stderr
     except subprocess.TimeoutExpired:
-        told = f"no end after {_RESOLVE_TIMEOUT_S} s"
+        output = f"no end after {_RESOLVE_TIMEOUT_S} s"
     except OSError as error:
-        told = f"{command[0]}: {error.strerror}"
-    found = re.search(r"^jars:(.+)$", told, re.MULTILINE)
+        output = f"{command[0]}: {error.strerror}"
+    found = re.search(r"^jars:(.+)$", output, re.MULTILINE)
     if not found:
-        last = "\n".join(told.strip().splitlines()[-8:])
+        last = "\n".join(output.strip().splitlines()[-8:])
         msg = f"cannot resolve {', '.join(packages)}; is the Maven repository in reach?\n{last}"
         raise SetupError(msg)
     return [unquote(urlparse(jar).path) for jar in found[1].split(",")]

@@ -23,7 +23,7 @@ __all__ = ["KAFKA_BROKER_PACKAGE", "PACKAGES", "apply_settings", "beside", "buil
 # May be set on a session that runs already, such as that of a notebook.
 RUNTIME_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # Plans are small and many: planning them anew costs more than it saves (0.2 s of a 0.6 s Delta append).
+    # Plans are small and many: planning them again costs more than it saves (0.2 s of a 0.6 s Delta append).
     "spark.sql.adaptive.enabled": "false",
     # Spark takes the compressed size of a cached frame for its size, and runs out of memory; joins say it themselves.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
@@ -71,7 +71,7 @@ STATIC_SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.showConsoleProgress": "false",
     # Landing and coordination run some 300 generated classes a round; of more than 100, the default, each is made and
-    # compiled anew every time: 65 classes a second, and half a core for Java's compiler.
+    # compiled again every time: 65 classes a second, and half a core for Java's compiler.
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|credential|keystore[.]key",
 }
@@ -127,7 +127,13 @@ def build(
 
 
 def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapping[str, str] | None = None) -> None:
-    """Set on a running session what may be set there, and `more`; the rest is up to the cluster."""
+    """Set on a running session what may be set there; the rest is up to the cluster.
+
+    Args:
+        spark: the session.
+        config: says where checkpoints are; None for local ones.
+        more: further settings, by name.
+    """
     settings = RUNTIME_SETTINGS | (LOCAL_CHECKPOINTS if config is None or is_local(config.checkpoints) else {})
     settings |= more or {}
     for name, value in settings.items():
@@ -135,7 +141,13 @@ def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapp
 
 
 def beside(spark: SparkSession, config: Config, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Return another session of the same application, with our settings and `more`; `spark` stays as it is."""
+    """Return another session of the same application with the settings of CommitLake; `spark` stays as it is.
+
+    Args:
+        spark: any session of the application.
+        config: says where checkpoints are.
+        more: further settings, by name.
+    """
     own = spark.newSession()
     apply_settings(own, config, more)
     return own

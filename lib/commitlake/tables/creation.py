@@ -16,7 +16,13 @@ log = logging.getLogger(__name__)
 
 
 def create_at_path(spark: SparkSession, path: str, table: Table) -> None:
-    """Creates a table at a path, unless it is there."""
+    """Creates a table at a path, unless it is there.
+
+    Args:
+        spark: a session with the Delta extension.
+        path: a directory or URI.
+        table: columns, partitions and properties.
+    """
     builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema)
     if table.partition_by:
         builder = builder.partitionedBy(*table.partition_by)

@@ -140,7 +140,13 @@ class Warehouse:
         return found(self.spark, self.locate(name))
 
     def set_property(self, name: str, key: str, value: str) -> None:
-        """Sets a table property; the change is a commit of its own."""
+        """Sets a table property; the change is a commit of its own.
+
+        Args:
+            name: The table.
+            key: The property, for example `delta.appendOnly`.
+            value: Its value.
+        """
         self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
     def property(self, name: str, key: str) -> str | None:

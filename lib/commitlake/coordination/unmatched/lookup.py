@@ -1,8 +1,9 @@
-"""What only the ledger knows: an op or a part whose message is not open (contract 4.1, 4.2, 4.6, 4.8, 4.10).
+"""What only the tables know: an op or a part whose message is not open (contract 4.1, 4.2, 4.6, 4.8, 4.10).
 
-An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping an answer in state
-for each would grow with history, so a segment asks, and this module answers from the tables as they were before the
-batch. Asking is rare: once at the end of the park time, and at once for a RESUME, a RECALL and a late part.
+An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping the outcome of each
+message in state would grow with history. So the segment emits the op as unmatched, and it is resolved from the tables
+as they were before the batch. That is rare: once at the end of the park time, and at once for a RESUME, a RECALL and a
+late part.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from commitlake.tables.spans import spans_of, within
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables that answer, each read once in the batch."""
+    """The tables by which unmatched rows are resolved, each read once in the batch."""
 
     half: DataFrame
     op: DataFrame
@@ -41,34 +42,46 @@ class Tables:
         return cls(*[warehouse.read(name) for name in cls.__dataclass_fields__])
 
 
-def asked(events: Events, event: Event, src: Source) -> DataFrame:
-    """The asking rows of one kind, with the coordinates of their first half message.
+def unmatched_rows(events: Events, event: Event, src: Source) -> DataFrame:
+    """The unmatched rows of one kind, with the coordinates of their first half message.
 
-    What comes when its park time is over already asks twice in one batch; the last word counts.
+    What comes when its park time is over already is unmatched twice in one batch; the last time counts.
+
+    Args:
+        events: the batch's events.
+        event: UNMATCHED_OP or UNMATCHED_PART.
+        src: the source of the messages that they are about.
     """
     found = events.of(event, src)
     once = found.groupBy(*[name for name in found.columns if name != "last"]).agg(F.max("last").alias("last"))
     return once.withColumnsRenamed({"anchor_queue": "first_queue", "anchor_offset": "first_offset"})
 
 
-def near(table: DataFrame, asks: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
-    """The rows of `table` in the spans of the asks' coordinates; names are (the table's, the asks')."""
-    return table.where(within(spans_of(asks, queue[1], offset[1]), queue[0], offset[0]))
+def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
+    """The rows of a table in the spans of what unmatched rows are about.
+
+    Args:
+        table: the table.
+        unmatched: the unmatched rows.
+        queue: the column that holds the queue, in the table and in the unmatched rows.
+        offset: the column that holds the offset, in both.
+    """
+    return table.where(within(spans_of(unmatched, queue[1], offset[1]), queue[0], offset[0]))
 
 
-def with_first(asks: DataFrame, tables: Tables) -> DataFrame:
+def with_first(unmatched: DataFrame, tables: Tables) -> DataFrame:
     """Adds of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     names = ["queue", "queue_offset", "first_queue", "first_offset", "transaction_id", "producer_group"]
-    half = near(tables.half, asks, *where).select(
+    half = near(tables.half, unmatched, *where).select(
         F.col("queue").alias("q"), F.col("queue_offset").alias("o"), F.struct(*names).alias("first")
     )
-    ended = newest(near(tables.transactions, asks, where[0], ("half_offset", "first_offset")))
+    ended = newest(near(tables.transactions, unmatched, where[0], ("half_offset", "first_offset")))
     ledger = ended.select(
         F.col("queue").alias("lq"), F.col("half_offset").alias("lo"), F.struct(*ended.columns).alias("ledger")
     )
     return (
-        asks.join(half, (F.col("q") == F.col("first_queue")) & (F.col("o") == F.col("first_offset")), "left")
+        unmatched.join(half, (F.col("q") == F.col("first_queue")) & (F.col("o") == F.col("first_offset")), "left")
         .join(ledger, (F.col("lq") == F.col("first_queue")) & (F.col("lo") == F.col("first_offset")), "left")
         .join(reopened(tables.reentries), ["first_queue", "first_offset"], "left")
         .withColumn("pending", pending())

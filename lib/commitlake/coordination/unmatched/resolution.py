@@ -1,4 +1,4 @@
-"""The ledger's answers as events and rows, in the order in which a batch needs them."""
+"""What unmatched ops and parts become: more events of the batch, and feedback rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commitlake.coordination.state import EVENT_SCHEMA
 
 
 class Verdict(IntEnum):
-    """What an answer does, where it is not a `Refusal`."""
+    """What a resolution does, where it is not a `Refusal`."""
 
     NOTHING = 0
     AGAIN = -2

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_rows import half_rows, op_rows
-from commitlake.coordination.unmatched.lookup import Tables, asked, is_part, near, with_first
+from commitlake.coordination.unmatched.lookup import Tables, is_part, near, unmatched_rows, with_first
 from commitlake.coordination.unmatched.resolution import Resolutions, Verdict, events
 from commitlake.protocol.states import Event, Kind, Refusal, Source
 from commitlake.spark.frames import materialized
@@ -19,9 +19,17 @@ _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
 def resolve(batch: Events, tables: Tables, timeout_ms: int) -> Resolutions:
-    """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen."""
-    asks = materialized(with_record(not_told(asked(batch, Event.UNMATCHED_OP, Source.HALF), tables), tables))
-    facts = with_first(asks, tables).join(wrong_parts(asks, tables), _OP, "left")
+    """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen.
+
+    Args:
+        batch: the batch's events.
+        tables: as they were before the batch.
+        timeout_ms: age of a reopened transaction, in ms since its RESUME, at its first check.
+    """
+    unmatched = materialized(
+        with_record(not_rejected(unmatched_rows(batch, Event.UNMATCHED_OP, Source.HALF), tables), tables)
+    )
+    facts = with_first(unmatched, tables).join(wrong_parts(unmatched, tables), _OP, "left")
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
     judged = materialized(_meet_what_is_reopened(_accept_the_first(judged)))
     again = once_more(judged)
@@ -41,27 +49,27 @@ def refusals(judged: DataFrame) -> DataFrame:
     return events(refused, event=Event.REFUSED, reason=F.col("verdict"), **where)
 
 
-def not_told(asks: DataFrame, tables: Tables) -> DataFrame:
-    """The asks less those that were answered before: a RESUME and a RECALL ask twice."""
-    told = near(tables.rejected, asks, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
+def not_rejected(unmatched: DataFrame, tables: Tables) -> DataFrame:
+    """The unmatched ops without those that were resolved before: a RESUME and a RECALL are unmatched twice."""
+    rejected = near(tables.rejected, unmatched, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
         F.col("kafka_partition").alias("op_queue"),
         F.col("kafka_offset").alias("op_offset"),
         F.when(F.col("source") == "admin", 1).when(F.col("source") == "op", 0).alias("admin"),
     )
     accepted = tables.reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("op_offset") >= 0)).select(*_OP)
-    return asks.join(told.union(accepted), _OP, "left_anti")
+    return unmatched.join(rejected.union(accepted), _OP, "left_anti")
 
 
-def with_record(asks: DataFrame, tables: Tables) -> DataFrame:
+def with_record(unmatched: DataFrame, tables: Tables) -> DataFrame:
     """Adds the op record as `record`."""
-    record = near(tables.op, asks, *_AT_OP)
+    record = near(tables.op, unmatched, *_AT_OP)
     columns = [F.col("queue").alias("op_queue"), F.col("op_offset"), F.col("admin").cast("int").alias("admin")]
-    return asks.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
+    return unmatched.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
 
 
-def wrong_parts(asks: DataFrame, tables: Tables) -> DataFrame:
+def wrong_parts(unmatched: DataFrame, tables: Tables) -> DataFrame:
     """What is wrong with the further half messages that ops list, a row for each; false or null where nothing is."""
-    listed = asks.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
+    listed = unmatched.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
         *_OP,
         "record",
         "first_queue",
@@ -110,7 +118,7 @@ def _is_before(resumed: Column, op_offset: Column) -> Column:
 
 
 def _already() -> Column:
-    """The refusal that tells how the transaction ended, null where it has not, or as the op says."""
+    """The refusal that names how the transaction ended, null where it has not, or as the op decides."""
     same = F.when(F.col("record.decision") == "COMMIT", "COMMITTED").otherwise("ROLLED_BACK")
     names = {
         "COMMITTED": Refusal.ALREADY_COMMITTED,

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_rows import half_rows, waiting_rows
-from commitlake.coordination.unmatched.lookup import Tables, asked, is_part, near, with_first
+from commitlake.coordination.unmatched.lookup import Tables, is_part, near, unmatched_rows, with_first
 from commitlake.coordination.unmatched.resolution import Resolutions, Verdict, events
 from commitlake.protocol.states import Delivery, Event, Reason, Source, State
 from commitlake.spark.frames import materialized
@@ -20,19 +20,19 @@ _PART = ["queue", "offset"]
 
 def resolve(batch: Events, tables: Tables) -> Resolutions:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
-    asks = materialized(asked(batch, Event.UNMATCHED_PART, Source.HALF))
-    facts = _not_ended(with_first(asks, tables), asks, tables).join(_messages(asks, tables), _PART)
+    unmatched = materialized(unmatched_rows(batch, Event.UNMATCHED_PART, Source.HALF))
+    facts = _not_ended(with_first(unmatched, tables), unmatched, tables).join(_messages(unmatched, tables), _PART)
     judged = materialized(_with_due(materialized(facts.withColumn("verdict", _verdict())), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)
     again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")
-    told = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
-    return Resolutions(told, again.union(waiting))
+    more = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
+    return Resolutions(more, again.union(waiting))
 
 
-def _not_ended(facts: DataFrame, asks: DataFrame, tables: Tables) -> DataFrame:
-    """A part asks when it comes and when its park time is over; by then it may have its end."""
-    own = newest(near(tables.transactions, asks, ("queue", "queue"), ("half_offset", "offset")))
+def _not_ended(facts: DataFrame, unmatched: DataFrame, tables: Tables) -> DataFrame:
+    """A part is unmatched when it comes and when its park time is over; by then it may have its end."""
+    own = newest(near(tables.transactions, unmatched, ("queue", "queue"), ("half_offset", "offset")))
     own = own.select(
         "queue",
         F.col("half_offset").alias("offset"),
@@ -43,8 +43,8 @@ def _not_ended(facts: DataFrame, asks: DataFrame, tables: Tables) -> DataFrame:
     return facts.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
 
 
-def _messages(asks: DataFrame, tables: Tables) -> DataFrame:
-    half = near(tables.half, asks, ("queue", "queue"), ("queue_offset", "offset")).drop("body", "sharding_key")
+def _messages(unmatched: DataFrame, tables: Tables) -> DataFrame:
+    half = near(tables.half, unmatched, ("queue", "queue"), ("queue_offset", "offset")).drop("body", "sharding_key")
     whole = F.struct(*half.columns).alias("message")
     return half.select("queue", F.col("queue_offset").alias("offset"), whole)
 

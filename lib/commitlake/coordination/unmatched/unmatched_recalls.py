@@ -6,9 +6,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from commitlake.coordination.events import Events
-from commitlake.coordination.unmatched.lookup import Tables, asked, near
+from commitlake.coordination.unmatched.lookup import Tables, near, unmatched_rows
 from commitlake.coordination.unmatched.resolution import Resolutions, Verdict
-from commitlake.coordination.unmatched.unmatched_ops import not_told, once_more, refusals, with_record
+from commitlake.coordination.unmatched.unmatched_ops import not_rejected, once_more, refusals, with_record
 from commitlake.protocol.states import Event, Refusal, Source
 from commitlake.spark.frames import materialized
 
@@ -17,14 +17,16 @@ _AT = ["first_queue", "first_offset"]
 
 def resolve(batch: Events, tables: Tables) -> Resolutions:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
-    asks = materialized(with_record(not_told(asked(batch, Event.UNMATCHED_OP, Source.MESSAGES), tables), tables))
+    unmatched = materialized(
+        with_record(not_rejected(unmatched_rows(batch, Event.UNMATCHED_OP, Source.MESSAGES), tables), tables)
+    )
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
-    message = near(tables.delayed, asks, *where).select(*at, F.struct("message_id", "topic").alias("message"))
-    ended = near(tables.deliveries.where("source = 'messages'"), asks, *where).select(
+    message = near(tables.delayed, unmatched, *where).select(*at, F.struct("message_id", "topic").alias("message"))
+    ended = near(tables.deliveries.where("source = 'messages'"), unmatched, *where).select(
         *at, F.col("state").alias("ended")
     )
-    facts = asks.join(message, _AT, "left").join(ended, _AT, "left")
+    facts = unmatched.join(message, _AT, "left").join(ended, _AT, "left")
     judged = materialized(facts.withColumn("verdict", _verdict()))
     return Resolutions(refusals(judged), once_more(judged))
 
