@@ -26,6 +26,8 @@ PACKAGES = tuple(
         "io.delta:delta-spark_4.0_2.13:4.3.1,org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
     ).split(",")
 )
+LOCAL_FILES_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
+"""Hadoop's local file system without a process for each file; see `session.LOCAL_SETTINGS`."""
 KAFKA_BROKER_PACKAGE = os.environ.get("COMMITLAKE_BROKER_PACKAGE", "org.apache.kafka:kafka_2.13:4.1.1")
 
 # Spark 4 needs 17; Java 24 took away the SecurityManager calls that Hadoop makes.
