@@ -46,6 +46,7 @@ class Chain:
     def __init__(self, around: Surroundings, landing: Landing, awaited: Offsets) -> None:
         self._around, self._landing, self._awaited = around, landing, awaited
         self._coordination: StreamingQuery | None = None
+        self._start_coordination: Callable[[], StreamingQuery] | None = None
         self._turn = threading.Lock()
         self._stopping = threading.Event()
         self._wakes: dict[SegmentKey, int] = {}
@@ -59,9 +60,9 @@ class Chain:
         """How far landing has come."""
         return self._landing.position
 
-    def coordinate_with(self, query: StreamingQuery) -> None:
-        """Sets the query that reads `inputs`; it must run before the first round."""
-        self._coordination = query
+    def coordinate_with(self, start: Callable[[], StreamingQuery]) -> None:
+        """Sets what starts the query that reads `inputs`: the first round does, unless `coordinate` has before."""
+        self._start_coordination = start
 
     def note_wakes(self, wakes: Mapping[SegmentKey, int | None]) -> None:
         """Remembers when segments have to be called next (ms since epoch, UTC)."""
@@ -95,7 +96,7 @@ class Chain:
             due = self._due(asked)
             if goes_on and due:
                 self._around.inputs.append(self._around.inputs.ticks(due))
-                self._coordinate()
+                self.coordinate()
 
     def stop(self, timeout_s: float) -> None:
         """Lets the round under way end, and none begin."""
@@ -138,13 +139,14 @@ class Chain:
         if rows:
             tasks.append(partial(around.inputs.append, reduce(DataFrame.union, rows)))
         run_all(around.warehouse.spark, tasks)
-        run_all(
-            around.warehouse.spark, [partial(self._landing.complete, landed), *([self._coordinate] if rows else [])]
-        )
+        run_all(around.warehouse.spark, [partial(self._landing.complete, landed), *([self.coordinate] if rows else [])])
 
-    def _coordinate(self) -> None:
-        if self._coordination is not None:
-            self._coordination.processAllAvailable()
+    def coordinate(self) -> None:
+        """Runs coordination until it has worked off all its input rows."""
+        if self._coordination is None:
+            assert self._start_coordination is not None
+            self._coordination = self._start_coordination()
+        self._coordination.processAllAvailable()
 
     def _due(self, now: int) -> list[SegmentKey]:
         return [key for key, at in list(self._wakes.items()) if at <= now]

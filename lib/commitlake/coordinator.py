@@ -119,16 +119,22 @@ class Coordinator:
         awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
         chain = self._chain = Chain(around, self._landing(begin, recovered.leftover), awaited)
         write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain.note_wakes))
-        self._queries.append(query.start(self.config, inputs, write, self._scratch("coordination")))
-        chain.coordinate_with(self._queries[0])
-        place = self._scratch("landing")
-        self._queries.append(
-            landing_query.start(self.spark, self.config, begin.offsets, chain.round, place, available_now=available_now)
+        chain.coordinate_with(
+            lambda: self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
         )
+        if not available_now:  # else what was open is worked off with what lands first, in one batch
+            chain.coordinate()
+        scratch = self._scratch("landing")
+        landing = self._keep(
+            landing_query.start(
+                self.spark, self.config, begin.offsets, chain.round, scratch, available_now=available_now
+            )
+        )
+        is_landed = partial(self._is_landed, landing)
         if available_now:
-            self._work_off(self._queries[1])
+            self._work_off(landing, is_landed)
         else:
-            self._serve()  # step 5
+            self._serve(is_landed)  # step 5
 
     def _own(self) -> None:
         lock = self._owner.lock or self._stack.enter_context(fencing.lock(self.config))
@@ -145,17 +151,22 @@ class Coordinator:
         known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
         return Landing(self.warehouse, rules, known, begin.position, leftover, begin.floors)
 
-    def _work_off(self, landing: StreamingQuery) -> None:
+    def _keep(self, started: StreamingQuery) -> StreamingQuery:
+        self._queries.append(started)
+        return started
+
+    def _work_off(self, landing: StreamingQuery, is_landed: Callable[[], bool]) -> None:
         assert self._chain is not None
         while landing.isActive and not self._stopping.is_set():
             self._stopping.wait(0.05)
         self._raise_failure()
-        self._queries[0].processAllAvailable()  # also what was open, where nothing landed
-        self._chain.tick(self._is_landed)
+        self._chain.coordinate()  # what was open, where nothing landed
+        self._chain.tick(is_landed)
         self._raise_failure()
 
-    def _serve(self) -> None:
-        threading.Thread(target=self._tick_and_watch, name="commitlake-ticks", daemon=True).start()
+    def _serve(self, is_landed: Callable[[], bool]) -> None:
+        ticks = partial(self._tick_and_watch, is_landed)
+        threading.Thread(target=ticks, name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
             assert self._chain is not None
             tidy = Maintenance(
@@ -165,12 +176,12 @@ class Coordinator:
             # Where there is a lock it must not be free while a commit of ours is under way.
             self._stack.callback(thread.join, _STOP_TIMEOUT_S)
 
-    def _tick_and_watch(self) -> None:
+    def _tick_and_watch(self, is_landed: Callable[[], bool]) -> None:
         """Ticks at each trigger interval; when a query has failed, stops and reports it, though nobody waits."""
         assert self._chain is not None
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
             try:
-                self._chain.tick(self._is_landed)
+                self._chain.tick(is_landed)
             except Exception as error:  # Kafka may be away; what ended a query is reported below
                 log.debug("no tick: %s", error)
             try:
@@ -180,9 +191,9 @@ class Coordinator:
                 if self._on_failure is not None:
                     self._on_failure(error)
 
-    def _is_landed(self) -> bool:
+    def _is_landed(self, landing: StreamingQuery) -> bool:
         assert self._chain is not None
-        return landing_query.is_landed(self._queries[1], self.config, self._chain.position)
+        return landing_query.is_landed(landing, self.config, self._chain.position)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits until a query ends or `stop` is called; returns whether it has within `timeout` seconds.

@@ -113,7 +113,7 @@ def _half(places: DataFrame, begun: Column) -> DataFrame:
         *("queue", "queue_offset", name.alias("transaction_id"), name.alias("message_id")),
         F.lit("order-service").alias("producer_group"),
         F.lit(TOPIC).alias("topic"),
-        F.col("queue").alias("queue_id"),
+        (F.col("queue") - FIRST_QUEUE).alias("queue_id"),
         F.lit("new").alias("tags"),
         F.concat(F.lit("order-"), number).alias("keys"),
         F.create_map(F.lit("region"), F.lit("Zürich")).alias("properties"),
@@ -131,7 +131,7 @@ def _end(begun: Column) -> dict[str, Column]:
     """How each half message ended: by the op that stands at the same place in `op`."""
     batch = F.floor(_nth() / _BATCH)
     return {
-        "state": F.when(_nth() % 9 == F.col("queue"), "ROLLED_BACK").otherwise("COMMITTED"),
+        "state": F.when(_nth() % 9 == F.col("queue_id"), "ROLLED_BACK").otherwise("COMMITTED"),
         "reason": F.lit("DIRECT"),
         "op_queue": F.col("queue"),
         "op_offset": F.col("queue_offset"),
