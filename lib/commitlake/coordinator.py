@@ -89,9 +89,11 @@ class Coordinator:
         """
         try:
             self._start(available_now)
-        except BaseException:
+        except BaseException as error:
             self.stop()
             self._raise_if_fenced()
+            if isinstance(error, PySparkException) and self._queries:
+                raise self._explained(str(self._queries[0].name), error) from error
             raise
         return self
 
