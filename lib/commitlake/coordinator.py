@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 60
 _LOOK_S = 0.2
+_NOBODY_WAITS_S = 3.0
+"""After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
 
 
 class Coordinator:
@@ -73,6 +75,7 @@ class Coordinator:
         self._queries: list[StreamingQuery] = []
         self._chain: Chain | None = None
         self._error: CommitLakeError | None = None
+        self._awaited_at = -_NOBODY_WAITS_S
 
     @property
     def epoch(self) -> int:
@@ -179,19 +182,23 @@ class Coordinator:
             self._stack.callback(thread.join, _STOP_TIMEOUT_S)
 
     def _tick_and_watch(self, is_landed: Callable[[], bool]) -> None:
-        """Ticks at each trigger interval; when a query has failed, stops and reports it, though nobody waits."""
+        """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it."""
         assert self._chain is not None
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
             try:
                 self._chain.tick(is_landed)
             except Exception as error:  # Kafka may be away; what ended a query is reported below
                 log.debug("no tick: %s", error)
-            try:
-                self._raise_failure()
-            except CommitLakeError as error:
-                log.error("the coordinator has stopped: %s", error)
-                if self._on_failure is not None:
-                    self._on_failure(error)
+            if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
+                self._report_failure()
+
+    def _report_failure(self) -> None:
+        try:
+            self._raise_failure()
+        except CommitLakeError as error:
+            log.error("the coordinator has stopped: %s", error)
+            if self._on_failure is not None:
+                self._on_failure(error)
 
     def _is_landed(self, landing: StreamingQuery) -> bool:
         assert self._chain is not None
@@ -206,6 +213,7 @@ class Coordinator:
         """
         until = None if timeout is None else time.monotonic() + timeout
         while not self._stopping.is_set():
+            self._awaited_at = time.monotonic()
             if any(not each.isActive for each in self._queries):
                 self._raise_failure()
                 return True
