@@ -36,4 +36,5 @@ def kept(frame: DataFrame) -> DataFrame:
 def release(frame: DataFrame) -> None:
     """Frees the memory of a `kept` frame; else it stays until the driver collects garbage."""
     plan: Any = frame._jdf.queryExecution().logical()
-    plan.rdd().unpersist(False)
+    # Not RDD.unpersist, which warns each time that the rows can't be computed again.
+    frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(plan.rdd().id(), False)
