@@ -111,10 +111,10 @@ class Coordinator:
         5. Tick, maintain and watch.
         """
         self._own()  # step 1
-        position = landing_start.reached(self.warehouse, self.config)  # step 2
-        kafka_identity.check(self.warehouse, self.config, position)
+        come = landing_start.reached(self.warehouse, self.config)  # step 2
+        kafka_identity.check(self.warehouse, self.config, come.position)
         self._prepare_kafka()
-        begin = landing_start.begin(self.warehouse, self.config, position)
+        begin = landing_start.begin(self.warehouse, self.config, come)
         inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table")  # step 3
         if self._owner.is_new:
             recovered = recover.of_new_warehouse(inputs)

@@ -146,6 +146,7 @@ def test_a_start_changes_nothing_in_the_callers_session(
         assert spark.conf.getAll == before
         assert spark.streams.active == []
         shutil.rmtree(tmp_path / "warehouse" / "positions")
+        (tmp_path / "warehouse" / "positions").write_text("no directory, so no table can be made here again")
         with DefaultMQProducer("shop", bootstrap_servers=broker.bootstrap_servers, topic_prefix="beside.") as producer:
             producer.send(Message("news", "opened"))
         wait_for(lambda: failures, why=lambda: caplog.messages)

@@ -195,7 +195,7 @@ def test_a_warehouse_without_positions_goes_on_at_its_highest_offsets(
 ) -> None:
     loaded, warehouse, landing = landed
     monkeypatch.setattr(positions, "newest", lambda _: None)
-    assert start.reached(warehouse, loaded).offsets == landing.position.offsets
+    assert start.reached(warehouse, loaded).position.offsets == landing.position.offsets
 
 
 def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSession, settings: dict[str, Any]) -> None:

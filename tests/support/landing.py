@@ -28,9 +28,9 @@ CUT_SHORT = (Cut, StreamingQueryException)
 
 def begin(config: Config, warehouse: Warehouse) -> start.Begin:
     """The first steps of a start: where landing goes on."""
-    position = start.reached(warehouse, config)
-    kafka_identity.check(warehouse, config, position)
-    return start.begin(warehouse, config, position)
+    come = start.reached(warehouse, config)
+    kafka_identity.check(warehouse, config, come.position)
+    return start.begin(warehouse, config, come)
 
 
 def land(spark: SparkSession, config: Config, warehouse: Warehouse) -> Landing:

@@ -35,18 +35,30 @@ class Begin(NamedTuple):
     floors: Offsets
 
 
-def reached(warehouse: Warehouse, config: Config) -> Position:
+class Reached(NamedTuple):
+    """How far landing has come, and whether a row of `positions` says so."""
+
+    position: Position
+    is_recorded: bool
+
+
+def reached(warehouse: Warehouse, config: Config) -> Reached:
     """How far landing has come, as the tables show: also those of an older version, which had no `positions`."""
-    return positions.newest(warehouse) or _of_older_version(warehouse, config.kafka.topic_prefix)
+    recorded = positions.newest(warehouse)
+    if recorded is not None:
+        return Reached(recorded, is_recorded=True)
+    return Reached(_of_older_version(warehouse, config.kafka.topic_prefix), is_recorded=False)
 
 
-def begin(warehouse: Warehouse, config: Config, position: Position) -> Begin:
-    """Compares the position with what Kafka holds.
+def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
+    """Compares the position with what Kafka holds, and records it where no row of `positions` does.
+
+    Without that row, what the first landing has written before it was cut short would look like all that has landed.
 
     Args:
         warehouse: remembers where the logs began at its first start.
         config: says where Kafka is, and what is accepted.
-        position: how far landing has come.
+        come: how far landing has come.
 
     Raises:
         IdentityError: Kafka no longer holds all that has not landed, or a log ends below the next offset to land.
@@ -54,7 +66,7 @@ def begin(warehouse: Warehouse, config: Config, position: Position) -> Begin:
     """
     first, last = _by_source(beginning_offsets(config, SOURCES), config), ends(config, SOURCES)
     begins = kafka_identity.remember(warehouse, config, first)
-    known = position.with_partitions(
+    known = come.position.with_partitions(
         {
             source: {number: begins.get(source, {}).get(number, 0) for number in numbers}
             for source, numbers in first.items()
@@ -77,6 +89,8 @@ def begin(warehouse: Warehouse, config: Config, position: Position) -> Begin:
                 _lost(f"{place} ends at offset {end}, but {following} is the next to land", end, following, config)
                 offsets[source][number] = end
                 floors.setdefault(source, {})[number] = following
+    if not come.is_recorded:
+        positions.append(warehouse, known)
     return Begin(known, offsets, last, floors)
 
 
