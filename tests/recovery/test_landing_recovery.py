@@ -204,6 +204,7 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     send(loaded)
     with pytest.raises(CUT_SHORT):
         land(spark, loaded, cut_at(warehouse, TABLES))
+    warehouse.table("positions").delete()
     since = {loaded.kafka.topic(source): {"0": 0} for source in judge.SOURCES}
     until = {loaded.kafka.topic(source): {"0": 5} for source in judge.SOURCES}
     marker = {"landing_id": 7, "from": since, "until": until, "tables": ["op", "half"], "earlier": []}
