@@ -118,8 +118,3 @@ def waiting_rows(committed: DataFrame, offset: str, due: str) -> DataFrame:
         deliver_at=due,
         **place,
     )
-
-
-def feedback_rows(table: DataFrame) -> DataFrame:
-    """Rows that were input rows already, of `reentries`."""
-    return table.selectExpr(*[f"CAST(`{field.name}` AS {field.dataType.simpleString()})" for field in INPUT_SCHEMA])

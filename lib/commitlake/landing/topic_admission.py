@@ -28,9 +28,6 @@ class Topics:
         # A kill may have left a directory without a table.
         run_all(warehouse.spark, [partial(warehouse.ensure_topic, topic) for topic in self._names])
 
-    def __contains__(self, topic: object) -> bool:
-        return topic in self._names
-
     @property
     def names(self) -> set[str]:
         """All of them."""

@@ -100,15 +100,6 @@ class Warehouse:
         place = self.locate(name)
         return reader.table(place) if self._in_catalog else reader.load(place)
 
-    def stream(self, name: str, starting_version: int, **options: str) -> DataFrame:
-        """Streams a table's appends from the commit `starting_version` on (inclusive).
-
-        Delta refuses to start from a commit that does not exist yet: `version(name) + 1` needs an append first.
-        """
-        reader = self.spark.readStream.format("delta").options(**options)
-        reader = reader.option("startingVersion", str(starting_version))
-        return reader.table(self.locate(name)) if self._in_catalog else reader.load(self.locate(name))
-
     def append(self, df: DataFrame, name: str, marker: Mapping[str, Any] | None = None) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
 
