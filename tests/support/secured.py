@@ -17,7 +17,7 @@ from commitlake.kafka.clients import python_options
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import runtime
 
-OPERATIONS = Path(__file__).parents[1] / "docs" / "operations.md"
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 ADMIN, OUTSIDER = "admin", "outsider"
 STORE_PASSWORD = "store-password"
 MECHANISM = "SCRAM-SHA-512"
