@@ -61,7 +61,7 @@ class Report:
 
 
 class Maintenance:
-    """Maintains the tables of one warehouse, in a Spark session of its own: some settings hold for it only.
+    """Maintains the tables of one warehouse, in Spark sessions of its own: some settings hold for it only.
 
     Args:
         spark: any session of the application.
@@ -79,8 +79,10 @@ class Maintenance:
         go_on: Callable[[], bool] = lambda: True,
         is_owner: bool = False,
     ) -> None:
-        own = session.beside(spark, config, session.MAINTENANCE_SETTINGS)
-        self._config, self._warehouse = config, Warehouse(own, config.warehouse)
+        joins = session.beside(spark, config, session.HISTORY_SETTINGS)
+        files = session.beside(spark, config, session.MAINTENANCE_SETTINGS)
+        self._config, self._warehouse = config, Warehouse(joins, config.warehouse)
+        self._files = Warehouse(files, config.warehouse)
         self._pause, self._go_on, self._is_owner = pause, go_on, is_owner
         self._next_delete = time.monotonic()
         self._next_vacuum: dict[str, float] = {}
@@ -156,9 +158,9 @@ class Maintenance:
         """Each table by its name, and the time for which its unused files are kept."""
         keep = self._config.maintenance
         for name in TABLES:
-            yield name, partial(self._warehouse.table, name), keep.file_retention_ms
+            yield name, partial(self._files.table, name), keep.file_retention_ms
         for topic in sorted(self._warehouse.topics()):
-            yield f"topics/{topic}", partial(self._warehouse.table, topic_table(topic)), keep.topic_file_retention_ms
+            yield f"topics/{topic}", partial(self._files.table, topic_table(topic)), keep.topic_file_retention_ms
 
     def _tidy(self, report: Report, name: str, find: Callable[[], DeltaTable], keep_ms: int) -> None:
         table, now = find(), time.monotonic()
