@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from commitlake.clock import now_ms
 from commitlake.coordination import input_rows
 from commitlake.coordination.batch import Surroundings
+from commitlake.coordination.events import Events
 from commitlake.coordination.input_table import SegmentKey
 from commitlake.landing.land import Landed, Landing
 from commitlake.landing.positions import Offsets, Position
@@ -50,6 +51,7 @@ class Chain:
         self._turn = threading.Lock()
         self._stopping = threading.Event()
         self._wakes: dict[SegmentKey, int] = {}
+        self._heard: dict[int, int] = {}
         self._idle_since = now_ms()
         self._busy = threading.Lock()
         self.failure: Exception | None = None
@@ -64,13 +66,17 @@ class Chain:
         """Sets what starts the query that reads `inputs`: the first round does, unless `coordinate` has before."""
         self._start_coordination = start
 
-    def note_wakes(self, wakes: Mapping[SegmentKey, int | None]) -> None:
-        """Remembers when segments have to be called next (ms since epoch, UTC)."""
-        for key, at in wakes.items():
+    def note(self, events: Events) -> None:
+        """Remembers when segments have to be called next, and which producer groups have answered checks lately."""
+        for key, at in events.wakes().items():
             if at is None:
                 self._wakes.pop(key, None)
             else:
                 self._wakes[key] = at
+        for group, at in events.heard().items():
+            self._heard[group] = max(at, self._heard.get(group, at))
+        forgotten = now_ms() - self._around.config.transaction.check_repeat_ms
+        self._heard = {group: at for group, at in self._heard.items() if at > forgotten}
 
     def round(self, raw: DataFrame, _: int) -> None:
         """Lands a batch of the Kafka source, and coordinates what it brought."""
@@ -95,7 +101,7 @@ class Chain:
                 self._around.inputs.landed_until = asked
             due = self._due(asked)
             if goes_on and due:
-                self._around.inputs.append(self._around.inputs.ticks(due))
+                self._around.inputs.append(self._around.inputs.ticks(due, self._heard))
                 self.coordinate()
 
     def stop(self, timeout_s: float) -> None:
@@ -134,7 +140,7 @@ class Chain:
         rows = [make(landed.tables[name]) for name, make in _INPUTS.items() if name in landed.tables]
         due = self._due(now_ms())
         if due:
-            rows.append(around.inputs.ticks(due))
+            rows.append(around.inputs.ticks(due, self._heard))
         tasks = self._landing.writes(landed)
         if rows:
             tasks.append(partial(around.inputs.append, reduce(DataFrame.union, rows)))

@@ -80,8 +80,9 @@ class TransactionConfig:
 
     Attributes:
         timeout_ms: age of a half message at its first check.
-        check_interval_ms: time from one check to the next.
-        check_max: checks before a transaction is discarded.
+        check_interval_ms: time from the answer UNKNOWN to the next check.
+        check_repeat_ms: time after which a check that nobody answered is sent again.
+        check_max: answered checks before a transaction is discarded.
         retention_ms: age at which an open transaction is discarded.
         op_park_time_ms: how long an op waits for its half message.
         reject: whether new half messages are rejected.
@@ -89,6 +90,7 @@ class TransactionConfig:
 
     timeout_ms: int
     check_interval_ms: int
+    check_repeat_ms: int
     check_max: int
     retention_ms: int
     op_park_time_ms: int

@@ -123,7 +123,7 @@ class Coordinator:
         around = Surroundings(self.config, self.warehouse, RecentHalves(self.warehouse), inputs)  # step 4
         awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
         chain = self._chain = Chain(around, self._landing(begin, recovered.leftover), awaited)
-        write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain.note_wakes))
+        write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain.note))
         chain.coordinate_with(
             lambda: self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
         )

@@ -6,10 +6,10 @@ import numpy as np
 from tests.property.ledger import Keyed, Ledger, Occurred
 from tests.support.records import Message, Op, half_row, op_rows
 
-from commitlake.protocol.states import Kind, Source
+from commitlake.protocol.states import Event, Kind, Source
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import SEGMENT_SIZE, Rows, empty, pack, unpack
+from commitlake.statemachine.rows import ROW, SEGMENT_SIZE, Rows, empty, make, pack, unpack
 
 Key = tuple[Source, int, int]
 
@@ -20,13 +20,14 @@ class Coordinator:
         self.states: dict[Key, bytes] = {}
         self.wake_at: dict[Key, int] = {}
         self.next: list[Keyed] = []
+        self.heard: dict[int, int] = {}
 
     def land(self, message: Message) -> None:
         (self.ledger.delayed if message.delayed else self.ledger.half)[message.at] = message
 
     def crash(self) -> None:
         """The checkpoint is lost: what is open, or has landed and was not yet read, comes again from the tables."""
-        self.states, self.wake_at = {}, {}
+        self.states, self.wake_at, self.heard = {}, {}, {}
         self.next = self.ledger.rebuild()
 
     def batch(self, now: int, read: list[Message], ops: list[Op]) -> None:
@@ -35,9 +36,14 @@ class Coordinator:
         arrived: dict[Key, list[Rows]] = {}
         for src, queue, row in rows:
             arrived.setdefault((src, queue, int(row["offset"][0]) // SEGMENT_SIZE), []).append(row)
-        events = []
+        events, tick = [], [make(ROW, 1, kind=Kind.TICK)]
+        tick += [make(ROW, 1, kind=Kind.HEARD, grp=group, stored=at) for group, at in self.heard.items()]
         for key in {**arrived, **{key: None for key, at in self.wake_at.items() if at <= now}}:
-            events += self._advance(key, np.concatenate(arrived.get(key, [empty()])), now)
+            events += self._advance(key, np.concatenate([*arrived.get(key, []), *tick]), now)
+        for _, _, event in events:
+            if event["event"] == Event.HEARD:
+                group, at = int(event["grp"]), int(event["deliver_at"])
+                self.heard[group] = max(at, self.heard.get(group, at))
         self.ledger.again = []
         self.ledger.record(now, events)
         self.next = self.ledger.again

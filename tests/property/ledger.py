@@ -164,7 +164,7 @@ class Ledger:
                 assert e["state"] == Delivery.RECALLED or e["deliver_at"] <= now, "delivered early by the batch's time"
                 records.append(("delivery", (src.name.lower(), at), (Delivery(int(e["state"])), int(e["deliver_at"]))))
         self.checks += [
-            (now, at, int(e["round"]), int(e["checks"]), frozenset({at} | parts.get(at, set())))
+            (now, at, int(e["round"]), int(e["checks"]), int(e["repeat"]), frozenset({at} | parts.get(at, set())))
             for _, queue, e in events
             if e["event"] == Event.CHECK and (at := Place(queue, int(e["offset"])))
         ]
@@ -201,14 +201,25 @@ class Ledger:
 
     def open_row(self, first: Message) -> Rows:
         resumes = self.resumes.get(first.at, [])
-        checks = [(at, n) for at, place, round_, n, _ in self.checks if (place, round_) == (first.at, len(resumes))]
-        columns: dict[str, int] = {"round": len(resumes), "checks": len(checks)}
+        columns: dict[str, int] = {"round": len(resumes), "checks": 0}
         if resumes:
             columns |= {"op_offset": resumes[-1].at.offset, "since": resumes[-1].stored}
             columns |= {"due": resumes[-1].stored + self.rules.timeout_ms + 1}
-        if checks:
-            columns |= {"due": checks[-1][0] + self.rules.check_interval_ms}
+        asked = [check for check in self.checks if check[1:3] == (first.at, len(resumes))]
+        if asked:
+            at, _, round_, number, repeat, _ = asked[-1]
+            answered = self.answered(first, (round_, number), at)
+            heard = [op.stored for op in self.op.values() if op.from_check and not op.admin and op.group == first.group]
+            repeat_at = max(at, *heard) + self.rules.check_repeat_ms if heard else at + self.rules.check_repeat_ms
+            due = repeat_at if answered is None else answered + self.rules.check_interval_ms
+            columns |= {"checks": number, "repeat": repeat if answered is None else -1, "due": due}
         return half_row(first, **columns)
+
+    def answered(self, first: Message, check: tuple[int, int], asked: int) -> int | None:
+        """When the first UNKNOWN was stored that fits a check."""
+        answers = [op for op in self.op.values() if op.decision == Kind.UNKNOWN and op.listed[0] == first.at]
+        fits = [op for op in answers if op.check == check or (op.check is None and op.stored > asked)]
+        return min((op.stored for op in fits if not self.wrong(op, [first])), default=None)
 
     def rebuild(self) -> list[Keyed]:
         """What is open, and ops that are neither decided, refused nor harmless."""
@@ -235,8 +246,8 @@ class Ledger:
         accepted = any(op in resumes for resumes in self.resumes.values())
         if decided or accepted or op.key in self.rejected:
             return False
-        if op.decision == Kind.RESUME:
-            return True
+        if op.decision in (Kind.RESUME, Kind.UNKNOWN):
+            return op.decision == Kind.RESUME
         return (self.judge_recall if op.decision == Kind.RECALL else self.judge)(op, False) != "harmless"
 
 

@@ -23,11 +23,13 @@ class Model:
         self.refused: dict[OpKey, Refusal] = {}
         self.deliveries: dict[Delivered, tuple[Delivery, int]] = {}
         self.checks: list[Check] = []
+        self.heard: dict[int, int] = {}  # by group, when it last answered a check
         self.resumed: dict[Op, Half] = {}
 
     def land(self, m: Message) -> None:
-        due = m.stored + max(self.rules.timeout_ms, m.immunity * 1000) + 1  # age > max(timeout, immunity)
-        half = Half(m=m, since=m.stored, due=due, checks=0, round=0, resume=None, seen=None, end=None, ends=[])
+        grace = self.rules.timeout_ms if m.immunity < 0 else m.immunity * 1000
+        half = Half(m=m, since=m.stored, checks=0, round=0, resume=None, seen=None, end=None, ends=[])
+        half.due, half.repeat = m.stored + grace + 1, None  # age > grace; no check is out
         if m.delayed:
             self.delayed[m.at] = m
         else:
@@ -37,18 +39,23 @@ class Model:
         self.crashed = True  # what waits counts its time from the batch that first sees it again
 
     def batch(self, now: int, read: list[Message], ops: list[Op]) -> None:
-        self.now = now
+        self.now, heard = now, dict(self.heard)
         self.reopen()
         self.timers |= {("messages", m.at): m.deliver_at for m in read if m.delayed}
         for h in self.halves.values():
             h.seen = now if h.m in read or (self.crashed and h.seen is not None) else h.seen
             h.was = h.end  # what comes late is judged by how its batch found things
+        answers, ops = ([op for op in ops if (op.decision == Kind.UNKNOWN) == is_answer] for is_answer in (True, False))
         fresh, self.crashed = [*(self.waiting if self.crashed else ()), *ops], False
         self.waiting |= dict.fromkeys(fresh, now)
         for op in sorted(self.waiting, key=lambda op: op.order):  # ops before deadlines
             self.judge(op, fresh=op in fresh)
+        for op in [op for op in (*ops, *answers) if op.from_check and not op.admin]:
+            self.heard[op.group] = max(op.stored, self.heard.get(op.group, 0))
+        for op in sorted(answers, key=lambda op: op.order):
+            self.answer(op)
         for h in [h for h in self.halves.values() if h.seen is not None and not h.end]:
-            self.follow(h) if h.m.first else self.deadline(h)
+            self.follow(h) if h.m.first else self.deadline(h, heard.get(h.m.group, -1))
         for key in [key for key, due in self.timers.items() if due <= now]:
             self.deliveries[key] = (Delivery.DELIVERED, self.timers.pop(key))
 
@@ -102,7 +109,7 @@ class Model:
         for op, h in self.resumed.items():
             for m in self.whole(h):
                 m.end = m.end if m.end and m.end.reason == Reason.ORPHAN else None
-            h.checks, h.round, h.resume, h.since = 0, h.round + 1, op, op.stored
+            h.checks, h.round, h.repeat, h.resume, h.since = 0, h.round + 1, None, op, op.stored
             h.due = op.stored + self.rules.timeout_ms + 1
         self.resumed = {}
 
@@ -115,16 +122,25 @@ class Model:
         late = key in self.deliveries and self.deliveries[key][0] == Delivery.DELIVERED
         return Refusal.RECALL_TOO_LATE if late else DONE if key in self.deliveries else None
 
-    def deadline(self, h: Half) -> None:
+    def answer(self, op: Op) -> None:
+        """The outcome is still unknown: the next check comes an interval later."""
+        h = self.halves.get(op.listed[0])
+        if h is None or h.seen is None or h.m.first or h.end or h.repeat is None or wrong(op, [h]):
+            return
+        if op.check == (h.round, h.checks) or (op.check is None and op.stored > h.asked):
+            h.repeat, h.due = None, op.stored + self.rules.check_interval_ms
+
+    def deadline(self, h: Half, heard: int) -> None:
         expires = h.since + self.rules.retention_ms + 1  # older than retention
-        exhausted = h.due <= self.now and h.checks >= self.rules.check_max and h.due < expires
+        exhausted = h.due <= self.now and h.repeat is None and h.checks >= self.rules.check_max and h.due < expires
         if exhausted or expires <= self.now:
             reason = Reason.CHECK_MAX if exhausted else Reason.EXPIRED
             self.end(self.whole(h), End(State.DISCARDED, reason, None, h.checks, h.round, -1))
-        elif h.due <= self.now:
-            h.checks, h.due = h.checks + 1, self.now + self.rules.check_interval_ms
+        elif h.due <= self.now and (h.repeat is None or heard + self.rules.check_repeat_ms <= self.now):
+            h.checks, h.repeat = (h.checks + 1, 0) if h.repeat is None else (h.checks, h.repeat + 1)
+            h.asked, h.due = self.now, self.now + self.rules.check_repeat_ms
             landed = frozenset(m.m.at for m in self.whole(h) if not m.end)
-            self.checks.append((self.now, h.m.at, h.round, h.checks, landed))
+            self.checks.append((self.now, h.m.at, h.round, h.checks, h.repeat, landed))
 
     def follow(self, part: Half) -> None:
         """A part that comes late goes the way of its first; without one that fits it is an ORPHAN."""

@@ -10,9 +10,10 @@ from tests.support.records import Message, Op, Place, half_row, op_rows
 from commitlake.protocol.states import Kind
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import empty
+from commitlake.statemachine.rows import ROW, empty, make
 
 NOW = 1_000_000
+TICK = make(ROW, 1, kind=Kind.TICK)
 ages = st.integers(0, 100)
 places = st.builds(Place, st.just(0), st.integers(0, 5))
 
@@ -40,7 +41,13 @@ def arrivals(draw: st.DrawFn) -> np.ndarray:
 @given(
     arrivals(),
     st.builds(
-        Rules, st.integers(1, 60), st.integers(1, 30), st.integers(0, 2), st.integers(1, 150), st.integers(1, 40)
+        Rules,
+        timeout_ms=st.integers(1, 60),
+        check_interval_ms=st.integers(1, 30),
+        check_repeat_ms=st.integers(1, 30),
+        check_max=st.integers(0, 2),
+        retention_ms=st.integers(1, 150),
+        op_park_ms=st.integers(1, 40),
     ),
 )
 def test_a_segment_acts_at_wake_at_and_not_before_until_it_is_empty(rows: np.ndarray, rules: Rules) -> None:
@@ -49,10 +56,10 @@ def test_a_segment_acts_at_wake_at_and_not_before_until_it_is_empty(rows: np.nda
         if step.wake_at is None:
             break
         assert step.wake_at > now
-        early = advance(step.state, empty(), step.wake_at - 1, rules)
+        early = advance(step.state, TICK, step.wake_at - 1, rules)
         assert len(early.events) == 0
         assert early.wake_at == step.wake_at
-        now, step = step.wake_at, advance(step.state, empty(), step.wake_at, rules)
+        now, step = step.wake_at, advance(step.state, TICK, step.wake_at, rules)
         assert len(step.events) > 0
     assert step.wake_at is None
     assert len(step.state) == 0

@@ -34,14 +34,20 @@ def test_next_deadlines_follow_changed_timings_and_checks_count_on(spark: SparkS
     assert checks_of(lake, at) == []
     lake.run(spark, transaction_timeout="0s")
     assert checks_of(lake, at) == [1]
-    lake.run(spark, transaction_timeout="0s")  # the interval, an hour, counts from the check
+    lake.run(spark, transaction_timeout="0s", transaction_check_interval="1ms")  # it waits for its answer
     assert checks_of(lake, at) == [1]
+    lake.run(spark, transaction_check_repeat="1ms")
+    assert checks_of(lake, at) == [1, 1]
+    lake.answer_unknown()
+    lake.run(spark)  # the interval, an hour, counts from the answer
+    assert checks_of(lake, at) == [1, 1]
     lake.run(spark, transaction_check_interval="1ms", transaction_check_max=3)
-    assert checks_of(lake, at) == [1, 2]
+    assert checks_of(lake, at) == [1, 1, 2]
+    lake.answer_unknown()
     lake.run(spark, transaction_check_interval="1h", transaction_check_max=3)
-    assert (checks_of(lake, at), end_of(lake, at)) == ([1, 2], None)
+    assert (checks_of(lake, at), end_of(lake, at)) == ([1, 1, 2], None)
     lake.run(spark, transaction_check_interval="1ms", transaction_check_max=2)
-    assert (checks_of(lake, at), end_of(lake, at)) == ([1, 2], ("DISCARDED", "CHECK_MAX"))
+    assert (checks_of(lake, at), end_of(lake, at)) == ([1, 1, 2], ("DISCARDED", "CHECK_MAX"))
 
 
 class Orders(TransactionListener):

@@ -99,14 +99,18 @@ def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallR
     if decision not in ("COMMIT", "ROLLBACK", "UNKNOWN", *(["RESUME"] if admin else [])):
         _refuse_op("decision", decision, "COMMIT, ROLLBACK, UNKNOWN (RECALL in op, RESUME in admin)")
     group, from_check, remark = content.get("producer_group"), content.get("from_check"), content.get("remark")
-    if not (from_check is None or isinstance(from_check, bool)) or not (remark is None or isinstance(remark, str)):
+    check_id = content.get("check_id")
+    if not isinstance(from_check, bool | None) or not isinstance(remark, str | None):
         _refuse_op("from_check or remark", (from_check, remark), "a boolean and a string, or absent")
+    if not isinstance(check_id, str | None):
+        _refuse_op("check_id", check_id, "a string, or absent")
     return OpRecord(
         transaction_id=_name(content, "transaction_id"),
         producer_group=None if admin and group is None else _name(content, "producer_group"),
         decision=decision,
         half_messages=_positions(content.get("half_messages"), MAX_HALF_MESSAGES),
         from_check=bool(from_check),
+        check_id=check_id,
         remark=remark,
     )
 

@@ -61,6 +61,7 @@ class Lake:
         self.config = self.configured()
         ensure_topics(self.config)
         self.producer = KafkaProducer(bootstrap_servers=servers, acks="all")
+        self._answered: set[str] = set()
 
     def changed(self, **changes: object) -> dict[str, object]:
         """The settings with `changes`; `transaction_timeout` stands for `transaction.timeout`."""
@@ -120,6 +121,14 @@ class Lake:
     def recall(self, msg_id: str, message: Position, topic: str = "delays") -> Record:
         recall = wire.RecallRecord(msg_id=msg_id, topic=topic, message=message)
         return self.send("op", wire.encode_recall(recall), message.queue)
+
+    def answer_unknown(self) -> None:
+        """The producers answer each check that came since the last time: its outcome is still unknown."""
+        for check in self.checks():
+            if check.check_id not in self._answered:
+                self._answered.add(check.check_id)
+                answer: Row = {"group": check.producer_group, "from_check": True, "check_id": check.check_id}
+                self.op("UNKNOWN", check.transaction_id, *check.half_messages, **answer)
 
     def end(self, source: str, queue: int) -> Position:
         """Where the next record of a partition will stand."""

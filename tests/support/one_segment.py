@@ -10,11 +10,12 @@ from tests.support.records import Message, Op, Place, half_row, op_rows
 from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import Rows, empty
+from commitlake.statemachine.rows import ROW, Rows, empty, make
 
 RULES = {
     "timeout_ms": 6_000,
     "check_interval_ms": 30_000,
+    "check_repeat_ms": 300_000,
     "check_max": 2,
     "retention_ms": 1_000_000,
     "op_park_ms": 600_000,
@@ -32,12 +33,13 @@ class OneSegment:
         self.state = empty()
         self.wake_at: int | None = None
 
-    def batch(self, now: int, *arrived: Rows) -> dict[str, list[Readable]]:
-        """The events by name."""
-        step = advance(self.state, np.concatenate([empty(), *arrived]), now, self.rules)
+    def batch(self, now: int, *arrived: Rows, ticked: bool = True) -> dict[str, list[Readable]]:
+        """The events by name, without those that only say who was heard and when to come again."""
+        ticks = [make(ROW, 1, kind=Kind.TICK)] if ticked else []
+        step = advance(self.state, np.concatenate([empty(), *arrived, *ticks]), now, self.rules)
         self.state, self.wake_at = step.state, step.wake_at
         named: dict[str, list[Readable]] = {}
-        for event in step.events:
+        for event in step.events[step.events["event"] != Event.HEARD]:
             named.setdefault(Event(event["event"]).name, []).append(readable(event))
         return named
 
@@ -51,7 +53,7 @@ def readable(e: np.void) -> Readable:
     if kind == Event.DECIDED:
         return (offset, State(e["state"]).name, Reason(e["reason"]).name)
     if kind == Event.CHECK:
-        return (offset, int(e["round"]), int(e["checks"]))
+        return (offset, int(e["round"]), int(e["checks"]), int(e["repeat"]))
     if kind == Event.REFUSED:
         return (int(e["op_offset"]), Refusal(e["reason"]).name)
     if kind == Event.UNMATCHED_OP:
@@ -85,6 +87,16 @@ def op(decision: Kind, offset: int = 0, stored: int = T, listed: tuple[Place, ..
 
 def commit(offset: int = 0, **fields: Any) -> Rows:
     return op(Kind.COMMIT, offset, **fields)
+
+
+def unknown(stored: int, offset: int = 0, **fields: Any) -> Rows:
+    """The answer UNKNOWN to the check that is out, or to `check`, its round and number."""
+    return op(Kind.UNKNOWN, offset, stored, **{"from_check": True, **fields})
+
+
+def heard(at: int, group: int = 1) -> Rows:
+    """What comes with a tick: a producer group answered a check last at `at`."""
+    return make(ROW, 1, kind=Kind.HEARD, grp=group, stored=at)
 
 
 def rollback(offset: int = 0, **fields: Any) -> Rows:

@@ -22,8 +22,8 @@ OpKey = tuple[int, int, int]
 """Queue and offset of an op or admin record, and whether it is of admin."""
 Delivered = tuple[str, Place]
 """A message with a delay: `half` or `messages`, and its place."""
-Check = tuple[int, Place, int, int, frozenset[Place]]
-"""A check: when, of which first half message, in which round, its number there, and all half messages it names."""
+Check = tuple[int, Place, int, int, int, frozenset[Place]]
+"""A check: when, of which first half message, its round, number and repeat, and all half messages it names."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Op:
     group: int = 1
     admin: bool = False
     from_check: bool = False
+    check: tuple[int, int] | None = None
+    """Round and number of the check that an UNKNOWN names."""
 
     @property
     def order(self) -> tuple[int, int, int, bool]:
@@ -114,7 +116,8 @@ def half_row(m: Message, **columns: object) -> Rows:
 
 def op_rows(op: Op, since: int = -1) -> Rows:
     about = {"offset": op.listed[0].offset, "op_queue": op.at.queue, "op_offset": op.at.offset, "admin": int(op.admin)}
-    further = op.listed[1:]
+    further = () if op.decision == Kind.UNKNOWN else op.listed[1:]
+    named = {} if op.check is None else dict(zip(("round", "checks"), op.check, strict=True))
     head = make(
         ROW,
         1,
@@ -126,6 +129,7 @@ def op_rows(op: Op, since: int = -1) -> Rows:
         stored=op.stored,
         since=since,
         **about,
+        **named,
     )
     tail = [make(ROW, 1, kind=Kind.LISTED, part_queue=p.queue, part_offset=p.offset, **about) for p in further]
     return np.concatenate([head, *tail])

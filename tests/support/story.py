@@ -51,6 +51,7 @@ class Story:
         self.latecomers()
         self.run("parked", transaction_op_park_time="0s", transaction_timeout="0s")
         self.an_op_without_its_part()
+        self.lake.answer_unknown()
         self.run("discarded", transaction_timeout="0s", transaction_check_interval="1ms")
         self.resumes()
         self.run("resumed", transaction_op_park_time="0s")

@@ -29,7 +29,7 @@ HASTY = {
     "transaction.check_max": 2,
     "transaction.op_park_time": "0s",
 }
-"""Every start checks what is open, and the third one discards it; what waits is answered at once."""
+"""Every start checks what is open, or discards it after its second answer; what waits is resolved at once."""
 PAST = {"TIMER_DELIVER_MS": "1"}
 LATER_S = 15
 """A delay that ends while coordinators are killed and started: a start takes about 10 s."""
@@ -49,7 +49,8 @@ class Traffic:
         self._last: tuple[str, Position] | None = None
 
     def send(self) -> None:
-        """One round: each kind of end, and each kind of refusal."""
+        """One round: each kind of end, and each kind of refusal; first, answers to the checks of the last round."""
+        self.lake.answer_unknown()
         self.rounds += 1
         name = f"round {self.rounds}"
         self._single(name)
@@ -121,7 +122,7 @@ class Traffic:
             self.lake.admin("RESUME", tid, at)
 
     def resume_discarded(self, wanted: Callable[[], bool]) -> None:
-        """An administrator reopens some that stand as discarded; nobody answers, so they are checked and end again."""
+        """An administrator reopens some that stand as discarded; they are checked, still unknown, and end again."""
         ended = newest(self.lake.rows("transactions"))
         for tid, at in self.open.items():
             row = ended.get((at.queue, at.offset))
@@ -142,6 +143,7 @@ class Traffic:
             wait_for(lambda: running.await_termination(timeout=0) or self._is_over(), 400, self._pending)
 
     def _is_over(self) -> bool:
+        self.lake.answer_unknown()
         return not self._pending() and self.is_written() and len(self.lake.rejected()) == len(self.refused)
 
     def _pending(self) -> set[Position]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.one_segment import OneSegment, Readable, T, commit, half, part
+from tests.support.one_segment import OneSegment, Readable, T, commit, half, heard, part, unknown
 from tests.support.records import Place
 
 CHECK_MAX = {"DECIDED": [(7, "DISCARDED", "CHECK_MAX")]}
 EXPIRED = {"DECIDED": [(7, "DISCARDED", "EXPIRED")]}
 
 
+def checked(number: int, repeat: int = 0) -> dict[str, list[Readable]]:
+    return {"CHECK": [(7, 0, number, repeat)]}
+
+
 def test_the_first_check_is_due_when_age_exceeds_the_timeout() -> None:
     segment = OneSegment()
     segment.batch(T, half())
     assert segment.batch(T + 6_000) == {}
-    assert segment.batch(T + 6_001) == {"CHECK": [(7, 0, 1)]}
+    assert segment.batch(T + 6_001) == checked(1)
 
 
 @pytest.mark.parametrize(
     ("seconds", "due"),
-    [(-1, 6_001), (0, 6_001), (5, 6_001), (6, 6_001), (7, 7_001), (2**31 - 1, (2**31 - 1) * 1000 + 1)],
+    [(-1, 6_001), (0, 1), (5, 5_001), (6, 6_001), (7, 7_001), (2**31 - 1, (2**31 - 1) * 1000 + 1)],
 )
-def test_immunity_can_only_lengthen_the_timeout(seconds: int, due: int) -> None:
+def test_immunity_takes_the_place_of_the_timeout(seconds: int, due: int) -> None:
     segment = OneSegment(retention_ms=2**50)
     segment.batch(T, half(immunity=seconds))
     assert segment.wake_at == T + due
@@ -31,32 +35,95 @@ def test_immunity_never_uses_up_checks() -> None:
     segment = OneSegment()
     segment.batch(T, half(immunity=100))
     assert all(segment.batch(now) == {} for now in range(T, T + 100_001, 10_000))
-    assert segment.batch(T + 100_001) == {"CHECK": [(7, 0, 1)]}
-    assert segment.batch(T + 130_001) == {"CHECK": [(7, 0, 2)]}
+    assert segment.batch(T + 100_001) == checked(1)
 
 
 def test_immunity_equal_to_age_is_checked_one_millisecond_later() -> None:
     segment = OneSegment()
     segment.batch(T, half(immunity=10))
     assert segment.batch(T + 10_000) == {}
-    assert segment.batch(T + 10_001) == {"CHECK": [(7, 0, 1)]}
+    assert segment.batch(T + 10_001) == checked(1)
 
 
-def test_further_checks_come_an_interval_after_the_last_and_not_earlier() -> None:
+def test_the_next_check_comes_an_interval_after_the_answer_unknown() -> None:
     segment = OneSegment()
     segment.batch(T, half())
     segment.batch(T + 8_000)
-    assert segment.wake_at == T + 38_000
-    assert segment.batch(T + 37_999) == {}
-    assert segment.batch(T + 38_000) == {"CHECK": [(7, 0, 2)]}
+    assert segment.batch(T + 60_000, unknown(T + 50_000)) == {}
+    assert segment.wake_at == T + 80_000
+    assert segment.batch(T + 79_999) == {}
+    assert segment.batch(T + 80_000) == checked(2)
 
 
-def test_an_interval_after_check_max_checks_it_is_discarded() -> None:
+def test_a_check_that_nobody_answers_is_repeated_and_not_counted() -> None:
+    segment = OneSegment(check_max=1, retention_ms=10_000_000)
+    segment.batch(T, half())
+    assert segment.batch(T + 6_001) == checked(1)
+    assert segment.batch(T + 306_000) == {}
+    assert segment.batch(T + 306_001) == checked(1, repeat=1)
+    assert segment.batch(T + 900_000) == checked(1, repeat=2)
+
+
+def test_a_check_is_not_repeated_while_its_group_answers_others() -> None:
+    segment = OneSegment(retention_ms=10_000_000)
+    segment.batch(T, half())
+    segment.batch(T + 6_001)
+    assert segment.batch(T + 306_001, heard(T + 100_000), heard(T + 200_000), heard(T + 300_000, group=2)) == {}
+    assert segment.wake_at == T + 500_000
+    assert segment.batch(T + 500_000, heard(T + 200_000)) == checked(1, repeat=1)
+
+
+def test_without_a_tick_no_check_is_repeated() -> None:
+    """Who was heard comes with a tick, and a batch may begin just after a deadline that its driver did not see pass."""
+    segment = OneSegment(retention_ms=10_000_000)
+    segment.batch(T, half())
+    segment.batch(T + 6_001)
+    assert segment.batch(T + 306_001, ticked=False) == {}
+    assert segment.wake_at == T + 306_001
+    assert segment.batch(T + 306_002) == checked(1, repeat=1)
+
+
+def test_an_answer_counts_once_and_for_the_check_that_it_names() -> None:
+    segment = OneSegment(check_max=9)
+    segment.batch(T, half())
+    segment.batch(T + 6_001)
+    first = unknown(T + 7_000, check=(0, 1))
+    assert segment.batch(T + 8_000, first, unknown(T + 9_000, 1, check=(0, 1))) == {}
+    assert segment.batch(T + 37_000) == checked(2)
+    assert segment.batch(T + 38_000, unknown(T + 37_500, 2, check=(0, 1)), unknown(T + 37_500, 3, check=(1, 2))) == {}
+    assert segment.wake_at == T + 337_000, "the second is still out"
+    segment.batch(T + 39_000, unknown(T + 38_500, 4, check=(0, 2)))
+    assert segment.wake_at == T + 68_500
+
+
+@pytest.mark.parametrize("wrong", [{"tid": 2}, {"group": 2}, {"stored": T + 6_001}])
+def test_an_unknown_that_answers_nothing_changes_nothing(wrong: dict[str, int]) -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half(), unknown(T + 1)) == {}
+    assert segment.batch(T + 6_001) == checked(1)
+    assert (
+        segment.batch(T + 8_000, unknown(**{"stored": T + 7_000, **wrong}), unknown(T + 7_000, listed=(Place(0, 9),)))
+        == {}
+    )
+    assert segment.wake_at == T + 306_001
+
+
+def test_a_decision_beside_an_unknown_decides() -> None:
+    segment = OneSegment()
+    segment.batch(T, half())
+    segment.batch(T + 6_001)
+    events = segment.batch(T + 8_000, unknown(T + 7_000), commit(1, stored=T + 7_500, from_check=True))
+    assert events == {"DECIDED": [(7, "COMMITTED", "CHECK")]}
+    assert segment.open() == 0
+
+
+def test_an_interval_after_check_max_answered_checks_it_is_discarded() -> None:
     segment = OneSegment(check_max=1)
     segment.batch(T, half())
-    assert segment.batch(T + 6_001) == {"CHECK": [(7, 0, 1)]}
-    assert segment.batch(T + 36_000) == {}
-    assert segment.batch(T + 36_001) == CHECK_MAX
+    assert segment.batch(T + 6_001) == checked(1)
+    segment.batch(T + 7_000, unknown(T + 7_000))
+    assert segment.batch(T + 36_999) == {}
+    assert segment.batch(T + 37_000) == CHECK_MAX
     assert segment.open() == 0
 
 
@@ -64,7 +131,8 @@ def test_an_answer_in_the_last_interval_still_decides() -> None:
     segment = OneSegment(check_max=1)
     segment.batch(T, half())
     segment.batch(T + 6_001)
-    assert segment.batch(T + 36_001, commit(from_check=True)) == {"DECIDED": [(7, "COMMITTED", "CHECK")]}
+    segment.batch(T + 7_000, unknown(T + 7_000))
+    assert segment.batch(T + 37_000, commit(from_check=True)) == {"DECIDED": [(7, "COMMITTED", "CHECK")]}
 
 
 def test_with_no_checks_allowed_it_is_discarded_at_the_first_due_time() -> None:
@@ -77,14 +145,14 @@ def test_with_no_checks_allowed_it_is_discarded_at_the_first_due_time() -> None:
 def test_after_a_long_stop_one_check_is_sent() -> None:
     segment = OneSegment()
     segment.batch(T, half())
-    assert segment.batch(T + 900_000) == {"CHECK": [(7, 0, 1)]}
+    assert segment.batch(T + 900_000) == checked(1)
     assert segment.batch(T + 900_001) == {}
 
 
 def test_older_than_the_retention_it_expires_and_is_not_checked_again() -> None:
     segment = OneSegment(retention_ms=20_000, check_max=9)
     segment.batch(T, half())
-    assert segment.batch(T + 20_000) == {"CHECK": [(7, 0, 1)]}
+    assert segment.batch(T + 20_000) == checked(1)
     assert segment.wake_at == T + 20_001
     assert segment.batch(T + 20_001) == EXPIRED
 
@@ -113,15 +181,15 @@ def test_a_clock_that_goes_backwards_neither_checks_early_nor_twice() -> None:
     segment.batch(T, half())
     segment.batch(T + 6_001)
     assert segment.batch(T - 100_000) == {}
-    assert segment.batch(T + 36_000) == {}
-    assert segment.batch(T + 36_001) == {"CHECK": [(7, 0, 2)]}
+    assert segment.batch(T + 306_000) == {}
+    assert segment.batch(T + 306_001) == checked(1, repeat=1)
 
 
 def test_a_check_names_every_part_that_has_landed() -> None:
     segment = OneSegment()
     segment.batch(T, part(Place(1, 3)), half(), part(Place(0, 9)), half(Place(0, 10), stored=T + 9_000))
     events = segment.batch(T + 6_001)
-    assert events["CHECK"] == [(7, 0, 1)]
+    assert events["CHECK"] == [(7, 0, 1, 0)]
     assert sorted(events["CHECK_PART"]) == [(0, 9), (1, 3)]
 
 

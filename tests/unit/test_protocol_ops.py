@@ -137,7 +137,7 @@ def test_checks_of_a_resumed_transaction_start_again_from_the_resume() -> None:
     segment = OneSegment()
     segment.batch(T, reopened())
     assert segment.wake_at == T + 6_001
-    assert segment.batch(T + 6_001) == {"CHECK": [(7, 1, 1)]}
+    assert segment.batch(T + 6_001) == {"CHECK": [(7, 1, 1, 0)]}
 
 
 def test_the_retention_of_a_resumed_transaction_counts_from_the_resume() -> None:

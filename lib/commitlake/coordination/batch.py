@@ -123,10 +123,9 @@ class Batch:
     def send_checks(self) -> None:
         """To Kafka, at least once; ids never change."""
         if self.events.count(Event.CHECK):
-            topic = self.around.config.kafka.topic("check")
             checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
-            asked = checked.selectExpr("*", "e.round", "e.checks AS check_no")
-            check_requests.send(self.around.config, check_requests.records(asked, self._parts(), topic))
+            asked = checked.selectExpr("*", "e.round", "e.checks AS check_no", "e.repeat")
+            check_requests.send(self.around.config, asked, self._parts())
 
     def release(self) -> None:
         """Frees the memory of what was cached."""

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.kafka.clients import spark_options, spark_sink_limits
 from commitlake.protocol import headers
+from commitlake.protocol.kafka_topics import CHECK
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 
 _TIMES = {headers.BORN_TIMESTAMP: "born_at", headers.STORED_TIMESTAMP: "stored_at"}
@@ -32,13 +33,16 @@ may have besides its message (`kafka.clients.record_bytes`), so no producer can 
 _EACH = 10  # bytes that Kafka needs for the two lengths of a header
 
 
-def records(checked: DataFrame, parts: DataFrame | None, topic: str) -> DataFrame:
+def records(checked: DataFrame, parts: DataFrame | None, topic: str, queues: int) -> DataFrame:
     """Kafka records of check requests; a check always gives the same record, but for parts that came since.
 
+    A repeated one goes to another partition: the instance that has the first one may hang.
+
     Args:
-        checked: half messages, bodies and all, with `round` and `check_no`.
+        checked: half messages, bodies and all, with `round`, `check_no` and `repeat`.
         parts: (first_queue, first_offset, queue, queue_offset) of the parts that have landed; None: there are none.
         topic: the Kafka topic.
+        queues: how many of its partitions are used.
     """
     listed = checked.withColumn("parts", F.array()) if parts is None else _with_parts(checked, parts)
     first = F.struct("queue", F.col("queue_offset").alias("offset"))
@@ -47,7 +51,7 @@ def records(checked: DataFrame, parts: DataFrame | None, topic: str) -> DataFram
         .withColumn("check_id", F.concat_ws("-", "queue", "queue_offset", "round", "check_no"))
         .select(
             F.lit(topic).alias("topic"),
-            F.col("queue").alias("partition"),
+            F.expr(f"pmod(queue + repeat, {queues})").alias("partition"),
             F.col("transaction_id").cast("binary").alias("key"),
             F.col("body").alias("value"),
             _headers().alias("headers"),
@@ -55,10 +59,11 @@ def records(checked: DataFrame, parts: DataFrame | None, topic: str) -> DataFram
     )
 
 
-def send(config: Config, requests: DataFrame) -> None:
-    """Writes check requests to Kafka."""
-    options = spark_options(config.kafka) | spark_sink_limits()
-    requests.write.format("kafka").options(**options).save()
+def send(config: Config, checked: DataFrame, parts: DataFrame | None) -> None:
+    """Writes check requests to Kafka; the arguments are those of `records`."""
+    kafka = config.kafka
+    options = spark_options(kafka) | spark_sink_limits()
+    records(checked, parts, kafka.topic(CHECK), kafka.queues).write.format("kafka").options(**options).save()
 
 
 _LIST = "array<struct<queue:int,offset:bigint>>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import reduce
 from operator import add
 
@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 
 from commitlake.coordination.batch import Batch, Surroundings
 from commitlake.coordination.events import Events
-from commitlake.coordination.input_table import SegmentKey
 from commitlake.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
 from commitlake.coordination.unmatched.lookup import Tables
 from commitlake.coordination.unmatched.resolution import Resolutions
@@ -26,16 +25,16 @@ class Committer:
     Args:
         around: configuration and tables.
         first_batch_id: the batch_id of the query's batch 0; ids grow over the whole life of the warehouse.
-        on_wakes: called with the segments of each batch, and when each has to be called next.
+        note: called with the events of each batch.
     """
 
     def __init__(
         self,
         around: Surroundings,
         first_batch_id: int,
-        on_wakes: Callable[[Mapping[SegmentKey, int | None]], None],
+        note: Callable[[Events], None],
     ) -> None:
-        self._around, self._first_batch_id, self._on_wakes = around, first_batch_id, on_wakes
+        self._around, self._first_batch_id, self._note = around, first_batch_id, note
 
     def __call__(self, frame: DataFrame, spark_batch_id: int) -> None:
         """Carries out one batch.
@@ -52,7 +51,7 @@ class Committer:
         8. check requests to Kafka: at least once, their ids never change.
         """
         events = Events(frame)  # step 3
-        self._on_wakes(events.wakes())
+        self._note(events)
         if not events.count(*_WRITTEN, Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             events.release()
             return

@@ -29,7 +29,7 @@ class Events:
         lies = F.col("event").isin(*map(int, _OF_SEGMENT))
         segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
         rows = (
-            self.frame.groupBy("event", "src", "queue", "state", segment)
+            self.frame.groupBy("event", "src", "queue", "state", segment, "grp")
             .agg(
                 F.count("*").alias("n"),
                 F.max("now").alias("now"),
@@ -53,6 +53,11 @@ class Events:
             for row in self._summary
             if row["event"] == Event.WAKE
         }
+
+    def heard(self) -> Mapping[int, int]:
+        """When each producer group that answered checks here did so last (ms since epoch, UTC), by its hash."""
+        rows = sorted((row["latest"], row["grp"]) for row in self._summary if row["event"] == Event.HEARD)
+        return {group: at for at, group in rows}
 
     def count(self, *events: Event, src: Source | None = None) -> int:
         """How many there are of these events, of one source or of both."""

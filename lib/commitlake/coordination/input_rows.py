@@ -40,10 +40,22 @@ _HALF = {
     "checks": "0",
     "round": "0",
 }
+IS_ANSWER = "(decision = 'UNKNOWN' AND NOT admin AND (from_check OR check_id IS NOT NULL))"
+"""Of a row of `op`: it answers a check, and says that the outcome is still unknown."""
+_NO_CHECK = -2  # the answer names a check of another transaction, or none that there can be
+
+
+def _in_check_id(place: int) -> str:
+    """A number of a CHECK_ID `<queue>-<offset>-<round>-<n>`, SQL; absent when the op names no check."""
+    is_own = "startswith(check_id, concat_ws('-', messages[0].queue, messages[0].offset, ''))"
+    number = f"TRY_CAST(split_part(check_id, '-', {place}) AS INT)"
+    return f"IF(check_id IS NULL, -1, coalesce(IF({is_own}, {number}, NULL), {_NO_CHECK}))"
+
+
 _GROUP = hashed_sql("coalesce(producer_group, '')")
 _IS_RECALL = "decision = 'RECALL'"
 _OP = {
-    "kind": f"IF(at = 0, CASE decision {_DECISION_KIND} END, {int(Kind.LISTED)})",
+    "kind": f"IF(at = 0, CASE decision {_DECISION_KIND} ELSE {int(Kind.UNKNOWN)} END, {int(Kind.LISTED)})",
     "src": f"IF({_IS_RECALL}, {int(Source.MESSAGES)}, {int(Source.HALF)})",
     "queue": "messages[0].queue",
     "offset": "messages[0].offset",
@@ -57,6 +69,8 @@ _OP = {
     "tid": f"IF({_IS_RECALL}, {hashed_sql('message_id')}, {hashed_sql('transaction_id')})",
     "grp": f"IF({_IS_RECALL}, {hashed_sql('topic')}, {_GROUP})",
     "stored": millis_sql("stored_at"),
+    "checks": _in_check_id(4),
+    "round": _in_check_id(3),
 }
 _DELAYED = {
     "kind": f"{int(Kind.DELAYED)}",
@@ -86,12 +100,13 @@ def half_rows(half: DataFrame, **more: str) -> DataFrame:
 
 
 def op_rows(op: DataFrame, **more: str) -> DataFrame:
-    """Rows of the table `op`: one for the record, one more for each further half message that it lists.
+    """Rows of the table `op`: one for the record, one more for each further half message that a decision lists.
 
-    UNKNOWN changes nothing, so it never comes here.
+    An UNKNOWN that answers no check changes nothing, so it never comes here.
     """
     kinds = ", ".join(f"'{name}'" for name in _DECISIONS)
-    listed = op.where(f"decision IN ({kinds})").selectExpr("*", "array_distinct(half_messages) AS messages")
+    messages = "IF(decision = 'UNKNOWN', slice(half_messages, 1, 1), array_distinct(half_messages)) AS messages"
+    listed = op.where(f"decision IN ({kinds}) OR {IS_ANSWER}").selectExpr("*", messages)
     return rows(listed.selectExpr("*", "posexplode(messages) AS (at, message)"), **(_OP | more))
 
 

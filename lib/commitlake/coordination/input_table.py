@@ -7,7 +7,7 @@ concern the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from commitlake.coordination import input_rows
 from commitlake.coordination.input_rows import INPUT_SCHEMA
-from commitlake.protocol.states import Kind
+from commitlake.protocol.states import Kind, Source
 from commitlake.statemachine.rows import ABSENT, SEGMENT_SIZE
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
@@ -63,11 +63,24 @@ class InputTable:
         if self._appended % _PART == 0:
             self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {self._appended // _PART - 1}")
 
-    def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
-        """A row for each segment in which something is due, though nothing came."""
-        found = [(key.src, key.queue, key.segment * SEGMENT_SIZE) for key in keys]
-        rows = self.spark.createDataFrame(found, "src int, queue int, offset bigint")
-        return input_rows.rows(rows, kind=f"{int(Kind.TICK)}", src="src", queue="queue", offset="offset")
+    def ticks(self, keys: Iterable[SegmentKey], heard: Mapping[int, int]) -> DataFrame:
+        """A row for each segment in which something is due, though nothing came, and the groups heard for each.
+
+        Args:
+            keys: the segments.
+            heard: when each producer group that answers checks did so last (ms since epoch, UTC), by its hash.
+        """
+        found = []
+        for key in keys:
+            place = (key.src, key.queue, key.segment * SEGMENT_SIZE)
+            found.append((int(Kind.TICK), *place, ABSENT, ABSENT))
+            if key.src == Source.HALF:
+                found += [(int(Kind.HEARD), *place, group, at) for group, at in heard.items()]
+        names = ("kind", "src", "queue", "offset", "grp", "stored")
+        rows = self.spark.createDataFrame(
+            found, "kind int, src int, queue int, offset bigint, grp bigint, stored bigint"
+        )
+        return input_rows.rows(rows, **{name: name for name in names})
 
     def stream(self) -> DataFrame:
         """All rows, with the segment that they belong to."""

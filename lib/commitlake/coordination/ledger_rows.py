@@ -38,7 +38,7 @@ _CHECK = [
     "queue",
     "queue_offset AS half_offset",
     *("transaction_id", "producer_group", "e.round"),
-    "e.checks AS check_no",
+    *("e.checks AS check_no", "e.repeat"),
     f"{moment_sql('e.now')} AS requested_at",
 ]
 
@@ -73,7 +73,7 @@ def discarded(halves: DataFrame, columns: list[str], batch_id: int) -> DataFrame
 
 
 def checks(halves: DataFrame, batch_id: int) -> DataFrame:
-    """Rows of `checks`: one for each check request."""
+    """Rows of `checks`: one for each check request, a repeated one too."""
     return halves.where(f"event = {int(Event.CHECK)}").selectExpr(*_CHECK, _batch(batch_id))
 
 

@@ -17,7 +17,12 @@ def rules(config: Config) -> Rules:
     """The timing rules of a configuration."""
     timing = config.transaction
     return Rules(
-        timing.timeout_ms, timing.check_interval_ms, timing.check_max, timing.retention_ms, timing.op_park_time_ms
+        timeout_ms=timing.timeout_ms,
+        check_interval_ms=timing.check_interval_ms,
+        check_repeat_ms=timing.check_repeat_ms,
+        check_max=timing.check_max,
+        retention_ms=timing.retention_ms,
+        op_park_ms=timing.op_park_time_ms,
     )
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from commitlake.coordination.input_rows import KEY
-from commitlake.protocol.states import Event, Kind
+from commitlake.protocol.states import Event
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import ABSENT, EVENT, ROW, SEGMENT_SIZE, Rows, concat, empty, make, pack, unpack
@@ -65,7 +65,7 @@ def _keep(state: GroupState, rows: Rows) -> None:
 
 
 def _rows(frames: Iterable[pd.DataFrame]) -> tuple[Rows, int]:
-    """The rows of a call, without ticks, and the newest landed time (ms since epoch, UTC).
+    """The rows of a call, and the newest landed time (ms since epoch, UTC).
 
     A large group comes in several frames.
     """
@@ -77,7 +77,7 @@ def _rows(frames: Iterable[pd.DataFrame]) -> tuple[Rows, int]:
             rows[name][at : at + len(chunk)] = chunk[name].to_numpy()
         at += len(chunk)
         landed = max(landed, int(chunk["landed"].max()))
-    return rows[rows["kind"] != Kind.TICK], landed
+    return rows, landed
 
 
 def _frame(events: Rows, src: int, queue: int, now: int) -> pd.DataFrame:

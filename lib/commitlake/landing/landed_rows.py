@@ -18,7 +18,7 @@ _OP = (
     *("partition AS queue", "offset AS op_offset", "source = 'admin' AS admin"),
     *("op.transaction_id", "op.producer_group", "op.decision", "op.message_id", "op.topic", "op.remark"),
     "IF(op.decision = 'RECALL', op.messages, array_distinct(op.half_messages)) AS half_messages",
-    "coalesce(op.from_check, false) AS from_check",
+    *("coalesce(op.from_check, false) AS from_check", "op.check_id"),
     "stored_at",
 )
 

@@ -117,7 +117,7 @@ def op_texts_are_texts(op: Column, value: Column) -> Column:
     """Whether all text fields of `op` were JSON strings; only texts such as `7` or `true` cost a second look."""
     ambiguous = F.lit(False)
     for name in _OP_TEXTS:
-        ambiguous |= F.coalesce(op[name].rlike(r"^(?:[-+.0-9eE]+|true|false|[\[{].*)\z"), F.lit(False))
+        ambiguous |= F.coalesce(op[name].rlike(_NO_TEXT), F.lit(False))
     content = F.try_parse_json(value.cast(StringType()))
     were_texts = F.lit(True)
     for name in _OP_TEXTS:
@@ -126,7 +126,8 @@ def op_texts_are_texts(op: Column, value: Column) -> Column:
     return F.when(ambiguous, were_texts).otherwise(True)
 
 
-_OP_TEXTS = ("decision", "transaction_id", "producer_group", "message_id", "topic", "remark")
+_NO_TEXT = r"^(?:-?[.0-9]+(?:[eE][-+]?[0-9]+)?|true|false|[\[{].*)\z"  # a number, a boolean, a list or an object
+_OP_TEXTS = ("decision", "transaction_id", "producer_group", "message_id", "topic", "remark", "check_id")
 _OP = (
     ", ".join(f"{name}: string" for name in _OP_TEXTS)
     + ", from_check: boolean"

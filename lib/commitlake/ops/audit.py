@@ -186,9 +186,12 @@ def _place(at: int) -> str:
 
 
 def _checks(tables: Warehouse, last: int) -> list[Finding]:
-    """A message has several checks, numbered in each round, so they are compared by themselves."""
-    keys = (coordinate("queue", "half_offset").alias("at"), F.col("round"), F.col("check_no"))
-    twice = until(tables.read("checks"), last).groupBy(*keys).count().where("count > 1")
+    """A message has several checks, numbered in each round, and each may be repeated: compared by themselves."""
+    repeat = F.coalesce("repeat", F.lit(0)).alias("repeat")
+    each = until(tables.read("checks"), last).groupBy(
+        coordinate("queue", "half_offset").alias("at"), "round", "check_no", repeat
+    )
+    twice = each.count().where("count > 1")
     return _finding("CHECKED_TWICE", twice, lambda row: f"half {_place(row['at'])}-{row['round']}-{row['check_no']}")
 
 

@@ -29,8 +29,8 @@ UNION ALL
 SELECT 2, stored_at, CONCAT(decision, ' op'), queue, op_offset, CONCAT_WS(', ',
        IF(admin, 'by an administrator', NULL), IF(from_check, 'answers a check', NULL), remark) FROM {op}
 UNION ALL
-SELECT 3, requested_at, CONCAT('check ', check_no), queue, half_offset, IF(round > 0, CONCAT('round ', round), '')
-       FROM {checks}
+SELECT 3, requested_at, CONCAT('check ', check_no), queue, half_offset, CONCAT_WS(', ',
+       IF(repeat > 0, 'sent again', NULL), IF(round > 0, CONCAT('round ', round), NULL)) FROM {checks}
 UNION ALL
 SELECT 4, resolved_at, state, queue, half_offset, CONCAT_WS(', ', CONCAT('reason ', reason),
        CONCAT('op ', op_queue, '-', op_offset), CONCAT('due ', deliver_at)) FROM {ended}

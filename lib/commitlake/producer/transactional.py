@@ -160,7 +160,7 @@ class TransactionMQProducer(DefaultMQProducer):
         if check.msg_id not in self._never_committed:
             message = MessageExt.from_check(check)
             state, remark = decide(lambda: listener.check_local_transaction(message) if listener else None)
-        self._send_op(check, check.half_messages, state, remark, done, from_check=True)
+        self._send_op(check, check.half_messages, state, remark, done, check.check_id)
 
     def _send_op(
         self,
@@ -169,8 +169,7 @@ class TransactionMQProducer(DefaultMQProducer):
         state: LocalTransactionState,
         remark: str | None,
         done: Done,
-        *,
-        from_check: bool = False,
+        check_id: str | None = None,
     ) -> None:
         context = EndTransactionContext(
             producer_group=self.group,
@@ -178,7 +177,7 @@ class TransactionMQProducer(DefaultMQProducer):
             transaction_id=first.transaction_id,
             topic=first.topic,
             state=state,
-            from_check=from_check,
+            from_check=check_id is not None,
             broker_address=self._link.kafka.bootstrap_servers,
         )
         run_hooks(self._hooks, context)
@@ -187,7 +186,8 @@ class TransactionMQProducer(DefaultMQProducer):
             producer_group=self.group,
             decision=state.value,
             half_messages=half_messages[: wire.MAX_HALF_MESSAGES],
-            from_check=from_check,
+            from_check=check_id is not None,
+            check_id=check_id,
             remark=remark,
         )
         self._link.send_soon(OP, half_messages[0].queue, wire.encode_op(op), done)

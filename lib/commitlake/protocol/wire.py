@@ -102,6 +102,7 @@ class OpRecord:
         decision: COMMIT, ROLLBACK or UNKNOWN; in `admin` also RESUME.
         half_messages: 1 to `MAX_HALF_MESSAGES` positions in `half`, the first half message first.
         from_check: whether it answers a check.
+        check_id: id of the check that it answers.
         remark: any text.
     """
 
@@ -110,6 +111,7 @@ class OpRecord:
     decision: str
     half_messages: tuple[Position, ...]
     from_check: bool = False
+    check_id: str | None = None
     remark: str | None = None
 
 
@@ -212,6 +214,7 @@ def encode_op(op: OpRecord) -> Encoded:
         "decision": op.decision,
         "half_messages": positions(op.half_messages),
         "from_check": op.from_check,
+        **({} if op.check_id is None else {"check_id": op.check_id}),
         "remark": op.remark,
     }
     return Encoded(utf8(op.transaction_id), to_json(content), [])

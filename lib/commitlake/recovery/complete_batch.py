@@ -16,6 +16,7 @@ from commitlake.tables.columns import coordinate
 from commitlake.tables.spans import spans_of, within
 
 _MARKED = ("transactions", "deliveries", "discarded", "checks", "reentries", "batches")
+_REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 knew none
 _SHOWN = ["source", "source_queue", "source_offset"]
 _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
 
@@ -118,7 +119,7 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
     spans = spans_of(asked, "queue", "half_offset")
     half = warehouse.read("half").where(within(spans, "queue", "queue_offset"))
     checked = half.join(
-        F.broadcast(asked.selectExpr("queue", "half_offset AS queue_offset", "round", "check_no")),
+        F.broadcast(asked.selectExpr("queue", "half_offset AS queue_offset", "round", "check_no", _REPEAT)),
         ["queue", "queue_offset"],
     )
     # A part of another transaction id or group is an ORPHAN.
@@ -126,5 +127,5 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
     near = warehouse.read("half").where(within(spans, "first_queue", "first_offset"))
     parts = near.join(F.broadcast(firsts), _FIRST).where("queue != first_queue OR queue_offset != first_offset")
     parts = parts.select("first_queue", "first_offset", "queue", "queue_offset")
-    check_requests.send(config, check_requests.records(checked, parts, config.kafka.topic("check")))
+    check_requests.send(config, checked, parts)
     asked.unpersist()

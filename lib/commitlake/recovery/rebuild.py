@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
-from commitlake.coordination.input_rows import delayed_rows, half_rows, op_rows, waiting_rows
+from commitlake.coordination.input_rows import IS_ANSWER, delayed_rows, half_rows, op_rows, waiting_rows
 from commitlake.protocol.states import Kind, Source
 from commitlake.spark import session
 from commitlake.tables import Warehouse
@@ -47,7 +47,7 @@ def open_rows(warehouse: Warehouse, timing: TransactionConfig) -> DataFrame:
     ended, delivered = warehouse.read("transactions"), warehouse.read("deliveries")
     again = warehouse.read("reentries")
     parts = [
-        _open_halves(half, ended, again, warehouse.read("checks"), timing),
+        _open_halves(half, ended, again, _newest_checks(warehouse.read("checks"), op, timing), timing),
         op_rows(_open_ops(op, ended, delivered, again, warehouse.read("rejected")), since="landed"),
         delayed_rows(_without_delivery(delayed, delivered, Source.MESSAGES, "queue_offset")),
         waiting_rows(
@@ -69,7 +69,7 @@ def _with_landing_time(table: DataFrame) -> DataFrame:
 def _open_halves(
     half: DataFrame, ended: DataFrame, again: DataFrame, checks: DataFrame, timing: TransactionConfig
 ) -> DataFrame:
-    """Half messages without an end in their newest round, with the checks of that round."""
+    """Half messages without an end in their newest round, with the newest check of that round."""
     narrow = half.drop("body", "sharding_key", "properties", "message_id", "topic", "tags", "keys")
     resumed = again.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
     latest = resumed.groupBy(F.col("queue").alias("first_queue"), F.col("offset").alias("first_offset")).agg(
@@ -83,10 +83,35 @@ def _open_halves(
     )
     done = (F.col("ended_round") >= F.col("open_round")) | (F.col("reason") == "ORPHAN")
     is_open = found.join(ends, (coordinate("queue", "queue_offset") == F.col("ended_at")) & done, "left_anti")
-    sent = checks.groupBy("queue", F.col("half_offset").alias("queue_offset"), F.col("round").alias("open_round")).agg(
-        F.max("check_no").alias("sent"), F.max("requested_at").alias("last")
+    return _with_deadlines(is_open.join(checks, ["queue", "queue_offset", "open_round"], "left"), timing)
+
+
+def _newest_checks(checks: DataFrame, op: DataFrame, timing: TransactionConfig) -> DataFrame:
+    """The newest check of each round: whether it is out (`repeat`, else -1), and when something is due (`check_due`).
+
+    An answer counts as in the state machine (`statemachine.answers`), and puts off the other checks of its group.
+    """
+    each = checks.selectExpr("*", "struct(check_no, coalesce(repeat, 0) AS repeat, requested_at) AS asked")
+    round_of = ["queue", "half_offset", "transaction_id", "producer_group", "round"]
+    newest = each.groupBy(*round_of).agg(F.max("asked").alias("last"))
+    answers = op.where(IS_ANSWER).selectExpr(
+        "half_messages[0].queue AS queue",
+        "half_messages[0].offset AS half_offset",
+        *("transaction_id", "producer_group", "check_id", "stored_at"),
     )
-    return _with_deadlines(is_open.join(sent, ["queue", "queue_offset", "open_round"], "left"), timing)
+    lately = f"stored_at > timestamp_millis(unix_millis(current_timestamp()) - {timing.check_repeat_ms})"
+    answering = op.where(f"(from_check OR check_id IS NOT NULL) AND NOT admin AND {lately}")
+    heard = answering.groupBy("producer_group").agg(F.max("stored_at").alias("heard_at"))
+    names_it = "check_id = concat_ws('-', queue, half_offset, round, last.check_no)"
+    fits = F.expr(f"coalesce({names_it}, stored_at > last.requested_at)")
+    found = newest.join(answers, ["queue", "half_offset", "transaction_id", "producer_group"], "left")
+    answered = found.groupBy(*round_of, "last").agg(F.min(F.when(fits, F.col("stored_at"))).alias("answered_at"))
+    return answered.join(heard, "producer_group", "left").selectExpr(
+        *("queue", "half_offset AS queue_offset", "round AS open_round", "last.check_no"),
+        "IF(answered_at IS NULL, last.repeat, -1) AS repeat",
+        f"coalesce(unix_millis(answered_at) + {timing.check_interval_ms}, "
+        f"unix_millis(greatest(last.requested_at, heard_at)) + {timing.check_repeat_ms}) AS check_due",
+    )
 
 
 def _with_deadlines(halves: DataFrame, timing: TransactionConfig) -> DataFrame:
@@ -95,10 +120,11 @@ def _with_deadlines(halves: DataFrame, timing: TransactionConfig) -> DataFrame:
     resumed = f"resume.since + {timing.timeout_ms + 1}"
     return half_rows(
         halves,
-        checks="coalesce(sent, 0)",
+        checks="coalesce(check_no, 0)",
+        repeat="coalesce(repeat, -1)",
         round="open_round",
         since=f"IF({first}, coalesce(resume.since, -1), landed)",
-        due=f"IF({first}, coalesce(unix_millis(last) + {timing.check_interval_ms}, {resumed}, -1), -1)",
+        due=f"IF({first}, coalesce(check_due, {resumed}, -1), -1)",
         op_queue=f"IF({first}, coalesce(resume.op_queue, -1), -1)",
         op_offset=f"IF({first}, coalesce(resume.op_offset, -1), -1)",
     )

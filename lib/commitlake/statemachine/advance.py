@@ -5,9 +5,10 @@
 1. merge what has landed with what is open;
 2. attach further half messages to their first (`parts`);
 3. apply ops, the earliest first (`ops`);
-4. deadlines of what is still open: checks and discards (`deadlines`);
-5. recalls, then delays that have ended (`delays`);
-6. report what has waited `op_park_time` for its message as unmatched, and drop it (`park`).
+4. an UNKNOWN ends the check that it answers (`answers`);
+5. deadlines of what is still open: checks and discards (`deadlines`);
+6. recalls, then delays that have ended (`delays`);
+7. report what has waited `op_park_time` for its message as unmatched, and drop it (`park`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from commitlake.protocol.states import Kind
-from commitlake.statemachine import deadlines, delays, ops, park, parts
+from commitlake.statemachine import answers, deadlines, delays, ops, park, parts
 from commitlake.statemachine.model import Rules, Segment, Step
 from commitlake.statemachine.rows import EVENT, Rows, concat
 
@@ -27,7 +28,8 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
 
     Args:
         state: `ROW`s that were open after the last batch.
-        arrived: `ROW`s that this batch brought, in any order.
+        arrived: `ROW`s that this batch brought, in any order. With a tick, since something is due, come the groups that
+            have answered checks lately.
         now: the batch's time, ms since epoch, UTC.
         rules: the timing rules.
         landed: landed time, ms since epoch, UTC: deadlines and park times never run ahead of it. None: they run with
@@ -36,7 +38,9 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
     clock = now if landed is None else min(now, landed)
     segment = _merge(state, arrived, now, rules)
     parts.attach(segment)
+    answers.report_groups(segment)
     ops.apply(segment)
+    answers.apply(segment, rules)
     deadlines.sweep(segment, clock, rules)
     delays.sweep(segment, now)
     park.sweep(segment, clock, rules)
@@ -53,6 +57,8 @@ def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
         ops=concat([old["ops"], new_ops]),
         listed=concat([old["listed"], new["listed"]]),
         timers=concat([old["timers"], new["timers"]]),
+        answers=new["answers"],
+        heard=new["heard"] if len(new["ticks"]) else None,
         fresh_ops=len(new_ops),
         fresh_parts=len(new_parts),
     )
@@ -65,6 +71,9 @@ def _split(rows: Rows) -> dict[str, Rows]:
         "parts": rows[kind == Kind.PART],
         "ops": rows[np.isin(kind, _OPS)],
         "listed": rows[kind == Kind.LISTED],
+        "answers": rows[kind == Kind.UNKNOWN],
+        "heard": rows[kind == Kind.HEARD],
+        "ticks": rows[kind == Kind.TICK],
         "timers": rows[(kind == Kind.DELAYED) | (kind == Kind.WAITING)],
     }
 

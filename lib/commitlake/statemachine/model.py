@@ -13,14 +13,16 @@ class Rules:
 
     Attributes:
         timeout_ms: age of a half message at its first check.
-        check_interval_ms: time from one check to the next.
-        check_max: checks before a transaction is discarded.
+        check_interval_ms: time from the answer UNKNOWN to the next check.
+        check_repeat_ms: time after which a check that nobody answered is sent again.
+        check_max: answered checks before a transaction is discarded.
         retention_ms: how long a round of a transaction may last.
         op_park_ms: how long an op or a part waits for its message.
     """
 
     timeout_ms: int
     check_interval_ms: int
+    check_repeat_ms: int
     check_max: int
     retention_ms: int
     op_park_ms: int
@@ -37,6 +39,9 @@ class Segment:
         ops: ops that wait for their message.
         listed: further half messages that these ops list.
         timers: messages with a delay that has not ended.
+        answers: what arrived to say that the outcome is still unknown.
+        heard: producer groups that have answered a check lately (`grp`), and when (`stored`); None: unknown, since
+            nobody ticked.
         fresh_ops: the last so many of `ops` arrived in this batch.
         fresh_parts: the last so many of `parts` arrived in this batch.
         events: arrays of `EVENT`s.
@@ -47,6 +52,8 @@ class Segment:
     ops: Rows
     listed: Rows
     timers: Rows
+    answers: Rows
+    heard: Rows | None
     fresh_ops: int
     fresh_parts: int
     events: list[Rows] = field(default_factory=list)

@@ -31,7 +31,8 @@ ROW = np.dtype(
         ("part_queue", "i4"),
         ("op_queue", "i4"),
         ("immunity", "i4"),  # s
-        ("checks", "i4"),  # sent in this round
+        ("checks", "i4"),  # asked in this round; of an UNKNOWN the check that it answers
+        ("repeat", "i4"),  # how often the check that is out was repeated; absent: none is out
         ("round", "i4"),
         ("offset", "i8"),  # of the first half message, or of the delayed message
         ("part_offset", "i8"),
@@ -58,10 +59,12 @@ EVENT = np.dtype(
         ("state", "i4"),
         ("reason", "i4"),
         ("checks", "i4"),
+        ("repeat", "i4"),
         ("round", "i4"),
         ("deliver_at", "i8"),
         ("kind", "i4"),  # of the unmatched op
         ("since", "i8"),  # when the unmatched op or part was first seen
+        ("grp", "i8"),  # hash of the producer group that was heard
         ("last", "i4"),  # 1: it has left the segment, so its resolution must be final
     ]
 )

@@ -117,7 +117,7 @@ string    transaction_id producer_group decision
 parts     half_messages
 string    message_id topic
 boolean   from_check
-string    remark
+string    check_id remark
 timestamp stored_at
 """
 
@@ -176,7 +176,7 @@ CHECKS = """
 int       queue
 bigint    half_offset
 string    transaction_id producer_group
-int       round check_no
+int       round check_no repeat
 timestamp requested_at
 bigint    batch_id
 """
@@ -223,7 +223,7 @@ int       op_queue
 bigint    op_offset
 int       admin from_check listed
 bigint    tid grp stored immunity delay deliver_at
-int       checks round
+int       checks repeat round
 bigint    since due batch_id
 """
 
