@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Self
@@ -30,7 +31,6 @@ from commitlake.landing import query as landing_query
 from commitlake.landing import start as landing_start
 from commitlake.landing.land import Landing
 from commitlake.landing.landed_time import DECIDING
-from commitlake.landing.positions import Leftover
 from commitlake.landing.topic_admission import Topics
 from commitlake.maintenance.run import Maintenance, at_intervals
 from commitlake.recovery import fencing, recover
@@ -116,13 +116,17 @@ class Coordinator:
         self._prepare_kafka()
         begin = landing_start.begin(self.warehouse, self.config, come)
         inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table")  # step 3
-        if self._owner.is_new:
-            recovered = recover.of_new_warehouse(inputs)
-        else:
-            recovered = recover.recover(self.warehouse, self.config, inputs, begin.position)
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(self._landing, begin)
+            if self._owner.is_new:
+                recovered = recover.of_new_warehouse(inputs)
+            else:
+                recovered = recover.recover(self.warehouse, self.config, inputs, begin.position)
+            lands = made.result()
         around = Surroundings(self.config, self.warehouse, RecentHalves(self.warehouse), inputs)  # step 4
         awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
-        chain = self._chain = Chain(around, self._landing(begin, recovered.leftover), awaited)
+        lands.leave_out(recovered.leftover)
+        chain = self._chain = Chain(around, lands, awaited)
         write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain.note))
         chain.coordinate_with(
             lambda: self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
@@ -151,10 +155,10 @@ class Coordinator:
             log.warning("%s", warning)
         clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics()))
 
-    def _landing(self, begin: landing_start.Begin, leftover: Leftover | None) -> Landing:
+    def _landing(self, begin: landing_start.Begin) -> Landing:
         rules = judge.LandingRules.of(self.config)
         known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
-        return Landing(self.warehouse, rules, known, begin.position, leftover, begin.floors)
+        return Landing(self.warehouse, rules, known, begin.position, begin.floors)
 
     def _keep(self, started: StreamingQuery) -> StreamingQuery:
         self._queries.append(started)

@@ -38,7 +38,8 @@ def land(spark: SparkSession, config: Config, warehouse: Warehouse) -> Landing:
     begun, rules = begin(config, warehouse), judge.LandingRules.of(config)
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
     leftover = positions.leftover(warehouse, begun.position)
-    landing = Landing(warehouse, rules, topics, begun.position, leftover, begun.floors)
+    landing = Landing(warehouse, rules, topics, begun.position, begun.floors)
+    landing.leave_out(leftover)
 
     def write(raw: DataFrame, _: int) -> None:
         landed = landing.judge(raw, now_ms())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 from pyspark.sql import DataFrame
@@ -13,8 +13,9 @@ from commitlake.coordination.events import Events
 from commitlake.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
 from commitlake.coordination.unmatched.lookup import Tables
 from commitlake.coordination.unmatched.resolution import Resolutions
-from commitlake.protocol.states import Event, Source
+from commitlake.protocol.states import Event, Kind, Source
 from commitlake.spark.frames import materialized
+from commitlake.spark.parallel import run_all
 
 _WRITTEN = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.REFUSED)
 
@@ -79,14 +80,19 @@ class Committer:
     def _resolutions(self, events: Events) -> Resolutions | None:
         if not events.count(Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             return None
-        tables = Tables.of(self._around.warehouse)
-        found = []
-        ops = events.count(Event.UNMATCHED_OP, src=Source.HALF)
-        if ops:
-            found.append(unmatched_ops.resolve(events, tables, self._around.config.transaction.timeout_ms))
+        tables, found = Tables.of(self._around.warehouse), []
+        if events.count(Event.UNMATCHED_OP, kind=Kind.RESUME):
+            # What is reopened in this batch is open for an unmatched part of it, so ops come first.
+            found.append(self._resolve_ops(events, tables))
+            tables = tables.with_reopened(found[0].feedback)
+        tasks = []
+        if not found and events.count(Event.UNMATCHED_OP, src=Source.HALF):
+            tasks.append(partial(self._resolve_ops, events, tables))
         if events.count(Event.UNMATCHED_OP, src=Source.MESSAGES):
-            found.append(unmatched_recalls.resolve(events, tables))
+            tasks.append(partial(unmatched_recalls.resolve, events, tables))
         if events.count(Event.UNMATCHED_PART, src=Source.HALF):
-            # What is reopened in this batch is open for an unmatched part of it.
-            found.append(unmatched_parts.resolve(events, tables.with_reopened(found[0].feedback) if ops else tables))
-        return reduce(add, found)
+            tasks.append(partial(unmatched_parts.resolve, events, tables))
+        return reduce(add, found + run_all(self._around.warehouse.spark, tasks))
+
+    def _resolve_ops(self, events: Events, tables: Tables) -> Resolutions:
+        return unmatched_ops.resolve(events, tables, self._around.config.transaction.timeout_ms)

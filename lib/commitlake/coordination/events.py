@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.coordination.input_table import SegmentKey
-from commitlake.protocol.states import Event, Source, State
+from commitlake.protocol.states import Event, Kind, Source, State
 from commitlake.spark.frames import kept, release
 from commitlake.statemachine.rows import SEGMENT_SIZE
 from commitlake.tables.spans import Span, joined
@@ -29,7 +29,7 @@ class Events:
         lies = F.col("event").isin(*map(int, _OF_SEGMENT))
         segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
         rows = (
-            self.frame.groupBy("event", "src", "queue", "state", segment, "grp")
+            self.frame.groupBy("event", "src", "queue", "state", segment, "grp", "kind")
             .agg(
                 F.count("*").alias("n"),
                 F.max("now").alias("now"),
@@ -59,9 +59,10 @@ class Events:
         rows = sorted((row["latest"], row["grp"]) for row in self._summary if row["event"] == Event.HEARD)
         return {group: at for at, group in rows}
 
-    def count(self, *events: Event, src: Source | None = None) -> int:
-        """How many there are of these events, of one source or of both."""
-        return sum(row["n"] for row in self._summary if row["event"] in events and src in (None, row["src"]))
+    def count(self, *events: Event, src: Source | None = None, kind: Kind | None = None) -> int:
+        """How many there are of these events: of one source or of both, about ops of one kind or of any."""
+        found = (row for row in self._summary if row["event"] in events and src in (None, row["src"]))
+        return sum(row["n"] for row in found if kind in (None, row["kind"]))
 
     def count_discarded(self) -> int:
         """How many half messages are discarded."""

@@ -61,7 +61,6 @@ class Landing:
         rules: What records are judged by.
         topics: The destination topics.
         position: Where to go on.
-        leftover: What a landing that was cut short has written.
         floors: By source and partition, offsets below which records are left out: they were used before.
     """
 
@@ -71,13 +70,17 @@ class Landing:
         rules: judge.LandingRules,
         topics: Topics,
         position: Position,
-        leftover: Leftover | None = None,
         floors: positions.Offsets | None = None,
     ) -> None:
         self._warehouse, self._rules, self._topics = warehouse, rules, topics
         self._judgement = judge.judgement(rules)
-        self._leftover, self._floors = leftover, floors or {}
+        self._leftover: Leftover | None = None
+        self._floors = floors or {}
         self.position = position
+
+    def leave_out(self, leftover: Leftover | None) -> None:
+        """Leaves out what a landing that was cut short has written; None: the newest one was complete."""
+        self._leftover = leftover
 
     def judge(self, raw: DataFrame, asked_ms: int) -> Landed | None:
         """Judges every record of a batch, once, and admits new topics; None when there is nothing to land.

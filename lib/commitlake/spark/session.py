@@ -76,6 +76,8 @@ STATIC_SETTINGS = {
     # Landing and coordination run some 300 generated classes a round; of more than 100, the default, each is made and
     # compiled again every time: 65 classes a second, and half a core for Java's compiler.
     "spark.sql.codegen.cache.maxEntries": "1000",
+    # Else PySpark asks the JVM three times more for each column that an expression is built of, to tell where it was.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|credential|keystore[.]key",
 }
 # A machine of a few cores: more shuffle partitions only make more tasks, files and state stores.
@@ -127,6 +129,7 @@ def build(
             builder = builder.config(name, value)
         builder = builder.master(master)
     spark = _with_own_interrupt_handler(builder.getOrCreate)
+    _bind_helpers(spark)
     apply_settings(spark, config)
     return spark
 
@@ -191,6 +194,16 @@ def _with_own_interrupt_handler(create: Callable[[], SparkSession]) -> SparkSess
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
     return spark
+
+
+def _bind_helpers(spark: SparkSession) -> None:
+    """Keep the classes that PySpark looks up for nearly every call; the JVM looks through all jars for each.
+
+    With this and without debugging, landing's plan is built in 0.56 s instead of 1.84 s.
+    """
+    jvm = spark.sparkContext._jvm
+    for name in ("PythonUtils", "PythonSQLUtils", "functions"):
+        setattr(jvm, name, getattr(jvm, name))
 
 
 def _has_jvm() -> bool:

@@ -15,6 +15,7 @@ from commitlake.tables.rounds import newest
 from commitlake.tables.spans import spans_of, within
 
 _OP = ["op_queue", "op_offset", "admin"]
+_WRONG = ("missing", "other_id", "other_group", "foreign", "orphan")
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
@@ -26,14 +27,18 @@ def resolve(batch: Events, tables: Tables, timeout_ms: int) -> Resolutions:
         tables: as they were before the batch.
         timeout_ms: age of a reopened transaction, in ms since its RESUME, at its first check.
     """
-    unmatched = materialized(
-        with_record(not_rejected(unmatched_rows(batch, Event.UNMATCHED_OP, Source.HALF), tables), tables)
-    )
+    unmatched = unmatched_rows(batch, Event.UNMATCHED_OP, Source.HALF)
+    resumes = batch.count(Event.UNMATCHED_OP, kind=Kind.RESUME)
+    if resumes:
+        unmatched = not_rejected(unmatched, tables)
+    unmatched = materialized(with_record(unmatched, tables))
     facts = with_first(unmatched, tables).join(wrong_parts(unmatched, tables), _OP, "left")
+    if not resumes:  # nearly always
+        judged = materialized(facts.withColumn("verdict", _decision()))
+        return Resolutions(refusals(judged), once_more(judged))
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
     judged = materialized(_meet_what_is_reopened(_accept_the_first(judged)))
-    again = once_more(judged)
-    return Resolutions(refusals(judged), again.union(_reopen(judged, tables, timeout_ms)))
+    return Resolutions(refusals(judged), once_more(judged).union(_reopen(judged, tables, timeout_ms)))
 
 
 def once_more(judged: DataFrame) -> DataFrame:
@@ -69,6 +74,8 @@ def with_record(unmatched: DataFrame, tables: Tables) -> DataFrame:
 
 def wrong_parts(unmatched: DataFrame, tables: Tables) -> DataFrame:
     """What is wrong with the further half messages that ops list, a row for each; false or null where nothing is."""
+    if unmatched.where("size(record.half_messages) > 1").isEmpty():
+        return unmatched.select(*_OP, *[F.lit(None).cast("boolean").alias(name) for name in _WRONG])
     listed = unmatched.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
         *_OP,
         "record",
@@ -89,12 +96,12 @@ def wrong_parts(unmatched: DataFrame, tables: Tables) -> DataFrame:
         orphans.withColumn("orphan", F.lit(True)), ["queue", "queue_offset"], "left"
     )
     own = F.struct("part.first_queue", "part.first_offset") == F.struct("first_queue", "first_offset")
+    other_id, other_group = (
+        F.col(f"part.{name}") != F.col(f"record.{name}") for name in ("transaction_id", "producer_group")
+    )
+    each = (F.col("part").isNull(), other_id, other_group, ~own, F.col("orphan"))
     return found.groupBy(*_OP).agg(
-        F.max(F.col("part").isNull()).alias("missing"),
-        F.max(F.col("part.transaction_id") != F.col("record.transaction_id")).alias("other_id"),
-        F.max(F.col("part.producer_group") != F.col("record.producer_group")).alias("other_group"),
-        F.max(~own).alias("foreign"),
-        F.max("orphan").alias("orphan"),
+        *[F.max(wrong).alias(name) for name, wrong in zip(_WRONG, each, strict=True)],
     )
 
 
