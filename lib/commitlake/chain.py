@@ -145,7 +145,10 @@ class Chain:
         if rows:
             tasks.append(partial(around.inputs.append, reduce(DataFrame.union, rows)))
         run_all(around.warehouse.spark, tasks)
-        run_all(around.warehouse.spark, [partial(self._landing.complete, landed), *([self.coordinate] if rows else [])])
+        then: list[Callable[[], object]] = [partial(self._landing.complete, landed)]
+        if rows:
+            then.append(self.coordinate)
+        run_all(around.warehouse.spark, then)
 
     def coordinate(self) -> None:
         """Runs coordination until it has worked off all its input rows."""
