@@ -280,6 +280,7 @@ def test_the_answer_to_a_check_lists_the_half_messages_of_the_request(kafka: Nam
         decision="ROLLBACK",
         half_messages=request.half_messages,
         from_check=True,
+        check_id=request.check_id,
     )
     (seen,) = listener.checked
     assert (seen.topic, seen.body, seen.tags, seen.keys, seen.properties) == (

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.support.killing import Child
 from tests.support.lake import Lake
+from tests.support.landing import CUT_SHORT, cut_at, land
 from tests.support.polling import wait_for
 from tests.support.traffic import HASTY, Traffic
 
@@ -114,6 +115,22 @@ def guarded(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest)
     warehouse.guard = fencing.EpochGuard(warehouse, fencing.begin_epoch(warehouse, "1"))
     yield warehouse
     spark.sql("DROP DATABASE two_coordinators CASCADE")
+
+
+def test_what_an_older_coordinator_lands_in_a_topic_meanwhile_is_not_landed_again(
+    spark: SparkSession, lake: Lake
+) -> None:
+    """It had the append under way when the newer one looked for what was left over, and committed it then."""
+    warehouse = Warehouse(spark, lake.config.warehouse)
+    warehouse.create()
+    for name in ("a", "b"):
+        lake.message(name, topic="orders")
+    with pytest.raises(CUT_SHORT):
+        land(spark, lake.config, cut_at(warehouse, 2))
+    warehouse.guard = fencing.EpochGuard(warehouse, fencing.begin_epoch(warehouse, "1"))
+    lake.message("c", topic="orders")
+    land(spark, lake.config, warehouse, looks=False)
+    assert sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"c"]
 
 
 def batch(spark: SparkSession) -> DataFrame:

@@ -33,11 +33,11 @@ def begin(config: Config, warehouse: Warehouse) -> start.Begin:
     return start.begin(warehouse, config, come)
 
 
-def land(spark: SparkSession, config: Config, warehouse: Warehouse) -> Landing:
-    """Lands what is there."""
+def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:
+    """Lands what is there; one that does not look finds nothing left over by a landing that was cut short."""
     begun, rules = begin(config, warehouse), judge.LandingRules.of(config)
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
-    leftover = positions.leftover(warehouse, begun.position)
+    leftover = positions.leftover(warehouse, begun.position) if looks else None
     landing = Landing(warehouse, rules, topics, begun.position, begun.floors)
     landing.leave_out(leftover)
 

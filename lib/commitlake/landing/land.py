@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame, Row
@@ -76,7 +77,9 @@ class Landing:
         self._judgement = judge.judgement(rules)
         self._leftover: Leftover | None = None
         self._floors = floors or {}
-        self.position = position
+        self._own_topics: set[str] = set()
+        self._lock = Lock()
+        self._begun = self.position = position
 
     def leave_out(self, leftover: Leftover | None) -> None:
         """Leaves out what a landing that was cut short has written; None: the newest one was complete."""
@@ -115,7 +118,30 @@ class Landing:
     def writes(self, landed: Landed) -> list[Callable[[], None]]:
         """The appends of a landing, one for each table; nothing orders them."""
         marker = {"landing_id": landed.position.landing_id}
-        return [partial(self._warehouse.append, rows, name, marker) for name, rows in landed.tables.items()]
+        return [partial(self._write, name, rows, marker) for name, rows in landed.tables.items()]
+
+    def _write(self, name: TableName, rows: DataFrame, marker: Mapping[str, int]) -> None:
+        topic = name.topic
+        if self._warehouse.guard.fences and topic is not None and topic not in self._own_topics:
+            rows = self._without_others(topic, rows)
+            self._own_topics.add(topic)
+        self._warehouse.append(rows, name, marker)
+
+    def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
+        """The first rows of a topic in this run, without what an older coordinator has landed meanwhile.
+
+        Its append may have been under way when this one looked for what was left over. Now it fails, or is seen.
+        """
+        self._warehouse.guard.fence([topic])
+        found = positions.leftover(self._warehouse, self._begun, [topic_table(topic)])
+        if found is None:
+            return rows
+        with self._lock:
+            self._leftover = self._leftover.with_more(found) if self._leftover else found
+        place = {"source": F.lit("messages"), "partition": F.col("source_queue"), "offset": F.col("source_offset")}
+        columns = [F.col(name) for name in rows.columns]
+        kept_columns = rows.select(F.struct(*columns).alias("row"), *[c.alias(name) for name, c in place.items()])
+        return found.excluded(kept_columns).select("row.*")
 
     def complete(self, landed: Landed) -> None:
         """Appends the position, once all tables are written."""

@@ -7,7 +7,7 @@ offsets is of a landing that was cut short: the first landings after a start lea
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -69,8 +69,17 @@ class Position:
 
 def newest(warehouse: Warehouse) -> Position | None:
     """The newest row, None when no landing of this version was ever complete."""
+    return _newest(warehouse.read("positions"))
+
+
+def of_landing(warehouse: Warehouse, landing_id: int) -> Position | None:
+    """The row of a landing, None when it is gone."""
+    return _newest(warehouse.read("positions").where(F.col("landing_id") == landing_id))
+
+
+def _newest(rows: DataFrame) -> Position | None:
     row = F.max_by(F.struct("landing_id", "offsets", F.unix_millis("landed_until").alias("landed_until")), "landing_id")
-    found = warehouse.read("positions").agg(row.alias("row")).collect()[0]["row"]
+    found = rows.agg(row.alias("row")).collect()[0]["row"]
     if found is None:
         return None
     offsets: dict[str, dict[int, int]] = {}
@@ -103,19 +112,30 @@ class Leftover:
         """Normalised Kafka records, without those that stand in a table."""
         return records.join(F.broadcast(self._coordinates), ["source", "partition", "offset"], "left_anti")
 
+    def with_more(self, more: Leftover) -> Leftover:
+        """These records and `more`."""
+        sources = {*self._ends, *more._ends}
+        ends = {name: _later(self._ends.get(name, {}), more._ends.get(name, {})) for name in sources}
+        return Leftover(self._coordinates.union(more._coordinates), ends)
+
     def is_passed(self, position: Position) -> bool:
         """Whether landing has come past all of them."""
         return position.is_past(self._ends)
 
 
-def leftover(warehouse: Warehouse, position: Position) -> Leftover | None:
+def _later(some: Mapping[int, int], others: Mapping[int, int]) -> Mapping[int, int]:
+    return {number: max(some.get(number, 0), others.get(number, 0)) for number in {*some, *others}}
+
+
+def leftover(warehouse: Warehouse, position: Position, tables: Sequence[str] = ()) -> Leftover | None:
     """What a landing that was cut short has written, None when the newest one was complete.
 
     Args:
         warehouse: the tables.
         position: where landing goes on, with an entry for each partition.
+        tables: where to look; by default all.
     """
-    tables = ["half", "op", "delayed", "rejected", *map(topic_table, warehouse.topics())]
+    tables = tables or ["half", "op", "delayed", "rejected", *map(topic_table, warehouse.topics())]
     found = reduce(DataFrame.unionAll, [_above(coordinates(warehouse, table), position) for table in tables])
     ends: dict[str, dict[int, int]] = {}
     for row in found.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect():

@@ -1,5 +1,7 @@
 """Keeps a warehouse small and quick: old rows go, small files become few, files that nobody uses any more vanish.
 
+It also saves what is open, so that the next start is quick.
+
 Every batch writes a file or more for each queue and table, so a table that gets a batch a second has 14 000 files
 after an hour, and every batch looks through their list.
 """
@@ -26,6 +28,7 @@ from commitlake.config import Config
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.landing import positions
 from commitlake.maintenance import retention
+from commitlake.recovery import rebuild, saved_rows
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
@@ -93,6 +96,7 @@ class Maintenance:
         A failure on one table is logged, and tried again by the next run; the others proceed.
         """
         report, now = Report(), time.monotonic()
+        self._try(self._save_open_rows, "saving what is open", report)
         with self._pause():
             # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM
             # takes for left behind is.
@@ -111,6 +115,13 @@ class Maintenance:
         except (PySparkException, Py4JError, CommitLakeError) as error:
             if self._go_on():
                 report.failed.append(f"{name}: {root_reason(error)}")
+
+    def _save_open_rows(self) -> None:
+        """So that a start need not look through what came before."""
+        timing, at = self._config.transaction, saved_rows.reached(self._warehouse)
+        since = saved_rows.newest(self._warehouse, timing)
+        if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
+            saved_rows.save(self._warehouse, timing, at, rebuild.open_rows(self._warehouse, timing, since, at))
 
     def _delete_old_rows(self, report: Report) -> None:
         with self._pause():  # a landing that is under way looks like one that was cut short

@@ -131,6 +131,8 @@ class EpochGuard(AppendGuard):
     before the newer one has read anything: the fence makes the second fail as a conflict.
     """
 
+    fences = True
+
     def __init__(self, warehouse: Warehouse, epoch: int) -> None:
         self._warehouse, self._epoch = warehouse, epoch
 
@@ -143,7 +145,7 @@ class EpochGuard(AppendGuard):
         return rows.where(newest.select(passes).scalar())
 
     def fence(self, topics: Iterable[str]) -> None:
-        """Fences topic tables; only those of a batch that was cut short may have an append under way."""
+        """Fences topic tables: those of a batch that was cut short, and each before this run first lands rows in it."""
         fence(self._warehouse, self._epoch, map(topic_table, topics))
 
 

@@ -10,7 +10,7 @@ from commitlake.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordination.input_table import InputTable
 from commitlake.landing import positions
 from commitlake.landing.positions import Leftover, Position
-from commitlake.recovery import complete_batch, rebuild
+from commitlake.recovery import complete_batch, rebuild, saved_rows
 from commitlake.tables import Warehouse
 
 
@@ -51,5 +51,7 @@ def _complete_batch(warehouse: Warehouse, config: Config) -> int:
 
 
 def _write_open_rows(warehouse: Warehouse, config: Config, inputs: InputTable, position: Position) -> None:
-    own = rebuild.session_for(warehouse, config, position.landed())
-    inputs.create(rebuild.open_rows(Warehouse(own, config.warehouse), config.transaction))
+    timing = config.transaction
+    since = saved_rows.newest(warehouse, timing)
+    own = rebuild.session_for(warehouse, config, position.landed() - since.records())
+    inputs.create(rebuild.open_rows(Warehouse(own, config.warehouse), timing, since))

@@ -10,6 +10,9 @@ from pyspark.sql import DataFrame
 class AppendGuard:
     """Stands before every append of a `Warehouse`; this one lets all pass, which is enough under a lock."""
 
+    fences = False
+    """Whether others may have appends under way, which `fence` ends."""
+
     def rows(self, rows: DataFrame) -> DataFrame:
         """What is appended instead of `rows`."""
         return rows

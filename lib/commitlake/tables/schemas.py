@@ -227,6 +227,10 @@ int       checks repeat round
 bigint    since due batch_id
 """
 
+OPEN_ROWS = f"""{REENTRIES}bigint    landing_id
+string    timing
+"""
+
 TOPIC = Table(
     columns(TOPIC_COLUMNS),
     ("queue_id",),
@@ -253,4 +257,6 @@ TABLES: dict[str, Table] = {
     "positions": Table(columns(POSITIONS), (), ("landing_id",)),
     # Rows that coordination sends back to its own input; no reader outside needs them.
     "reentries": Table(columns(REENTRIES), (), ("batch_id",)),
+    # What was open when maintenance ran last, so that a start works out only what came since.
+    "open_rows": Table(columns(OPEN_ROWS), (), ("kind",)),
 }

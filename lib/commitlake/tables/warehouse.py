@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.errors import WarehouseError, root_reason
@@ -111,11 +111,21 @@ class Warehouse:
         Raises:
             WarehouseError: The table can't be written.
         """
-        place = self.locate(name)
-        rows = df.select(*[F.col(field.name).cast(field.dataType) for field in TableName(name).layout.schema])
-        writer = self.guard.rows(rows).write.format("delta").mode("append")
+        writer = self._writer(df, name).mode("append")
         if marker is not None:
             writer = writer.option("userMetadata", json.dumps(marker, separators=(",", ":")))
+        self._write(writer, name)
+
+    def replace(self, df: DataFrame, name: str) -> None:
+        """Replaces all rows of a table, as `append` adds some."""
+        self._write(self._writer(df, name).mode("overwrite"), name)
+
+    def _writer(self, df: DataFrame, name: str) -> DataFrameWriter:
+        rows = df.select(*[F.col(field.name).cast(field.dataType) for field in TableName(name).layout.schema])
+        return self.guard.rows(rows).write.format("delta")
+
+    def _write(self, writer: DataFrameWriter, name: str) -> None:
+        place = self.locate(name)
         try:
             writer.saveAsTable(place) if self._in_catalog else writer.save(place)
         except Exception as error:

@@ -1,0 +1,75 @@
+"""The checks of open half messages: which one is out, and when something is due (contract 4.3)."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.config import TransactionConfig
+from commitlake.coordination.input_rows import INPUT_SCHEMA, IS_ANSWER, op_rows
+from commitlake.protocol.states import Kind
+from commitlake.recovery.saved_rows import Point
+from commitlake.tables import Warehouse
+from commitlake.tables.columns import hashed_sql
+
+
+def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: TransactionConfig) -> DataFrame:
+    """Brings the checks of half messages up to date; an answer counts as in `statemachine.answers`.
+
+    Args:
+        halves: open half messages, rows of `INPUT_SCHEMA`, with their checks as they were at `since`.
+        warehouse: the tables.
+        since: from where to look.
+        timing: the timings.
+    """
+    first = f"kind = {int(Kind.HALF)}"
+    same_round = f"{first} AND c_queue = queue AND c_offset = offset AND c_round = round"
+    asked = halves.join(_newest_checks(warehouse, since), F.expr(same_round), "left")
+    asked = asked.selectExpr(
+        "*",
+        "coalesce(last.check_no, checks) AS number",
+        "coalesce(last.repeat, repeat, -1) AS out",
+        f"coalesce(unix_millis(last.requested_at), due - {timing.check_repeat_ms}) AS asked_at",
+    )
+    same_half = f"{first} AND a_queue = queue AND a_offset = offset AND a_tid = tid AND a_grp = grp"
+    found = asked.join(_answers(warehouse, since), F.expr(same_half), "left")
+    found = found.join(F.broadcast(_heard(warehouse, timing)), F.expr("heard_grp = grp"), "left")
+    fits = "(a.checks = number AND a.round = round) OR (a.checks = -1 AND a.stored > asked_at)"
+    found = found.selectExpr(
+        "*", f"IF(out >= 0, array_min(transform(filter(given, a -> {fits}), a -> a.stored)), NULL) AS answered_at"
+    )
+    next_due = (
+        f"CASE WHEN answered_at IS NOT NULL THEN answered_at + {timing.check_interval_ms} "
+        f"WHEN out >= 0 THEN greatest(asked_at, heard_at) + {timing.check_repeat_ms} ELSE due END"
+    )
+    changed = {"checks": "number", "repeat": "IF(answered_at IS NULL, out, -1)", "due": next_due}
+    return found.selectExpr(
+        *[f"CAST({changed.get(f.name, f.name)} AS {f.dataType.simpleString()}) AS `{f.name}`" for f in INPUT_SCHEMA]
+    )
+
+
+def _newest_checks(warehouse: Warehouse, since: Point) -> DataFrame:
+    """The newest check of each round."""
+    checks = warehouse.read("checks").where(since.written_since("half", "queue", "half_offset"))
+    each = checks.selectExpr(
+        *("queue AS c_queue", "half_offset AS c_offset", "round AS c_round"),
+        "struct(check_no, coalesce(repeat, 0) AS repeat, requested_at) AS asked",  # version 0.1 repeated none
+    )
+    return each.groupBy("c_queue", "c_offset", "c_round").agg(F.max("asked").alias("last"))
+
+
+def _answers(warehouse: Warehouse, since: Point) -> DataFrame:
+    """What was answered, still unknown, by half message, id and group."""
+    landed = since.landed_since("op", "queue", "op_offset")
+    answers = op_rows(warehouse.read("op").where(f"{IS_ANSWER} AND {landed}"))
+    place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]
+    each = answers.selectExpr(*place, "struct(checks, round, stored) AS answer")
+    return each.groupBy("a_queue", "a_offset", "a_tid", "a_grp").agg(F.collect_list("answer").alias("given"))
+
+
+def _heard(warehouse: Warehouse, timing: TransactionConfig) -> DataFrame:
+    """When each producer group answered a check last, if lately: that puts off the repeats of its checks."""
+    lately = f"stored_at > timestamp_millis(unix_millis(current_timestamp()) - {timing.check_repeat_ms})"
+    answering = warehouse.read("op").where(f"NOT admin AND (from_check OR check_id IS NOT NULL) AND {lately}")
+    groups = answering.selectExpr(f"{hashed_sql('producer_group')} AS heard_grp", "stored_at")
+    return groups.groupBy("heard_grp").agg(F.unix_millis(F.max("stored_at")).alias("heard_at"))

@@ -1,0 +1,66 @@
+"""What is open, worked out from saved rows and what came since, is what all of history says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, SparkSession
+from tests.support.lake import Lake
+from tests.support.story import Story
+
+from commitlake.recovery import rebuild, saved_rows
+from commitlake.recovery.saved_rows import BEGINNING, Point
+from commitlake.spark import session
+from commitlake.tables import Warehouse
+
+
+@pytest.fixture(scope="module")
+def lake(story: Story, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    with story.lake.copied(tmp_path_factory.mktemp("open")) as copy:
+        yield copy
+
+
+@pytest.fixture(scope="module")
+def warehouse(spark: SparkSession, lake: Lake) -> Warehouse:
+    return Warehouse(session.beside(spark, lake.config), lake.config.warehouse)
+
+
+@pytest.fixture(scope="module")
+def everything(warehouse: Warehouse, lake: Lake) -> DataFrame:
+    return rebuild.open_rows(warehouse, lake.config.transaction).localCheckpoint()
+
+
+def point(story: Story, name: str) -> Point:
+    """Where the tables were after a start."""
+    row = story.landed[name]
+    offsets: dict[str, dict[int, int]] = {}
+    for each in row["offsets"]:
+        offsets.setdefault(each["source"], {})[each["partition"]] = each["next"]
+    return Point(row["landing_id"], offsets, story.until[name])
+
+
+@pytest.mark.parametrize("name", ["ops", "parked", "resumed"])
+def test_rows_saved_at_any_time_lead_to_the_same_rows(
+    story: Story, lake: Lake, warehouse: Warehouse, everything: DataFrame, name: str
+) -> None:
+    timing, at = lake.config.transaction, point(story, name)
+    saved_rows.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at))
+    since = saved_rows.newest(warehouse, timing)
+    assert (since.landing_id, since.batch_id, since.offsets) == (at.landing_id, at.batch_id, at.offsets)
+    found = rebuild.open_rows(warehouse, timing, since)
+    assert everything.count() > 3
+    assert_df_equality(found, everything, ignore_row_order=True, ignore_nullable=True)
+
+
+def test_rows_saved_with_other_timings_are_not_used(story: Story, lake: Lake, warehouse: Warehouse) -> None:
+    timing, at = lake.config.transaction, point(story, "again")
+    saved_rows.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at).limit(0))
+    assert saved_rows.newest(warehouse, timing).batch_id == at.batch_id
+    assert saved_rows.newest(warehouse, lake.configured(transaction_timeout="7s").transaction) == BEGINNING
+
+
+def test_without_saved_rows_a_start_looks_through_everything(lake: Lake, warehouse: Warehouse) -> None:
+    warehouse.table("open_rows").delete()
+    assert saved_rows.newest(warehouse, lake.config.transaction) == BEGINNING
