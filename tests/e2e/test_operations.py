@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +39,8 @@ class Says(TransactionListener):
 
 
 @pytest.fixture(scope="module")
-def sent(coordinator: Coordinator) -> dict[str, str]:
-    """Transaction ids by what became of them; `discarded` and `resumed` are unknown for ever."""
+def sent(coordinator: Coordinator) -> Iterator[dict[str, str]]:
+    """Transaction ids by what became of them; `discarded` and `resumed` stay unknown to the producer."""
     kafka = coordinator.config.kafka
     where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
     with TransactionMQProducer(GROUP, Says(), **where) as producer:
@@ -58,11 +58,11 @@ def sent(coordinator: Coordinator) -> dict[str, str]:
             "immune": send(UNKNOW, check_immunity_seconds=3_600),
             "forced": send(UNKNOW, check_immunity_seconds=3_600),
         }
-    with DefaultMQProducer("plain", **where) as producer:
-        producer.send(Message(TOPIC, b"normal"))
-        producer.send(Message(TOPIC, b"delayed", delay_milliseconds=1))
-        producer.send(Message(TOPIC, b"waiting", delay_seconds=3_600))
-    return ids
+        with DefaultMQProducer("plain", **where) as plain:
+            plain.send(Message(TOPIC, b"normal"))
+            plain.send(Message(TOPIC, b"delayed", delay_milliseconds=1))
+            plain.send(Message(TOPIC, b"waiting", delay_seconds=3_600))
+        yield ids
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,12 @@ def rows(frame: DataFrame, **columns: str) -> DataFrame:
     )
 
 
+def stored_rows(table: DataFrame) -> DataFrame:
+    """Rows of a table that holds input rows; an older version's have no `repeat`."""
+    columns = {name: name for name in INPUT_SCHEMA.names}
+    return rows(table, **columns | {"repeat": "coalesce(repeat, -1)"})
+
+
 def half_rows(half: DataFrame, **more: str) -> DataFrame:
     """Rows of the table `half`: a first half message stands for itself, a part for its place in its first's segment."""
     return rows(half, **(_HALF | more))

@@ -28,7 +28,7 @@ def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: T
     asked = asked.selectExpr(
         "*",
         "coalesce(last.check_no, checks) AS number",
-        "coalesce(last.repeat, repeat, -1) AS out",
+        "coalesce(last.repeat, repeat) AS out",
         f"coalesce(unix_millis(last.requested_at), due - {timing.check_repeat_ms}) AS asked_at",
     )
     same_half = f"{first} AND a_queue = queue AND a_offset = offset AND a_tid = tid AND a_grp = grp"

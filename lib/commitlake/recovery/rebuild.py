@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
-from commitlake.coordination.input_rows import INPUT_SCHEMA, delayed_rows, half_rows, op_rows, waiting_rows
+from commitlake.coordination.input_rows import delayed_rows, half_rows, op_rows, stored_rows, waiting_rows
 from commitlake.protocol.states import Kind, Source
 from commitlake.recovery.open_checks import with_checks
 from commitlake.recovery.saved_rows import BEGINNING, Point
@@ -99,7 +99,7 @@ class _Look:
     def resumed(self) -> DataFrame:
         """What RESUMEs have opened, as rows of `INPUT_SCHEMA`."""
         since = f"round > 0 AND batch_id > {self.since.batch_id}"
-        return self.opened(self.warehouse.read("reentries").where(since)).select(*INPUT_SCHEMA.names)
+        return stored_rows(self.opened(self.warehouse.read("reentries").where(since)))
 
 
 def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:

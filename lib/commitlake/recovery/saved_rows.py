@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
-from commitlake.coordination.input_rows import INPUT_SCHEMA
+from commitlake.coordination.input_rows import INPUT_SCHEMA, stored_rows
 from commitlake.landing import positions
 from commitlake.landing.positions import Offsets
 from commitlake.protocol.states import Kind
@@ -108,7 +108,7 @@ def newest(warehouse: Warehouse, timing: TransactionConfig) -> Point:
     position = positions.of_landing(warehouse, head[0]["landing_id"])
     if position is None:
         return BEGINNING
-    rows = table.where(f"NOT ({_HEAD})").select(*INPUT_SCHEMA.names)
+    rows = stored_rows(table.where(f"NOT ({_HEAD})"))
     return Point(position.landing_id, position.offsets, head[0]["batch_id"], rows)
 
 
