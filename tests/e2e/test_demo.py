@@ -66,7 +66,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return place, printed
 
 
-def test_the_order_table_the_topic_table_and_the_points_hold_the_same_orders(played: tuple[Path, str]) -> None:
+def test_orders_their_topic_table_and_the_points_agree(played: tuple[Path, str]) -> None:
     place, _ = played
     paid = query(place / "orders.db", "SELECT id FROM orders WHERE state = 'PAID'")
     seen = DeltaTable(str(place / "warehouse/topics/orders")).to_pandas()["keys"].tolist()

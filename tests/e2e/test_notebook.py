@@ -117,7 +117,7 @@ def test_the_quickstart_shows_each_end_of_a_transaction(
     assert (tmp_path / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_session_that_is_there_needs_nothing_but_the_defaults_and_the_examples_run_on_it(
+def test_a_session_that_is_there_needs_only_the_defaults(
     spark: SparkSession, alone: dict[str, str], tmp_path: Path
 ) -> None:
     with commitlake.start(spark, {name: str(tmp_path / name) for name in ("warehouse", "checkpoints")}) as running:

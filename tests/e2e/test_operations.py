@@ -116,7 +116,7 @@ def test_the_ledger_shows_a_transaction_from_its_half_message_to_its_end(history
 
 
 @pytest.mark.usefixtures("decided")
-def test_an_administrator_reopens_a_discarded_transaction_and_ends_it_by_force(history: Any) -> None:
+def test_an_administrator_reopens_a_transaction_and_ends_it_by_force(history: Any) -> None:
     events = history("resumed", until="COMMITTED")
     assert events.index("DISCARDED") < events.index("RESUME op") < events.index("COMMITTED")
 

@@ -29,7 +29,7 @@ ERROR_WITHIN_S = 20
         pytest.param(signal.SIGINT, os.killpg, id="SIGINT to the group", marks=pytest.mark.soak),
     ],
 )
-def test_a_signal_ends_a_running_coordinator_with_0_and_leaves_nothing_behind(
+def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind(
     tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
 ) -> None:
     with coordinator(tmp_path) as running:

@@ -117,9 +117,7 @@ def guarded(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest)
     spark.sql("DROP DATABASE two_coordinators CASCADE")
 
 
-def test_what_an_older_coordinator_lands_in_a_topic_meanwhile_is_not_landed_again(
-    spark: SparkSession, lake: Lake
-) -> None:
+def test_what_an_older_coordinator_lands_meanwhile_is_not_landed_again(spark: SparkSession, lake: Lake) -> None:
     """It had the append under way when the newer one looked for what was left over, and committed it then."""
     warehouse = Warehouse(spark, lake.config.warehouse)
     warehouse.create()

@@ -74,7 +74,7 @@ def test_an_order_rolled_back_by_a_check_can_not_be_placed_any_more(table: Order
     assert table.paid() == []
 
 
-def test_a_check_and_the_local_transaction_at_the_same_time_decide_the_same(table: OrderTable) -> None:
+def test_a_check_during_the_local_transaction_decides_the_same(table: OrderTable) -> None:
     listener = OrderListener(table)
     for number in range(20):
         order = Order(str(number), "ann", 1_00)

@@ -33,7 +33,7 @@ def test_what_is_missing_on_either_side_is_named() -> None:
     ]
 
 
-def test_on_a_terminal_the_state_is_refreshed_in_place_and_cut_to_its_width() -> None:
+def test_on_a_terminal_the_state_is_refreshed_in_place_cut_to_its_width() -> None:
     out = io.StringIO()
     progress = Progress(columns=20, out=out)
     progress.show("x" * 100)
@@ -43,7 +43,7 @@ def test_on_a_terminal_the_state_is_refreshed_in_place_and_cut_to_its_width() ->
     assert out.getvalue().endswith("\x1b[2K")
 
 
-def test_without_a_terminal_the_state_is_a_rare_line_without_control_characters() -> None:
+def test_without_a_terminal_the_state_is_a_rare_plain_line() -> None:
     out = io.StringIO()
     progress = Progress(out=out)
     for _ in range(10):

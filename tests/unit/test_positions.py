@@ -17,7 +17,7 @@ def test_landed_time_never_goes_back() -> None:
     assert Position(0, {}).landed_until == UNKNOWN
 
 
-def test_a_partition_that_never_landed_anything_goes_on_where_it_is_known_to_begin() -> None:
+def test_a_partition_that_never_landed_anything_goes_on_at_its_begin() -> None:
     known = SOME.with_partitions({"half": {0: 1, 2: 4}, "op": {0: 0}})
     assert known.offsets == {"half": {0: 5, 1: 7, 2: 4}, "op": {0: 0}}
 

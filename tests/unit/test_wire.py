@@ -56,7 +56,7 @@ def decoded(topic: str, sent: wire.Encoded) -> Any:
 
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
-def test_a_record_is_written_byte_for_byte_as_its_vector_says_and_read_back(path: Path) -> None:
+def test_a_record_is_written_as_its_vector_says_and_read_back(path: Path) -> None:
     vector = json.loads(path.read_text())
     record = made(vector)
     sent = encoded(record)
@@ -89,7 +89,7 @@ def half(without: object = "", **more: bytes) -> wire.HalfRecord:
         (headers.PGROUP, "MISSING_PRODUCER_GROUP"),
     ],
 )
-def test_a_half_message_without_a_required_header_or_with_a_longer_one_is_refused(header: str, reason: str) -> None:
+def test_a_half_message_with_a_missing_or_too_long_header_is_refused(header: str, reason: str) -> None:
     for value in (b"", b"x" * 256):
         with pytest.raises(RecordError) as error:
             half(**{header: value})
@@ -131,7 +131,7 @@ def test_an_immunity_that_is_not_a_whole_number_from_0_up_is_as_absent(immunity:
     assert half(**{headers.CHECK_IMMUNITY: immunity}).check_immunity_s is None
 
 
-def test_headers_of_the_coordinator_are_dropped_and_others_are_user_properties() -> None:
+def test_the_coordinators_headers_are_dropped_others_are_user_properties() -> None:
     record = half(**{headers.CHECK_TIMES: b"15", headers.CHECK_ID: b"0-0-0-1", "color": b"red"})
     assert record.properties == {"color": "red"}
 
@@ -195,7 +195,7 @@ def test_an_op_that_is_not_one_json_object_is_bad_op(value: bytes | None) -> Non
     assert error.value.reason == "BAD_OP"
 
 
-def test_in_admin_resume_is_a_decision_the_group_may_be_absent_and_recall_is_bad_op() -> None:
+def test_admin_may_resume_without_a_group_and_may_not_recall() -> None:
     value = {**OP, "decision": "RESUME", "producer_group": None}
     op = codecs.decode_op(json.dumps(value).encode(), admin=True)
     assert isinstance(op, wire.OpRecord)
