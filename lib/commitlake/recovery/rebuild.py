@@ -19,6 +19,7 @@ from commitlake.protocol.states import Kind, Source
 from commitlake.recovery.open_checks import with_checks
 from commitlake.recovery.saved_rows import BEGINNING, Point
 from commitlake.spark import session
+from commitlake.spark.frames import materialized
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import coordinate_sql, hashed_sql
 from commitlake.tables.spans import spans_of, within
@@ -130,12 +131,21 @@ def _open_ops(look: _Look) -> DataFrame:
         "kafka_partition AS op_queue", "kafka_offset AS op_offset", "IF(source = 'admin', 1, 0) AS admin"
     ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
     left = every.join(done, _AT_OP, "left_anti")
-    return _without_recalled(_without_ended(left, look), look)
+    left = _without_ended(left, look.written("transactions", "half", "half_offset"))
+    left = _without_recalled(left, look.written("deliveries", "messages", "queue_offset"))
+    if look.since.rows is None:
+        return left
+    # The few that are left may say once more what was decided long ago: only what lies near them is read of that.
+    left = materialized(left)
+    of_half, of_messages = (spans_of(left.where(f"src = {int(src)}"), "queue", "offset") for src in Source)
+    left = _without_ended(left, look.warehouse.read("transactions").where(within(of_half, "queue", "half_offset")))
+    old = look.warehouse.read("deliveries").where(within(of_messages, "queue", "queue_offset"))
+    return _without_recalled(left, old)
 
 
-def _without_ended(ops: DataFrame, look: _Look) -> DataFrame:
+def _without_ended(ops: DataFrame, transactions: DataFrame) -> DataFrame:
     """Without those that decided an end, or say once more what was decided. Narrow, hashed: millions are compared."""
-    ends = look.written("transactions", "half", "half_offset").selectExpr(
+    ends = transactions.selectExpr(
         f"{coordinate_sql('queue', 'half_offset')} AS e_at",
         *("op_queue AS e_op_queue", "op_offset AS e_op_offset", "IF(reason = 'ADMIN', 1, 0) AS e_admin"),
         f"CASE state WHEN 'COMMITTED' THEN {int(Kind.COMMIT)} "
@@ -150,10 +160,9 @@ def _without_ended(ops: DataFrame, look: _Look) -> DataFrame:
     return ops.join(ends, (at == F.col("e_at")) & F.expr(same), "left_anti")
 
 
-def _without_recalled(ops: DataFrame, look: _Look) -> DataFrame:
+def _without_recalled(ops: DataFrame, deliveries: DataFrame) -> DataFrame:
     """Without the recalls of what was recalled."""
-    done = look.written("deliveries", "messages", "queue_offset").where("source = 'messages' AND state = 'RECALLED'")
-    done = done.selectExpr(
+    done = deliveries.where("source = 'messages' AND state = 'RECALLED'").selectExpr(
         f"{coordinate_sql('queue', 'queue_offset')} AS r_at",
         f"{hashed_sql('message_id')} AS r_tid",
         f"{hashed_sql('topic')} AS r_grp",
