@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
 from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,20 @@ class Batch:
         self.around.warehouse.append(row, "batches", self.marker)
 
     def send_checks(self) -> None:
-        """To Kafka, at least once; ids never change."""
+        """To Kafka, at least once; ids never change.
+
+        While Kafka is away the batch ends all the same: a check that nobody answers is sent again.
+        """
         if self.events.count(Event.CHECK):
             checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
             asked = checked.selectExpr("*", "e.round", "e.checks AS check_no", "e.repeat")
-            check_requests.send(self.around.config, asked, self._parts())
+            try:
+                check_requests.send(self.around.config, asked, self._parts())
+            except Exception as error:  # Spark hands on the text of Kafka's error only
+                if "TimeoutException" not in str(error):
+                    raise
+                repeat_s = self.around.config.transaction.check_repeat_ms // 1_000
+                log.warning("Kafka is out of reach: checks can't be sent; they are sent again after %d s", repeat_s)
 
     def release(self) -> None:
         """Frees the memory of what was cached."""

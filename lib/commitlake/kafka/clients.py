@@ -65,11 +65,13 @@ def spark_options(kafka: KafkaConfig) -> dict[str, str]:
 
 
 def spark_source_limits(config: Config) -> dict[str, str]:
-    """Return the fetch sizes that let Spark's Kafka source read the largest record."""
+    """Return the fetch sizes that let Spark's Kafka source read the largest record, and how long it waits for Kafka."""
     largest = max_record_bytes(config)
     return {
         "kafka.max.partition.fetch.bytes": str(max(largest, 4 << 20)),
         "kafka.fetch.max.bytes": str(max(largest, 50 << 20)),
+        # A minute each. After Spark's 3 an outage of Kafka ended the coordinator; a day is longer than any outage.
+        "fetchOffset.numRetries": str(24 * 60),
     }
 
 
