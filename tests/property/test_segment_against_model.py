@@ -9,7 +9,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from tests.property.coordinator import Coordinator
 from tests.property.model import Model
-from tests.support.records import Delivered, Message, Op, Place
+from tests.support.records import Check, Delivered, Message, Op, Place
 
 from commitlake.protocol.states import Delivery, Kind
 from commitlake.statemachine.model import Rules
@@ -59,7 +59,7 @@ def half_messages(draw: st.DrawFn, now: int, place: Place) -> Message:
 
 
 @st.composite
-def ops(draw: st.DrawFn, now: int, offset: int) -> Op:
+def ops(draw: st.DrawFn, now: int, offset: int, asked: list[Check]) -> Op:
     kinds = [Kind.COMMIT, Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.UNKNOWN, Kind.UNKNOWN]
     decision = draw(st.sampled_from(kinds))
     admin = decision == Kind.RESUME or (decision in (Kind.COMMIT, Kind.ROLLBACK) and draw(st.booleans()))
@@ -68,7 +68,9 @@ def ops(draw: st.DrawFn, now: int, offset: int) -> Op:
     listed = (draw(st.sampled_from(DELAYED)),) if decision == Kind.RECALL else (first, *further)
     listed = listed[:1] if decision == Kind.RESUME else listed
     group, from_check = draw(mostly_right), decision == Kind.UNKNOWN or draw(st.booleans())
-    check = draw(st.sampled_from([None, (0, 1), (0, 2), (1, 1)])) if decision == Kind.UNKNOWN else None
+    known = [check[2:4] for check in asked if check[1] == listed[0]]
+    answered = [None, *known] if known else []  # nobody answers what was never asked
+    check = draw(st.sampled_from([(9, 9), *answered])) if decision == Kind.UNKNOWN else None
     at = Place(0 if admin else listed[0].queue, offset)
     return Op(at, stored(draw, now), decision, listed, draw(mostly_right), group, admin, from_check, check)
 
@@ -90,7 +92,8 @@ def test_any_history_ends_as_the_model_does(data: st.DataObject) -> None:
             unread.append(message)
         reading, unread = split(unread, data.draw(st.sampled_from([0, 1, 8, 8, 8]), "reading"))
         arrived = [
-            data.draw(ops(now, offset + i), "op") for i in range(data.draw(st.sampled_from([0, 1, 1, 2, 3]), "ops"))
+            data.draw(ops(now, offset + i, model.checks), "op")
+            for i in range(data.draw(st.sampled_from([0, 1, 1, 2, 3]), "ops"))
         ]
         offset += len(arrived)
         for i, op in enumerate(arrived):  # the answers to a transaction have one partition, where times do not fall
