@@ -37,6 +37,9 @@ class Model:
 
     def crash(self) -> None:
         self.crashed = True  # what waits counts its time from the batch that first sees it again
+        for h in [h for h in self.halves.values() if h.repeat is not None and h.m.group in self.heard]:
+            h.due = max(h.due, self.heard[h.m.group] + self.rules.check_repeat_ms)
+        self.heard = {}
 
     def batch(self, now: int, read: list[Message], ops: list[Op]) -> None:
         self.now, heard = now, dict(self.heard)
