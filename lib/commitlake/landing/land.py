@@ -138,10 +138,7 @@ class Landing:
             return rows
         with self._lock:
             self._leftover = self._leftover.with_more(found) if self._leftover else found
-        place = {"source": F.lit("messages"), "partition": F.col("source_queue"), "offset": F.col("source_offset")}
-        columns = [F.col(name) for name in rows.columns]
-        kept_columns = rows.select(F.struct(*columns).alias("row"), *[c.alias(name) for name, c in place.items()])
-        return found.excluded(kept_columns).select("row.*")
+        return found.excluded(rows.selectExpr("*", "source_queue AS partition", "source_offset AS offset"))
 
     def complete(self, landed: Landed) -> None:
         """Appends the position, once all tables are written."""

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
-from commitlake.coordination.input_rows import INPUT_SCHEMA, IS_ANSWER, op_rows
+from commitlake.coordination.input_rows import INPUT_SCHEMA, IS_ANSWER, op_rows, rows
 from commitlake.protocol.states import Kind
 from commitlake.recovery.saved_rows import Point
 from commitlake.tables import Warehouse
@@ -43,9 +43,7 @@ def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: T
         f"WHEN out >= 0 THEN greatest(asked_at, heard_at) + {timing.check_repeat_ms} ELSE due END"
     )
     changed = {"checks": "number", "repeat": "IF(answered_at IS NULL, out, -1)", "due": next_due}
-    return found.selectExpr(
-        *[f"CAST({changed.get(f.name, f.name)} AS {f.dataType.simpleString()}) AS `{f.name}`" for f in INPUT_SCHEMA]
-    )
+    return rows(found, **{name: name for name in INPUT_SCHEMA.names} | changed)
 
 
 def _newest_checks(warehouse: Warehouse, since: Point) -> DataFrame:

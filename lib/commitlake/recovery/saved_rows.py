@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from commitlake.config import TransactionConfig
 from commitlake.coordination.input_rows import INPUT_SCHEMA, stored_rows
 from commitlake.landing import positions
-from commitlake.landing.positions import Offsets
+from commitlake.landing.positions import Offsets, Position
 from commitlake.protocol.states import Kind
 from commitlake.tables import Warehouse
 
@@ -61,7 +61,7 @@ class Point:
 
     def records(self) -> int:
         """How many records had landed, at most."""
-        return sum(sum(numbers.values()) for numbers in self.offsets.values())
+        return Position(self.landing_id, self.offsets).landed()
 
 
 BEGINNING = Point()
