@@ -22,6 +22,7 @@ from commitlake.coordination.events import Events
 from commitlake.coordination.input_table import SegmentKey
 from commitlake.landing.land import Landed, Landing
 from commitlake.landing.positions import Offsets, Position
+from commitlake.spark.frames import in_few_tasks
 from commitlake.spark.parallel import run_all
 from commitlake.tables import TableName
 
@@ -143,7 +144,7 @@ class Chain:
             rows.append(around.inputs.ticks(due, self._heard))
         tasks = self._landing.writes(landed)
         if rows:
-            tasks.append(partial(around.inputs.append, reduce(DataFrame.union, rows)))
+            tasks.append(partial(around.inputs.append, in_few_tasks(reduce(DataFrame.union, rows))))
         run_all(around.warehouse.spark, tasks)
         then: list[Callable[[], object]] = [partial(self._landing.complete, landed)]
         if rows:

@@ -13,14 +13,17 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from commitlake.coordination import input_rows
 from commitlake.coordination.input_rows import INPUT_SCHEMA
 from commitlake.protocol.states import Kind, Source
+from commitlake.spark.frames import of_rows
 from commitlake.statemachine.rows import ABSENT, SEGMENT_SIZE
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
 """A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
+_TICK = StructType([INPUT_SCHEMA[name] for name in ("kind", "src", "queue", "offset", "grp", "stored")])
 _PART = 500
 """Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round."""
 
@@ -72,15 +75,13 @@ class InputTable:
         """
         found = []
         for key in keys:
-            place = (key.src, key.queue, key.segment * SEGMENT_SIZE)
-            found.append((int(Kind.TICK), *place, ABSENT, ABSENT))
+            place = {"src": key.src, "queue": key.queue, "offset": key.segment * SEGMENT_SIZE}
+            found.append({"kind": int(Kind.TICK), **place, "grp": ABSENT, "stored": ABSENT})
             if key.src == Source.HALF:
-                found += [(int(Kind.HEARD), *place, group, at) for group, at in heard.items()]
-        names = ("kind", "src", "queue", "offset", "grp", "stored")
-        rows = self.spark.createDataFrame(
-            found, "kind int, src int, queue int, offset bigint, grp bigint, stored bigint"
-        )
-        return input_rows.rows(rows, **{name: name for name in names})
+                told = ({"grp": group, "stored": at} for group, at in heard.items())
+                found += [{"kind": int(Kind.HEARD), **place, **each} for each in told]
+        rows = of_rows(self.spark, found, _TICK)
+        return input_rows.rows(rows, **{name: name for name in _TICK.names})
 
     def stream(self) -> DataFrame:
         """All rows, with the segment that they belong to."""

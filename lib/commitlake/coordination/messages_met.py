@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from commitlake.coordination.events import Events
 from commitlake.coordination.recent import RecentHalves
 from commitlake.protocol.states import Event, Source
-from commitlake.spark.frames import sized
+from commitlake.spark.frames import in_few_tasks, sized
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import within
@@ -32,4 +32,4 @@ def _met(messages: DataFrame, events: Events, src: Source) -> DataFrame:
     found = events.frame.where(f"event IN ({numbers}) AND src = {int(src)}")
     found = found.selectExpr(f"{coordinate_sql('queue', 'offset')} AS at", "event", _EVENT)
     at = messages.selectExpr("*", f"{coordinate_sql('queue', 'queue_offset')} AS at")
-    return at.join(sized(found, events.count(*_EVENTS, src=src)), "at")
+    return in_few_tasks(at.join(sized(found, events.count(*_EVENTS, src=src)), "at"))

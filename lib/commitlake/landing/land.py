@@ -16,7 +16,7 @@ from commitlake.landing import judge, landed_rows, positions
 from commitlake.landing.landed_time import Range, landed_until
 from commitlake.landing.positions import Leftover, Position
 from commitlake.landing.topic_admission import Topics
-from commitlake.spark.frames import kept, release
+from commitlake.spark.frames import in_few_tasks, kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
 
 MAX_RECORDS = 400_000
@@ -92,7 +92,7 @@ class Landing:
             raw: A batch of the Kafka source.
             asked_ms: A time before Kafka was asked for the batch's ends (ms since epoch, UTC).
         """
-        records = self._new(judge.normalise(raw, self._rules.prefix))
+        records = self._new(judge.normalise(in_few_tasks(raw), self._rules.prefix))
         judged = kept(judge.judge(records, self._judgement))
         counts = _count(judged, self._topics.names)
         if not counts:

@@ -14,8 +14,9 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import materialized, of_rows
 from commitlake.tables import Warehouse, topic_table
+from commitlake.tables.schemas import columns
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,10 @@ Offsets = Mapping[str, Mapping[int, int]]
 """By Kafka topic without prefix (`half`, ...) and number of the partition: the next offset to land."""
 
 UNKNOWN = -1
-_SCHEMA = "landing_id bigint, offsets array<struct<source: string, partition: int, next: bigint>>, landed_until bigint"
+_SCHEMA = columns("""
+bigint landing_id landed_until
+nexts  offsets
+""")
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,13 @@ def _newest(rows: DataFrame) -> Position | None:
 def append(warehouse: Warehouse, position: Position) -> None:
     """Appends the row of a landing whose tables are all written."""
     offsets = [
-        (source, number, following)
+        {"source": source, "partition": number, "next": following}
         for source, partitions in position.offsets.items()
         for number, following in partitions.items()
     ]
     landed_until = None if position.landed_until == UNKNOWN else position.landed_until
-    row = warehouse.spark.createDataFrame([(position.landing_id, offsets, landed_until)], _SCHEMA)
+    values = {"landing_id": position.landing_id, "offsets": offsets, "landed_until": landed_until}
+    row = of_rows(warehouse.spark, [values], _SCHEMA)
     times = {"landed_until": F.timestamp_millis("landed_until"), "completed_at": F.current_timestamp()}
     warehouse.append(row.withColumns(times), "positions", {"landing_id": position.landing_id})
 

@@ -11,6 +11,7 @@ from commitlake.coordination.input_table import InputTable
 from commitlake.landing import positions
 from commitlake.landing.positions import Leftover, Position
 from commitlake.recovery import complete_batch, rebuild, saved_rows
+from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
 
 
@@ -23,7 +24,7 @@ class Recovered(NamedTuple):
 
 def of_new_warehouse(inputs: InputTable) -> Recovered:
     """There is nothing to look through."""
-    inputs.create(inputs.spark.createDataFrame([], INPUT_SCHEMA))
+    inputs.create(of_rows(inputs.spark, [], INPUT_SCHEMA))
     return Recovered(-1, None)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 _SMALL = 500_000  # rows of some 100 bytes: 50 MB on the wire; a shuffle of the other side costs twice the time
 
@@ -31,6 +35,24 @@ def kept(frame: DataFrame) -> DataFrame:
     cached. That took a second of a round of six. The first action must read all partitions.
     """
     return frame.localCheckpoint(eager=False)
+
+
+def of_rows(spark: SparkSession, rows: Iterable[Mapping[str, object]], schema: StructType) -> DataFrame:
+    """A frame of a few rows that the driver has.
+
+    `createDataFrame` of Python's own rows runs two tasks with Python workers, 0.3 s each; an Arrow table goes to the
+    JVM as it is.
+    """
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=to_arrow_schema(schema)), schema)
+
+
+def in_few_tasks(frame: DataFrame) -> DataFrame:
+    """The rows of `frame` in no more partitions than there are cores, without a shuffle.
+
+    A task costs 20 to 60 ms of CPU, however few rows it has: Spark generates the code of wide projections and of
+    Delta's statistics in each, and landing had one for each partition of Kafka, four times over.
+    """
+    return frame.coalesce(frame.sparkSession.sparkContext.defaultParallelism)
 
 
 def release(frame: DataFrame) -> None:
