@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial, reduce
 
@@ -49,6 +50,10 @@ class Chain:
         self._around, self._landing, self._awaited = around, landing, awaited
         self._coordination: StreamingQuery | None = None
         self._start_coordination: Callable[[], StreamingQuery] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
+        self._running: Future[None] = _ended()
+        self._written: Future[None] = _ended()
+        self._shown = threading.Event()
         self._turn = threading.Lock()
         self._stopping = threading.Event()
         self._wakes: dict[SegmentKey, int] = {}
@@ -79,11 +84,23 @@ class Chain:
         forgotten = now_ms() - self._around.config.transaction.check_repeat_ms
         self._heard = {group: at for group, at in self._heard.items() if at > forgotten}
 
+    def wait_for_landing(self) -> None:
+        """Waits until the landing has written its tables: a batch writes nothing before. Raises what failed there."""
+        self._written.result()
+
+    def show(self) -> None:
+        """Says that a batch has shown its rows: Kafka may be asked for the next records."""
+        self._shown.set()
+
     def round(self, raw: DataFrame, _: int) -> None:
-        """Lands a batch of the Kafka source, and coordinates what it brought."""
+        """Lands a batch of the Kafka source, and coordinates what it brought; returns when that is visible.
+
+        While the next batch is judged, the rest of this one's coordination goes on.
+        """
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 landed = self._landing.judge(raw, self._idle_since)
+                self._running.result()
                 if landed is not None:
                     self._land_and_coordinate(landed)
             self._idle_since = now_ms()
@@ -98,6 +115,7 @@ class Chain:
         if not self._due(asked):
             return
         with self._one_at_a_time() as goes_on:
+            self._running.result()
             if goes_on and is_landed():
                 self._around.inputs.landed_until = asked
             due = self._due(asked)
@@ -111,11 +129,13 @@ class Chain:
         for held in (self._busy, self._turn):  # each sees the flag after we had its lock
             if held.acquire(timeout=timeout_s):
                 held.release()
+        self._pool.shutdown(wait=False)
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
         """A context in which no round runs."""
         with self._turn:
+            wait([self._running])
             yield
 
     def unless_stopping(self, write: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
@@ -129,10 +149,11 @@ class Chain:
         return guarded
 
     def _land_and_coordinate(self, landed: Landed) -> None:
-        """One round.
+        """One round, from judged records to visible rows; two things side by side.
 
-        1. Write the tables of the landing and its input rows, side by side: nothing orders them.
-        2. Coordinate; the half messages that have just landed are still cached. Beside it, append the position.
+        - Write the tables of the landing, which nothing orders; then append its position.
+        - Append its input rows, and coordinate. The half messages that have just landed are still cached. A batch waits
+          for the tables of the landing before it writes anything.
         """
         around = self._around
         if landed.position.is_past(self._awaited):
@@ -142,17 +163,37 @@ class Chain:
         due = self._due(now_ms())
         if due:
             rows.append(around.inputs.ticks(due, self._heard))
-        tasks = self._landing.writes(landed)
+        self._written = Future()
+        tasks: list[Callable[[], object]] = [partial(self._write, landed, self._written)]
         if rows:
-            tasks.append(partial(around.inputs.append, in_few_tasks(reduce(DataFrame.union, rows))))
+            tasks.append(partial(self._coordinate_rows, in_few_tasks(reduce(DataFrame.union, rows))))
         run_all(around.warehouse.spark, tasks)
-        then: list[Callable[[], object]] = [partial(self._landing.complete, landed)]
-        if rows:
-            then.append(self.coordinate)
-        run_all(around.warehouse.spark, then)
+
+    def _write(self, landed: Landed, written: Future[None]) -> None:
+        try:
+            run_all(self._around.warehouse.spark, self._landing.writes(landed))
+        except BaseException as error:
+            written.set_exception(error)
+            raise
+        written.set_result(None)
+        self._landing.complete(landed)
+
+    def _coordinate_rows(self, rows: DataFrame) -> None:
+        """Coordinates rows until theirs are visible; the rest of the batch is `_running`."""
+        self._around.inputs.append(rows)
+        self._shown.clear()
+        self._running = self._pool.submit(self._process_all)
+        self._running.add_done_callback(lambda _: self._shown.set())
+        self._shown.wait()
+        if self._running.done():
+            self._running.result()
 
     def coordinate(self) -> None:
         """Runs coordination until it has worked off all its input rows."""
+        self._running.result()
+        self._process_all()
+
+    def _process_all(self) -> None:
         if self._coordination is None:
             assert self._start_coordination is not None
             self._coordination = self._start_coordination()
@@ -174,3 +215,9 @@ class Chain:
         except Exception as error:
             self.failure = self.failure or error
             raise
+
+
+def _ended() -> Future[None]:
+    ended: Future[None] = Future()
+    ended.set_result(None)
+    return ended

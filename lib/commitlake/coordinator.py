@@ -127,7 +127,7 @@ class Coordinator:
         awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
         lands.leave_out(recovered.leftover)
         chain = self._chain = Chain(around, lands, awaited)
-        write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain.note))
+        write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain))
         chain.coordinate_with(
             lambda: self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
+from typing import Protocol
 
 from pyspark.sql import DataFrame
 
@@ -20,22 +20,35 @@ from commitlake.spark.parallel import run_all
 _WRITTEN = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.REFUSED)
 
 
+class Round(Protocol):
+    """What a batch and the round that it belongs to tell each other."""
+
+    def note(self, events: Events) -> None:
+        """Takes the events of the batch."""
+
+    def wait_for_landing(self) -> None:
+        """Returns when the tables of the round's landing are written; raises what failed there."""
+
+    def show(self) -> None:
+        """Is called when what the batch shows is visible."""
+
+
 class Committer:
     """Commits the batches of a run.
 
     Args:
         around: configuration and tables.
         first_batch_id: the batch_id of the query's batch 0; ids grow over the whole life of the warehouse.
-        note: called with the events of each batch.
+        chain: is told of the events and of what is visible, and asked when the landing's tables are there.
     """
 
     def __init__(
         self,
         around: Surroundings,
         first_batch_id: int,
-        note: Callable[[Events], None],
+        chain: Round,
     ) -> None:
-        self._around, self._first_batch_id, self._note = around, first_batch_id, note
+        self._around, self._first_batch_id, self._chain = around, first_batch_id, chain
 
     def __call__(self, frame: DataFrame, spark_batch_id: int) -> None:
         """Carries out one batch.
@@ -44,7 +57,8 @@ class Committer:
         derived from it or written again, so a kill at any point loses nothing and doubles nothing:
 
         1. read the new rows and 2. run the state machine (both in `frame`);
-        3. compute its events, once and whole, and resolve what met no open message from the ledger;
+        3. compute its events, once and whole; wait until the landing has written its tables, and resolve from the
+           ledger what met no open message;
         4. the commit point: `transactions`, then `deliveries`;
         5. topic tables;
         6. `discarded`, `rejected`, `checks`, and feedback rows (`reentries`);
@@ -52,7 +66,8 @@ class Committer:
         8. check requests to Kafka: at least once, their ids never change.
         """
         events = Events(frame)  # step 3
-        self._note(events)
+        self._chain.note(events)
+        self._chain.wait_for_landing()
         if not events.count(*_WRITTEN, Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             events.release()
             return
@@ -61,6 +76,7 @@ class Committer:
             if batch.events.count(*_WRITTEN) or batch.feedback is not None:
                 batch.write_ledger()  # step 4
                 batch.publish()  # step 5
+                self._chain.show()
                 batch.write_rest()  # step 6
                 batch.complete()  # step 7
                 batch.send_checks()  # step 8

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -20,12 +21,15 @@ from commitlake.coordination.input_rows import INPUT_SCHEMA
 from commitlake.protocol.states import Kind, Source
 from commitlake.spark.frames import of_rows
 from commitlake.statemachine.rows import ABSENT, SEGMENT_SIZE
+from commitlake.tables import log_cleanup
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
 """A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
 _TICK = StructType([INPUT_SCHEMA[name] for name in ("kind", "src", "queue", "offset", "grp", "stored")])
-_PART = 500
-"""Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round."""
+_PART = 100
+"""Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round; and with
+them what the log holds of them, or each round would list the log of all rounds before."""
+_KEPT_LOG_MS = 120_000
 
 
 class SegmentKey(NamedTuple):
@@ -65,6 +69,7 @@ class InputTable:
         self._write(rows)
         if self._appended % _PART == 0:
             self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {self._appended // _PART - 1}")
+            log_cleanup.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
 
     def ticks(self, keys: Iterable[SegmentKey], heard: Mapping[int, int]) -> DataFrame:
         """A row for each segment in which something is due, though nothing came, and the groups heard for each.
