@@ -129,6 +129,7 @@ class Chain:
         for held in (self._busy, self._turn):  # each sees the flag after we had its lock
             if held.acquire(timeout=timeout_s):
                 held.release()
+        wait([self._running], timeout_s)
         self._pool.shutdown(wait=False)
 
     @contextmanager
@@ -182,22 +183,26 @@ class Chain:
         """Coordinates rows until theirs are visible; the rest of the batch is `_running`."""
         self._around.inputs.append(rows)
         self._shown.clear()
-        self._running = self._pool.submit(self._process_all)
+        self.begin()
         self._running.add_done_callback(lambda _: self._shown.set())
         self._shown.wait()
         if self._running.done():
             self._running.result()
 
+    def begin(self) -> None:
+        """Begins to coordinate; what writes input rows next waits for the end."""
+        self._running = self._pool.submit(self._query().processAllAvailable)
+
     def coordinate(self) -> None:
         """Runs coordination until it has worked off all its input rows."""
         self._running.result()
-        self._process_all()
+        self._query().processAllAvailable()
 
-    def _process_all(self) -> None:
+    def _query(self) -> StreamingQuery:
         if self._coordination is None:
             assert self._start_coordination is not None
             self._coordination = self._start_coordination()
-        self._coordination.processAllAvailable()
+        return self._coordination
 
     def _due(self, now: int) -> list[SegmentKey]:
         return [key for key, at in list(self._wakes.items()) if at <= now]

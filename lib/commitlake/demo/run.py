@@ -24,7 +24,7 @@ from commitlake.tables import topic_table
 # Short, so that the story is short. Six seconds, Kafka's least, after which a killed shop's checks go to another one.
 SETTINGS: dict[str, object] = {
     "trigger_interval": "1s",
-    "transaction": {"timeout": "2s", "check_interval": "5s", "check_max": 5},
+    "transaction": {"timeout": "2s", "check_interval": "2s", "check_max": 4},
     "kafka.options": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1500"},
 }
 

@@ -42,6 +42,10 @@ class Reached(NamedTuple):
     is_recorded: bool
 
 
+NOTHING = Reached(Position(0, {}), is_recorded=False)
+"""Of a new warehouse."""
+
+
 def reached(warehouse: Warehouse, config: Config) -> Reached:
     """How far landing has come, as the tables show: also those of an older version, which had no `positions`."""
     recorded = positions.newest(warehouse)

@@ -107,9 +107,9 @@ def describe(host: str, pid: int, epoch: int | None) -> str:
     return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
 
 
-def begin_epoch(warehouse: Warehouse, version: str) -> int:
-    """Appends this start to `epochs`; returns its number."""
-    newest = _newest(warehouse).collect()[0]["epoch"]
+def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -> int:
+    """Appends this start to `epochs`; returns its number. That of the first one need not be looked up."""
+    newest = None if is_first else _newest(warehouse).collect()[0]["epoch"]
     epoch = FIRST_EPOCH if newest is None else int(newest) + 1
     values = {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "version": version}
     row = of_rows(warehouse.spark, [values], _SCHEMA)
@@ -220,8 +220,9 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None) -> Ownership:
     Raises:
         FencedError: a newer coordinator has started meanwhile.
     """
-    warehouse.create()
-    epoch = begin_epoch(warehouse, commitlake.__version__)
+    is_new = lock is not None and not warehouse.holds("epochs") and not warehouse.holds("half")
+    warehouse.create(is_new=is_new)
+    epoch = begin_epoch(warehouse, commitlake.__version__, is_first=is_new)
     if lock is not None:
         lock.name_holder(epoch)
         return Ownership(lock, epoch, is_new=epoch == FIRST_EPOCH)

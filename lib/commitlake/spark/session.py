@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from commitlake.config import Config
 from commitlake.places import is_local
-from commitlake.spark import runtime
+from commitlake.spark import class_archive, runtime
 from commitlake.spark.runtime import KAFKA_BROKER_PACKAGE, PACKAGES
 
 if TYPE_CHECKING:
@@ -178,21 +179,29 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
     runtime.java()
     log4j = Path(__file__).with_name("log4j2.properties").as_uri()
     options = [_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log4j}", _SHORT_LIVED_OPTIONS if short_lived else ""]
-    return {
-        **RUNTIME_SETTINGS,
-        **STATIC_SETTINGS,
-        **(_local_settings() if master.startswith("local") else {"spark.jars": ",".join(runtime.jars(PACKAGES))}),
-        "spark.driver.extraJavaOptions": " ".join(filter(None, options)),
-    }
+    settings = {**RUNTIME_SETTINGS, **STATIC_SETTINGS}
+    if master.startswith("local"):
+        jars = jars_of_one_machine()
+        settings |= LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)}
+        options += class_archive.java_options(jars)
+    else:
+        settings["spark.jars"] = ",".join(runtime.jars(PACKAGES))
+    return settings | {"spark.driver.extraJavaOptions": " ".join(filter(None, options))}
 
 
-def _local_settings() -> dict[str, str]:
-    """Those of one machine, whose file system must be there before any jar is added."""
+def jars_of_one_machine() -> list[str]:
+    """Those that Spark itself does not have, for the class path: of it alone Java keeps an archive of classes.
+
+    Hadoop looks for its file system before any jar of `spark.jars` is added.
+    """
     jars = runtime.jars((*PACKAGES, runtime.LOCAL_FILES_PACKAGE))
-    name = runtime.LOCAL_FILES_PACKAGE.split(":")[1]
-    files = [jar for jar in jars if name in Path(jar).name]
-    others = [jar for jar in jars if jar not in files]
-    return {**LOCAL_SETTINGS, "spark.jars": ",".join(others), "spark.driver.extraClassPath": os.pathsep.join(files)}
+    own = {_without_version(jar.stem) for jar in (runtime.spark_home() / "jars").glob("*.jar")}
+    # Ivy names a jar <group>_<artifact>-<version>.
+    return [jar for jar in jars if _without_version(Path(jar).stem.partition("_")[2]) not in own]
+
+
+def _without_version(name: str) -> str:
+    return re.sub(r"-\d[\w.-]*$", "", name)
 
 
 def _with_own_interrupt_handler(create: Callable[[], SparkSession]) -> SparkSession:

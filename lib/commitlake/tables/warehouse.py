@@ -46,14 +46,22 @@ class Warehouse:
         self._known_topics: set[str] = set()
         self.guard = AppendGuard()
 
-    def create(self) -> None:
+    def create(self, *, is_new: bool = False) -> None:
         """Creates the fixed tables that are missing, and adds the columns that an older version did not have.
+
+        Args:
+            is_new: no table is there, so none is looked at.
 
         Raises:
             WarehouseError: A table there has other columns than this version writes.
         """
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(self._create_fixed, TABLES))
+            list(pool.map(self._create if is_new else self._create_fixed, map(TableName, TABLES)))
+
+    def holds(self, name: str) -> bool:
+        """Whether the table has been created."""
+        there = self.spark.catalog.tableExists if self._in_catalog else partial(DeltaTable.isDeltaTable, self.spark)
+        return bool(there(self.locate(name)))
 
     def must_exist(self) -> None:
         """Checks that a coordinator of this version has ever run here.
@@ -61,8 +69,7 @@ class Warehouse:
         Raises:
             WarehouseError: There are no tables, or only those of an older version.
         """
-        there = self.spark.catalog.tableExists if self._in_catalog else partial(DeltaTable.isDeltaTable, self.spark)
-        missing = [name for name in TABLES if not there(self.locate(name))]
+        missing = [name for name in TABLES if not self.holds(name)]
         if len(missing) == len(TABLES):
             message = f"warehouse: there are no tables at {self.root}; give the place that the coordinator writes to"
             raise WarehouseError(message)
@@ -152,8 +159,10 @@ class Warehouse:
 
     def property(self, name: str, key: str) -> str | None:
         """A table property, None when it is not set."""
-        detail = self.table(name).detail().select("properties").collect()[0]
-        value: str | None = detail["properties"].get(key)
+        found = {
+            row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {self._in_sql(name)}").collect()
+        }
+        value: str | None = found.get(key)
         return value
 
     def version(self, name: str) -> int:
@@ -185,8 +194,8 @@ class Warehouse:
         else:
             create_at_path(self.spark, self.locate(name), name.layout)
 
-    def _create_fixed(self, name: str) -> None:
-        self._create(TableName(name))
+    def _create_fixed(self, name: TableName) -> None:
+        self._create(name)
         add_missing_columns(self.spark, self._in_sql(name), self.read(name).columns, TABLES[name])
 
     def _in_sql(self, name: str) -> str:
