@@ -28,6 +28,8 @@ WAITING = 2_000
 POLL_RECORDS = 100
 POLL_MS = 200
 RETRY_S = 1.0
+LEAVE_MS = 10_000
+"""For a commit, and for leaving the group: kafka-python tries a commit again for ever, and `stop` would wait for it."""
 REFUSED_S = 30.0
 """Wait after a refusal: a right that is granted later must not need a restart."""
 
@@ -111,7 +113,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._commit()
             self._drain()
         finally:
-            consumer.close(autocommit=False)
+            consumer.close(autocommit=False, timeout_ms=LEAVE_MS)
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
         """Pause all partitions while the pool is full; polling goes on, or Kafka would consider this instance dead."""
@@ -162,7 +164,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         if not news:
             return
         try:
-            self._consumer.commit({partition: OffsetAndMetadata(at) for partition, at in news.items()})
+            self._consumer.commit({partition: OffsetAndMetadata(at) for partition, at in news.items()}, LEAVE_MS)
             self._committed.update(news)
         except ClientError as error:
             log.info("offsets of %s were not committed, so some checks may come again: %s", self._topic, error)
