@@ -69,7 +69,7 @@ class Chain:
         return self._landing.position
 
     def coordinate_with(self, start: Callable[[], StreamingQuery]) -> None:
-        """Sets what starts the query that reads `inputs`: the first round does, unless `coordinate` has before."""
+        """Sets what starts the query that reads `inputs`: the first round does, unless `begin` has before."""
         self._start_coordination = start
 
     def note(self, events: Events) -> None:
@@ -165,18 +165,18 @@ class Chain:
         if due:
             rows.append(around.inputs.ticks(due, self._heard))
         self._written = Future()
-        tasks: list[Callable[[], object]] = [partial(self._write, landed, self._written)]
+        tasks: list[Callable[[], object]] = [partial(self._write, landed)]
         if rows:
             tasks.append(partial(self._coordinate_rows, in_few_tasks(reduce(DataFrame.union, rows))))
         run_all(around.warehouse.spark, tasks)
 
-    def _write(self, landed: Landed, written: Future[None]) -> None:
+    def _write(self, landed: Landed) -> None:
         try:
             run_all(self._around.warehouse.spark, self._landing.writes(landed))
         except BaseException as error:
-            written.set_exception(error)
+            self._written.set_exception(error)
             raise
-        written.set_result(None)
+        self._written.set_result(None)
         self._landing.complete(landed)
 
     def _coordinate_rows(self, rows: DataFrame) -> None:

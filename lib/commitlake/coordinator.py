@@ -111,7 +111,7 @@ class Coordinator:
         5. Tick, maintain and watch.
         """
         self._own()  # step 1
-        is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 20
+        is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         if not is_new:
             kafka_identity.check(self.warehouse, self.config, come.position)

@@ -14,12 +14,12 @@ from commitlake import config
 from commitlake.coordinator import Coordinator
 from commitlake.kafka.embedded import provide
 from commitlake.producer import DefaultMQProducer, Message, Transaction, TransactionMQProducer
-from commitlake.spark import class_archive, process, session, submit
+from commitlake.spark import class_archive, process, runtime, session, submit
 
 
 def main() -> None:
     """Runs the coordinator where there is no archive yet."""
-    archive = class_archive.path(session.jars_of_one_machine())
+    archive = class_archive.path(runtime.java(), session.jars_of_one_machine())
     if archive.exists():
         return
     part = archive.with_suffix(f".{os.getpid()}")

@@ -23,19 +23,12 @@ from commitlake.places import is_local, local_path
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TABLES, Warehouse, topic_table
 from commitlake.tables.append_guard import AppendGuard
-from commitlake.tables.schemas import columns
 
 log = logging.getLogger(__name__)
 
 FENCED = tuple(name for name in TABLES if name != "epochs")
 """Tables that a new epoch fences where there is no lock: an append in flight by an older coordinator then fails."""
 _PROPERTY = "commitlake.epoch"
-_SCHEMA = columns("""
-bigint epoch
-string host
-int    pid
-string version
-""")
 _ORDER = ("epoch", "started_at", "host", "pid")  # of two that took the same number, one is the newer all the same
 
 FIRST_EPOCH = 1
@@ -112,7 +105,7 @@ def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -
     newest = None if is_first else _newest(warehouse).collect()[0]["epoch"]
     epoch = FIRST_EPOCH if newest is None else int(newest) + 1
     values = {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "version": version}
-    row = of_rows(warehouse.spark, [values], _SCHEMA)
+    row = of_rows(warehouse.spark, [values], TABLES["epochs"].schema)
     warehouse.append(row.withColumn("started_at", F.current_timestamp()), "epochs", {"epoch": epoch})
     return epoch
 

@@ -5,7 +5,6 @@ An archive belongs to one Java and one list of jars; a Java that can't use it st
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,16 +16,14 @@ MAKE = "COMMITLAKE_MAKE_CLASS_ARCHIVE"
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 
-def java_options(jars: Iterable[str]) -> list[str]:
+def java_options(java: str, jars: Iterable[str]) -> list[str]:
     """Options of a JVM that has these jars on its class path: to use the archive, to make it, or none."""
     if MAKE in os.environ:
         return [f"-XX:ArchiveClassesAtExit={os.environ[MAKE]}", *_QUIET]
-    archive = path(jars)
+    archive = path(java, jars)
     return [f"-XX:SharedArchiveFile={archive}", *_QUIET] if archive.exists() else []
 
 
-def path(jars: Iterable[str]) -> Path:
-    """Where the archive for these jars is, if there is one."""
-    names = [runtime.java(), str(runtime.spark_home()), *jars]
-    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-    return runtime.cache_directory() / f"classes-{digest}.jsa"
+def path(java: str, jars: Iterable[str]) -> Path:
+    """Where the archive for this Java (its command) and these jars is, if there is one."""
+    return runtime.cached_file("classes-{}.jsa", java, str(runtime.spark_home()), *jars)

@@ -109,18 +109,17 @@ def jars(packages: Sequence[str]) -> list[str]:
 
 def _list_file(packages: Sequence[str]) -> Path:
     """Return the file that holds the resolved paths; one for each set of packages and Spark."""
-    digest = hashlib.sha256("\n".join([*packages, str(spark_home())]).encode()).hexdigest()[:16]
-    return cache_directory() / f"jars-{digest}.txt"
+    return cached_file("jars-{}.txt", *packages, str(spark_home()))
 
 
-def cache_directory() -> Path:
-    """Return the directory for what can be made again; one for temporary files where the user has none."""
+def cached_file(name: str, *of: str) -> Path:
+    """Return the file in the user's cache for what was made of `of`, whose digest stands for `{}` in its name."""
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "commitlake")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
         directory = Path(tempfile.gettempdir())
-    return directory
+    return directory / name.format(hashlib.sha256("\n".join(of).encode()).hexdigest()[:16])
 
 
 def _resolve(packages: Sequence[str]) -> list[str]:

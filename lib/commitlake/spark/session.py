@@ -176,14 +176,14 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
     Raises:
         SetupError: no fitting Java, or jars that cannot be resolved.
     """
-    runtime.java()
+    java = runtime.java()
     log4j = Path(__file__).with_name("log4j2.properties").as_uri()
     options = [_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log4j}", _SHORT_LIVED_OPTIONS if short_lived else ""]
     settings = {**RUNTIME_SETTINGS, **STATIC_SETTINGS}
     if master.startswith("local"):
         jars = jars_of_one_machine()
         settings |= LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)}
-        options += class_archive.java_options(jars)
+        options += class_archive.java_options(java, jars)
     else:
         settings["spark.jars"] = ",".join(runtime.jars(PACKAGES))
     return settings | {"spark.driver.extraJavaOptions": " ".join(filter(None, options))}

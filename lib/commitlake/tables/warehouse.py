@@ -159,11 +159,7 @@ class Warehouse:
 
     def property(self, name: str, key: str) -> str | None:
         """A table property, None when it is not set."""
-        found = {
-            row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {self._in_sql(name)}").collect()
-        }
-        value: str | None = found.get(key)
-        return value
+        return self._properties(self._in_sql(name)).get(key)
 
     def version(self, name: str) -> int:
         """Number of the newest commit."""
@@ -201,6 +197,9 @@ class Warehouse:
     def _in_sql(self, name: str) -> str:
         return self.locate(name) if self._in_catalog else f"delta.`{self.locate(name)}`"
 
+    def _properties(self, sql_name: str) -> dict[str, str]:
+        return {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {sql_name}").collect()}
+
     def _history(self, name: str, limit: int) -> Any:
         return self.table(name).history(limit).select("version", "userMetadata").collect()
 
@@ -215,8 +214,7 @@ class Warehouse:
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)
         for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
-            kept = self.spark.sql(f"SHOW TBLPROPERTIES {schema}.`{row['tableName']}`").collect()
-            properties = {entry["key"]: entry["value"] for entry in kept}
+            properties = self._properties(f"{schema}.`{row['tableName']}`")
             yield properties.get(_TOPIC) or from_path_name(row["tableName"].removeprefix("topic_"))
 
 
