@@ -7,6 +7,7 @@ producer imports `KafkaConfig`.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,8 @@ class KafkaConfig:
         bootstrap_servers: `host:port,...`, or `embedded`.
         topic_prefix: put before the name of each Kafka topic.
         queues: partitions of half, op, messages and check.
-        options: client options in the Java client's names; values may be `env:NAME` or `file:/path`.
+        options: client options in the Java client's names; values may be `env:NAME`, `file:/path` or, on
+            Databricks, `secret:scope/key`.
         embedded_dir: where the embedded broker keeps its data; empty: inside the warehouse.
         embedded_port: its loopback port; 0: any that is free.
     """
@@ -53,7 +55,7 @@ class KafkaConfig:
         return self.topic_prefix + name
 
     def resolved_options(self) -> dict[str, str]:
-        """Return the options with `env:NAME` and `file:/path` replaced by what they refer to.
+        """Return the options with references replaced by what they refer to.
 
         Resolved late, so that a configuration can be printed and sent around without its secrets.
 
@@ -168,6 +170,7 @@ class Config:
         checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
         kafka: where Kafka is.
         trigger_interval_ms: time from one micro-batch to the next.
+        standby_after_ms: time without a sign of the coordinator after which a standby takes over.
         transaction: when transactions are checked and discarded.
         topics: destination topics.
         delay: delays of messages.
@@ -180,6 +183,7 @@ class Config:
     checkpoints: str
     kafka: KafkaConfig
     trigger_interval_ms: int
+    standby_after_ms: int
     transaction: TransactionConfig
     topics: TopicsConfig
     delay: DelayConfig
@@ -241,6 +245,8 @@ def _resolve(name: str, value: str) -> str:
             return os.environ[target]
         if scheme == "file":
             return Path(target).read_text(encoding="utf-8").strip()
+        if scheme == "secret":
+            return _databricks_secret(name, *target.split("/", 1))
     except KeyError as error:
         msg = f"{OPTIONS_KEY}.{name}: the environment variable {target} is not set; set it, or change the option"
         raise ConfigError(msg) from error
@@ -249,6 +255,18 @@ def _resolve(name: str, value: str) -> str:
         msg = f"{OPTIONS_KEY}.{name}: cannot read {target}: {reason}; make the file readable, or change the option"
         raise ConfigError(msg) from error
     return value
+
+
+def _databricks_secret(name: str, scope: str, key: str = "") -> str:
+    try:
+        runtime: Any = importlib.import_module("databricks.sdk.runtime")  # there on every cluster, and nowhere else
+        return str(runtime.dbutils.secrets.get(scope=scope, key=key))
+    except ImportError as error:
+        msg = f"{OPTIONS_KEY}.{name}: 'secret:' names a secret of Databricks; elsewhere use env:NAME or file:/path"
+        raise ConfigError(msg) from error
+    except Exception as error:  # of Databricks
+        msg = f"{OPTIONS_KEY}.{name}: cannot read the secret {scope}/{key}: {type(error).__name__}; create or allow it"
+        raise ConfigError(msg) from error
 
 
 def _read_file(path: str) -> Mapping[str, object]:

@@ -80,10 +80,13 @@ KEYS: tuple[Key, ...] = (
     _key("kafka.bootstrap_servers", servers, EMBEDDED, "host:port,... or 'embedded' for a broker of its own"),
     _key("kafka.topic_prefix", prefix, "commitlake.", "put before each Kafka topic's name"),
     _key("kafka.queues", integer(1, 4_096), 4, "partitions of half, op, messages and check"),
-    _key(OPTIONS_KEY, options, {}, "passed to every Kafka client; values may be env:NAME or file:/path"),
+    _key(
+        OPTIONS_KEY, options, {}, "options of all Kafka clients; values may be env:NAME, file:/path, secret:scope/key"
+    ),
     _key("kafka.embedded_dir", directory, "", "where the embedded broker keeps its data; empty: inside the warehouse"),
     _key("kafka.embedded_port", integer(0, 65_535), 0, "loopback port of the embedded broker; 0: any that is free"),
     _time("trigger_interval", "1s", "time from one micro-batch to the next", 1),
+    _time("standby_after", "15s", "silence after which a standby takes over, off local disks", 1_000),
     _time("transaction.timeout", "6s", "age of a half message at its first check"),
     _time("transaction.check_interval", "30s", "time from the answer UNKNOWN to the next check", 1),
     _time("transaction.check_repeat", "5m", "time after which a check without an answer is sent again", 1),
@@ -110,7 +113,7 @@ BY_NAME = {key.name: key for key in KEYS}
 
 def masked(option: str, value: str) -> str:
     """The value of a Kafka client option as it may be shown: a secret as `***`, a reference as it is."""
-    is_reference = value.startswith(("env:", "file:"))
+    is_reference = value.startswith(("env:", "file:", "secret:"))
     return "***" if _SECRET.search(option) and not is_reference else value
 
 

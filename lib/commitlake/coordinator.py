@@ -25,6 +25,7 @@ from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import clock_skew, topics
+from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
 from commitlake.landing import judge, kafka_identity
 from commitlake.landing import query as landing_query
@@ -33,9 +34,11 @@ from commitlake.landing.land import Landing
 from commitlake.landing.landed_time import DECIDING
 from commitlake.landing.topic_admission import Topics
 from commitlake.maintenance.run import Maintenance, at_intervals
+from commitlake.places import is_local
 from commitlake.recovery import fencing, recover
-from commitlake.recovery.fencing import Ownership, WarehouseLock
-from commitlake.spark import checkpoints, session
+from commitlake.recovery.fencing import Ownership
+from commitlake.recovery.heartbeat import Heartbeat
+from commitlake.spark import checkpoints, cluster, session
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -54,7 +57,6 @@ class Coordinator:
     Args:
         spark: any session of the application.
         config: the configuration.
-        lock: the warehouse's lock where it is held already; else it is taken at the start, where there can be one.
         on_failure: called, in a thread, with the error that ended the coordinator.
     """
 
@@ -62,14 +64,14 @@ class Coordinator:
         self,
         spark: SparkSession,
         config: Config,
-        lock: WarehouseLock | None = None,
         on_failure: Callable[[CommitLakeError], None] | None = None,
     ) -> None:
-        self.config = config
+        session.require_classic(spark)
+        self.config = config = cluster.resolved(spark, config)
         self.spark = session.beside(spark, config)
         self.warehouse = Warehouse(self.spark, config.warehouse)
         self._on_failure = on_failure
-        self._owner = Ownership(lock=lock)
+        self._owner = Ownership()
         self._stack = ExitStack()
         self._stopping = threading.Event()
         self._queries: list[StreamingQuery] = []
@@ -81,6 +83,21 @@ class Coordinator:
     def epoch(self) -> int:
         """Number of this start."""
         return self._owner.epoch
+
+    def stand_by(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Waits until no coordinator runs on the warehouse, or `is_stopping`; `start` then takes over.
+
+        On a local warehouse that is when its lock is free, elsewhere when there was no sign of life for
+        `standby_after`. Of two that wait, one can be refused at its start all the same.
+
+        Raises:
+            CommitLakeError: this process could not run one.
+        """
+        cluster.check(self.spark, self.config)
+        if is_local(self.config.warehouse):
+            fencing.await_lock(self.config, is_stopping)
+        else:
+            Heartbeat(self.spark, self.config).await_silence(is_stopping)
 
     def start(self, *, available_now: bool = False) -> Self:
         """Starts all queries.
@@ -148,9 +165,13 @@ class Coordinator:
             self._serve(is_landed)  # step 5
 
     def _own(self) -> None:
-        lock = self._owner.lock or self._stack.enter_context(fencing.lock(self.config))
+        cluster.check(self.spark, self.config)
+        lock = self._stack.enter_context(fencing.lock(self.config))  # first: its error names who runs already
         self.config = self._stack.enter_context(provide(self.config))
+        probe(self.config)
         self._owner = fencing.own(self.warehouse, lock)
+        if lock is None:
+            self._stack.enter_context(Heartbeat(self.spark, self.config).beating())
 
     def _prepare_kafka(self) -> None:
         for warning in topics.ensure_topics(self.config):

@@ -34,7 +34,7 @@ PREFIX, GROUP = "secured.", "shop"
 COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW
 TIMINGS = {"timeout": "1s", "check_interval": "10s", "check_max": 2, "op_park_time": "3s"}
 NOWHERE = Position(0, 0)
-CLUSTER = Path(__file__).parents[2] / "conf" / "cluster.yaml"
+CLUSTER = Path(__file__).parents[2] / "conf" / "hdfs.yaml"
 REFUSED_WITHIN_S = 60  # kafka-python by itself tries for ever
 
 
@@ -271,7 +271,7 @@ def test_secrets_by_file_or_environment_appear_nowhere(
     secrets = [secured.secret("coordinator"), "k3y-in-a-file"]
     given = secured.options("coordinator")
     monkeypatch.setenv("COMMITLAKE_LOG", "DEBUG")
-    monkeypatch.setenv("COMMITLAKE_JAAS", given["sasl.jaas.config"])  # the name in conf/cluster.yaml
+    monkeypatch.setenv("COMMITLAKE_JAAS", given["sasl.jaas.config"])  # the name in conf/hdfs.yaml
     (tmp_path / "key").write_text(secrets[1] + "\n")
     truststore = "ssl.truststore.location"
     options = {truststore: given[truststore], "ssl.key.password": f"file:{tmp_path / 'key'}"}

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -46,9 +48,9 @@ def test_precedence_is_set_then_environment_then_file_then_default(tmp_path: Pat
     assert found.retention_ms == 259_200_000
 
 
-@pytest.mark.parametrize("name", ["local.yaml", "cluster.yaml"])
+@pytest.mark.parametrize("name", ["local", "hdfs", "s3", "abfs", "databricks"])
 def test_the_configurations_that_ship_are_good(name: str) -> None:
-    assert load(path=ROOT / "conf" / name).kafka.topic("half") == "commitlake.half"
+    assert load(path=ROOT / "conf" / f"{name}.yaml").kafka.topic("half") == "commitlake.half"
 
 
 @pytest.mark.parametrize(
@@ -163,3 +165,18 @@ def test_an_override_without_an_equals_sign_is_reported_without_its_value() -> N
     with pytest.raises(ConfigError, match=r"--set kafka\.options\.sasl\.password: '=' is missing") as caught:
         load("kafka.options.sasl.password:hunter2")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_secret_of_databricks_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Databricks itself is not here: this is the shape of its `dbutils.secrets.get(scope, key)`."""
+    there = ModuleType("databricks.sdk.runtime")
+    secrets = {("commitlake", "kafka-jaas"): "the password"}
+    there.dbutils = SimpleNamespace(secrets=SimpleNamespace(get=lambda scope, key: secrets[scope, key]))  # type: ignore[attr-defined]
+    options = load("kafka.options.sasl.jaas.config=secret:commitlake/kafka-jaas").kafka
+    assert options.masked_options() == {"sasl.jaas.config": "secret:commitlake/kafka-jaas"}
+    with pytest.raises(ConfigError, match="elsewhere use env:NAME or file:/path"):
+        options.resolved_options()
+    monkeypatch.setitem(sys.modules, "databricks.sdk.runtime", there)
+    assert options.resolved_options() == {"sasl.jaas.config": "the password"}
+    with pytest.raises(ConfigError, match="cannot read the secret commitlake/other: KeyError"):
+        load("kafka.options.sasl.jaas.config=secret:commitlake/other").kafka.resolved_options()

@@ -54,6 +54,9 @@ def run(
     conf: Conf = None,
     sets: Sets = None,
     available_now: Annotated[bool, typer.Option("--available-now", help="Work off what is there, then end.")] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait until no other coordinator runs on the warehouse, then take over.")
+    ] = False,
     master: Master = LOCAL,
     dry_run: DryRun = False,
 ) -> None:
@@ -62,7 +65,7 @@ def run(
     with in_driver(context, long_lived=True, exit_when_stopped=0):
         from commitlake.cli import commands
 
-        commands.run(settings, available_now=available_now)
+        commands.run(settings, available_now=available_now, standby=standby)
 
 
 @app.command()

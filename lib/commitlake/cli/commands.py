@@ -10,31 +10,46 @@ from pyspark.sql import functions as F
 from commitlake.cli import output
 from commitlake.config import Config
 from commitlake.coordinator import Coordinator
-from commitlake.kafka.admin_client import probe
-from commitlake.kafka.embedded import provide
+from commitlake.errors import FencedError
 from commitlake.maintenance.run import Maintenance
 from commitlake.ops import admin, ledger
 from commitlake.ops import audit as auditing
 from commitlake.ops.audit import TopicCounts
 from commitlake.protocol.encoding import Position
 from commitlake.recovery import fencing
-from commitlake.spark import process, session
+from commitlake.spark import cluster, process, session
 from commitlake.tables import Warehouse
 
 MOST_ROWS = 1_000
 
 
-def run(settings: Config, *, available_now: bool) -> None:
-    """Run the coordinator until a signal comes or, with `available_now`, until all that is there is done."""
-    with fencing.lock(settings) as lock, provide(settings) as conf:  # the lock first: its error names who runs already
-        probe(conf)
-        spark = session.build(conf, app_name="commitlake-run")
+def run(settings: Config, *, available_now: bool = False, standby: bool = False) -> None:
+    """Run the coordinator until a signal comes.
+
+    Args:
+        settings: the configuration.
+        available_now: end when all that is there is done.
+        standby: wait first, until no other coordinator runs on the warehouse.
+    """
+    spark = session.build(settings, app_name="commitlake-run")
+    try:
+        with _started(spark, settings, available_now, standby) as coordinator:
+            if not available_now:
+                _serve(coordinator)
+    finally:
+        spark.stop()
+
+
+def _started(spark: SparkSession, settings: Config, available_now: bool, standby: bool) -> Coordinator:
+    while True:
+        coordinator = Coordinator(spark, settings)
+        if standby:
+            coordinator.stand_by()
         try:
-            with Coordinator(spark, conf, lock).start(available_now=available_now) as coordinator:
-                if not available_now:
-                    _serve(coordinator)
-        finally:
-            spark.stop()
+            return coordinator.start(available_now=available_now)
+        except FencedError:  # another standby was quicker
+            if not standby:
+                raise
 
 
 def _serve(coordinator: Coordinator) -> None:
@@ -91,6 +106,7 @@ def maintain(settings: Config) -> int:
         FencedError: a coordinator runs on this local warehouse.
     """
     spark = _session_on_tables(settings, "maintain")
+    settings = cluster.resolved(spark, settings)
     with fencing.lock(settings) as lock:
         Warehouse(spark, settings.warehouse).create()  # those that an older version did not have
         report = Maintenance(spark, settings, is_owner=lock is not None).run()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.landing import judge
-from commitlake.spark.parallel import run_all
 from commitlake.tables import Warehouse
 
 
@@ -24,9 +22,9 @@ class Topics:
 
     def __init__(self, warehouse: Warehouse, most: int, on_new: Callable[[set[str]], object]) -> None:
         self._warehouse, self._most, self._on_new = warehouse, most, on_new
-        self._names = warehouse.topics()
-        # A kill may have left a directory without a table.
-        run_all(warehouse.spark, [partial(warehouse.ensure_topic, topic) for topic in self._names])
+        listed = warehouse.listed_topics()
+        self._names = listed or warehouse.found_topics()
+        warehouse.add_topics(self._names - listed)
 
     @property
     def names(self) -> set[str]:
@@ -45,7 +43,7 @@ class Topics:
         found = [row["topic"] for row in first.limit(2 * room).collect()]
         # A catalog may have no room for a table of that name; the topic is not admitted then.
         new = [topic for topic in found if self._warehouse.may_hold(topic)][:room]
-        run_all(self._warehouse.spark, [partial(self._warehouse.ensure_topic, topic) for topic in new])
+        self._warehouse.add_topics(new)
         if new:
             self._names.update(new)
             self._on_new(self.names)

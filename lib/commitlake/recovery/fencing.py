@@ -6,7 +6,8 @@ import fcntl
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ _PROPERTY = "commitlake.epoch"
 _ORDER = ("epoch", "started_at", "host", "pid")  # of two that took the same number, one is the newer all the same
 
 FIRST_EPOCH = 1
+_LOOK_S = 0.5
 
 
 class WarehouseLock:
@@ -186,6 +188,20 @@ def lock(config: Config) -> Iterator[WarehouseLock | None]:
             yield taken
     else:
         yield None
+
+
+def await_lock(config: Config, is_stopping: Callable[[], bool]) -> None:
+    """Waits until nobody holds the lock of a local warehouse, or `is_stopping`."""
+    is_told = False
+    while not is_stopping():
+        try:
+            with lock(config):
+                return
+        except FencedError as error:
+            if not is_told:
+                log.warning("standing by: %s", error)
+            is_told = True
+            time.sleep(_LOOK_S)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,14 @@
-"""Run by spark-submit with `--packages`: prints where Ivy has put their jars. See `commitlake.spark.runtime.jars`."""
+"""Run by spark-submit with Maven packages: prints where Ivy has put their jars. See `commitlake.spark.runtime.jars`."""
 
 from __future__ import annotations
 
+import sys
+
 from pyspark.java_gateway import launch_gateway
 
-gateway = launch_gateway()  # type: ignore[no-untyped-call]
-print("jars:" + gateway.jvm.java.lang.System.getProperty("spark.jars"))
+jvm = launch_gateway().jvm  # type: ignore[no-untyped-call]
+jvm.org.apache.spark.SparkConf()  # loads what the resolver logs with
+for package in sys.argv[1:]:
+    found = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(jvm.java.net.URI(f"ivy://{package}"))
+    for number in range(found.size()):
+        print("jar:" + found.apply(number))

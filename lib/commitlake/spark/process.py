@@ -43,8 +43,8 @@ def short_errors() -> Iterator[None]:
 
 
 def is_driver() -> bool:
-    """Whether this is Spark's driver: spark-submit runs it, started by `submit` or by hand."""
-    return MEETING_PLACE in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    """Whether this is Spark's driver: spark-submit runs it, started by `submit` or by hand; or Databricks runs it."""
+    return any(name in os.environ for name in (MEETING_PLACE, "PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"))
 
 
 @contextmanager

@@ -19,13 +19,22 @@ from commitlake.errors import SetupError
 
 log = logging.getLogger(__name__)
 
-# Versions proven together. With another Spark on the cluster, the environment names the packages that fit it.
-PACKAGES = tuple(
-    os.environ.get(
-        "COMMITLAKE_PACKAGES",
-        "io.delta:delta-spark_4.0_2.13:4.3.1,org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
-    ).split(",")
-)
+# Versions proven together, by Spark's. The connector asks for a token provider of its own version, and not every
+# repository has one; that of 4.0 fits them all.
+_TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
+_PACKAGES = {
+    "4.0": ("io.delta:delta-spark_4.0_2.13:4.3.1", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"),
+    "4.1": (
+        "io.delta:delta-spark_4.1_2.13:4.3.1",
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.0?exclude={_TOKENS}",
+        f"{_TOKENS}:4.0.0?transitive=false",
+    ),
+    "4.2": (
+        "io.delta:delta-spark_4.2_2.13:4.4.0",
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0?exclude={_TOKENS}",
+        f"{_TOKENS}:4.0.0?transitive=false",
+    ),
+}
 LOCAL_FILES_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 """Hadoop's local file system without a process for each file; see `session.LOCAL_SETTINGS`."""
 KAFKA_BROKER_PACKAGE = os.environ.get("COMMITLAKE_BROKER_PACKAGE", "org.apache.kafka:kafka_2.13:4.1.1")
@@ -56,18 +65,62 @@ def java() -> str:
 
 
 def spark_home() -> Path:
-    """Return SPARK_HOME, else the home of the pyspark that is installed.
+    """Return SPARK_HOME, else the home of a spark-submit on the PATH, else that of the pyspark that is installed.
 
     Raises:
         SetupError: there is no Spark.
     """
     if "SPARK_HOME" in os.environ:
         return Path(os.environ["SPARK_HOME"])
+    on_path = shutil.which("spark-submit")
+    if on_path and (home := Path(on_path).resolve().parents[1]).joinpath("jars").is_dir():
+        return home
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         msg = "no Spark found; install it with pip install 'commitlake[spark]', or set SPARK_HOME"
         raise SetupError(msg)
     return Path(found.origin).parent
+
+
+def spark_version() -> str:
+    """Return the version of the Spark that is used, for example `4.0.5`; empty where its home has no jars.
+
+    Raises:
+        SetupError: it is none of those that CommitLake runs on.
+    """
+    cores = [path.stem.rpartition("-")[2] for path in (spark_home() / "jars").glob("spark-core_*.jar")]
+    for version in cores:
+        check_spark(version, f" at {spark_home()}")
+    return "".join(cores[:1])
+
+
+def check_spark(version: str, where: str = "") -> None:
+    """Compare Spark's version with those that CommitLake runs on.
+
+    Args:
+        version: for example `4.0.5`.
+        where: put behind it in the error.
+
+    Raises:
+        SetupError: it is none of them.
+    """
+    if not version.startswith(tuple(f"{each}." for each in _PACKAGES)):
+        msg = (
+            f"this is Spark {version}{where}; CommitLake runs on Spark {', '.join(_PACKAGES)} with the Delta of the "
+            "same release; use one of these, or let SPARK_HOME name it"
+        )
+        raise SetupError(msg)
+
+
+def packages() -> tuple[str, ...]:
+    """Return Delta and the Kafka connector for the Spark that is used, as Maven names them.
+
+    Raises:
+        SetupError: Spark is none of those that CommitLake runs on.
+    """
+    version = spark_version()
+    given = os.environ.get("COMMITLAKE_PACKAGES")
+    return tuple(given.split(",")) if given else _PACKAGES.get(version[:3], _PACKAGES["4.0"])
 
 
 def spark_submit() -> tuple[list[str], dict[str, str]]:
@@ -90,6 +143,9 @@ def spark_submit() -> tuple[list[str], dict[str, str]]:
 
 def jars(packages: Sequence[str]) -> list[str]:
     """Return paths of the jars of Maven `packages` and of all they need.
+
+    A package is `group:artifact:version`, and what Spark's `ivy://` takes behind it: `?transitive=false`,
+    `?exclude=group:artifact`.
 
     Ivy resolves them into the user's cache the first time (seconds to a minute); the list is kept, so that later
     calls take no time and need no network.
@@ -126,13 +182,7 @@ def _resolve(packages: Sequence[str]) -> list[str]:
     java()
     log.info("resolving %s", ", ".join(packages))
     command, environment = spark_submit()
-    command += [
-        "--master",
-        "local[1]",
-        "--packages",
-        ",".join(packages),
-        str(Path(__file__).with_name("print_jars.py")),
-    ]
+    command += ["--master", "local[1]", str(Path(__file__).with_name("print_jars.py")), *packages]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=_RESOLVE_TIMEOUT_S
@@ -142,9 +192,9 @@ def _resolve(packages: Sequence[str]) -> list[str]:
         output = f"no end after {_RESOLVE_TIMEOUT_S} s"
     except OSError as error:
         output = f"{command[0]}: {error.strerror}"
-    found = re.search(r"^jars:(.+)$", output, re.MULTILINE)
+    found = re.findall(r"^jar:(.+)$", output, re.MULTILINE)
     if not found:
         last = "\n".join(output.strip().splitlines()[-8:])
         msg = f"cannot resolve {', '.join(packages)}; is the Maven repository in reach?\n{last}"
         raise SetupError(msg)
-    return [unquote(urlparse(jar).path) for jar in found[1].split(",")]
+    return list(dict.fromkeys(unquote(urlparse(jar).path) for jar in found))

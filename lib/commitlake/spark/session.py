@@ -7,41 +7,42 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commitlake.config import Config
+from commitlake.errors import SetupError
 from commitlake.places import is_local
-from commitlake.spark import class_archive, runtime
-from commitlake.spark.runtime import KAFKA_BROKER_PACKAGE, PACKAGES
+from commitlake.spark import class_archive, given, runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["KAFKA_BROKER_PACKAGE", "PACKAGES", "apply_settings", "beside", "build", "submit_settings"]
-
-# May be set on a session that runs already, such as that of a notebook.
-RUNTIME_SETTINGS = {
+# Rules of the protocol rest on these; nobody may change them.
+REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
+    # A Kafka record may repeat a header; the last one counts.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    # Coordination runs when it gets rows, and only then: `processAllAvailable` returns when they are done with.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # A nullable or too wide number must fail, never be rounded or wrapped.
+    "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
+}
+# May be set on a session that runs already, such as that of a notebook; the operator's values win.
+TUNING = {
     # Plans are small and many: planning them again costs more than it saves (0.2 s of a 0.6 s Delta append).
     "spark.sql.adaptive.enabled": "false",
     # Spark takes the compressed size of a cached frame for its size, and runs out of memory; joins say it themselves.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     # A batch is cached for seconds: looking for a compression costs a seventh of landing's time, and saves memory only.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # A Kafka record may repeat a header; the last one counts.
-    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     # A coordinator without new data runs about 86 400 batches a day; keep what a report needs.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     # Delta's state of a table here is small: 50 tasks to rebuild it, the default, are 48 too many.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # Coordination runs when it gets rows, and only then: `processAllAvailable` returns when they are done with.
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # How often it looks for rows: with Spark's 10 ms an idle coordinator lists the log of its input 100 times a second.
+    # How often coordination looks for rows: with Spark's 10 ms it lists the log of its idle input 100 times a second.
     "spark.sql.streaming.pollingDelay": "50ms",
-    # A nullable or too wide number must fail, never be rounded or wrapped.
-    "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
 }
 # For joins with all of history, tens of millions of keys or none. Sorted in two partitions, as batches are, 20 million
 # do not fit a heap of 2 GiB; where they are few, adaptive execution puts the partitions together again.
@@ -62,12 +63,6 @@ MAINTENANCE_SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
     # The configuration says how long files are kept; the coordinator's own files are never read late.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-}
-# On a local file system Hadoop starts a process for every file to set its permissions; this manager does not.
-LOCAL_CHECKPOINTS = {
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
-    )
 }
 # Need to be there before the JVM is.
 STATIC_SETTINGS = {
@@ -109,6 +104,8 @@ _JAVA_OPTIONS = (
 # The optimising compiler pays back after minutes only: the first batches take 8, 5, 2 s instead of 11, 10, 4 s.
 # That alone would leave 48 MiB for code, which the plans of some minutes fill: then nothing is compiled any more.
 _SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+# Executors compile and run the same code as a driver that is alone.
+CLUSTER_SETTINGS = {"spark.executor.extraJavaOptions": _JAVA_OPTIONS}
 
 
 def build(
@@ -126,7 +123,7 @@ def build(
         short_lived: whether the application ends within minutes, so that a quick start beats top speed.
 
     Raises:
-        SetupError: no fitting Java, or jars that cannot be resolved.
+        SetupError: no fitting Java, jars that cannot be resolved, or a session of Spark Connect.
     """
     from pyspark.sql import SparkSession
 
@@ -138,9 +135,34 @@ def build(
             builder = builder.config(name, value)
         builder = builder.master(master)
     spark = _with_own_interrupt_handler(builder.getOrCreate)
+    require_classic(spark)
     _bind_helpers(spark)
     apply_settings(spark, config)
     return spark
+
+
+def for_reading() -> SparkSession:
+    """Return a session that reads tables: that of a notebook or of Spark Connect, else a new local one."""
+    from pyspark.sql import SparkSession
+
+    there = SparkSession.getActiveSession()
+    if "SPARK_REMOTE" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return SparkSession.builder.getOrCreate()
+    return there or build(app_name="commitlake-reading", short_lived=True)
+
+
+def require_classic(spark: SparkSession) -> None:
+    """Refuses a session of Spark Connect, whose JVM is out of reach.
+
+    Raises:
+        SetupError: it is one.
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        msg = (
+            "this is a session of Spark Connect (on Databricks: serverless, or a cluster of standard access mode); the "
+            "coordinator needs a classic one: use a cluster with dedicated access mode; tables can be read here"
+        )
+        raise SetupError(msg)
 
 
 def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapping[str, str] | None = None) -> None:
@@ -151,10 +173,27 @@ def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapp
         config: says where checkpoints are; None for local ones.
         more: further settings, by name.
     """
-    settings = RUNTIME_SETTINGS | (LOCAL_CHECKPOINTS if config is None or is_local(config.checkpoints) else {})
-    settings |= more or {}
-    for name, value in settings.items():
+    settings = TUNING | (_local_checkpoints(spark.version) if config is None or is_local(config.checkpoints) else {})
+    settings["spark.sql.shuffle.partitions"] = _shuffle_partitions(spark, config)
+    chosen = given.settings(given.from_environment())
+    settings |= {name: chosen[name] for name in settings if name in chosen}
+    for name, value in {**settings, **(more or {}), **REQUIRED}.items():
         spark.conf.set(name, value)
+
+
+def _shuffle_partitions(spark: SparkSession, config: Config | None) -> str:
+    """A task for each core, but no more than queues: each is a state store, opened and committed in every round."""
+    context = spark.sparkContext
+    if is_one_machine(str(context.master)) or config is None:
+        return LOCAL_SETTINGS["spark.sql.shuffle.partitions"]
+    return str(max(2, min(config.kafka.queues, context.defaultParallelism)))
+
+
+def _local_checkpoints(version: str) -> dict[str, str]:
+    """On a local file system Hadoop starts a process for every file to set its permissions; this manager does not."""
+    package = "org.apache.spark.sql.execution.streaming"
+    moved = "" if version.startswith("4.0.") else ".checkpointing"
+    return {"spark.sql.streaming.checkpointFileManagerClass": f"{package}{moved}.FileSystemBasedCheckpointFileManager"}
 
 
 def beside(spark: SparkSession, config: Config, more: Mapping[str, str] | None = None) -> SparkSession:
@@ -179,22 +218,32 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
     java = runtime.java()
     log4j = Path(__file__).with_name("log4j2.properties").as_uri()
     options = [_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log4j}", _SHORT_LIVED_OPTIONS if short_lived else ""]
-    settings = {**RUNTIME_SETTINGS, **STATIC_SETTINGS}
-    if master.startswith("local"):
+    settings = {**REQUIRED, **TUNING, **STATIC_SETTINGS}
+    if is_one_machine(master):
         jars = jars_of_one_machine()
         settings |= LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)}
         options += class_archive.java_options(java, jars)
     else:
-        settings["spark.jars"] = ",".join(runtime.jars(PACKAGES))
+        settings |= CLUSTER_SETTINGS | {"spark.jars": ",".join(_beside_spark(runtime.packages()))}
     return settings | {"spark.driver.extraJavaOptions": " ".join(filter(None, options))}
 
 
+def is_one_machine(master: str) -> bool:
+    """Whether driver and executors share a machine, with its disks and its loopback addresses."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
 def jars_of_one_machine() -> list[str]:
-    """Those that Spark itself does not have, for the class path: of it alone Java keeps an archive of classes.
+    """Jars for the class path: of it alone Java keeps an archive of classes.
 
     Hadoop looks for its file system before any jar of `spark.jars` is added.
     """
-    jars = runtime.jars((*PACKAGES, runtime.LOCAL_FILES_PACKAGE))
+    return _beside_spark((*runtime.packages(), runtime.LOCAL_FILES_PACKAGE))
+
+
+def _beside_spark(packages: Sequence[str]) -> list[str]:
+    """The jars of packages that Spark itself does not have: of 43 it has 25, and each goes to every executor."""
+    jars = runtime.jars(packages)
     own = {_without_version(jar.stem) for jar in (runtime.spark_home() / "jars").glob("*.jar")}
     # Ivy names a jar <group>_<artifact>-<version>.
     return [jar for jar in jars if _without_version(Path(jar).stem.partition("_")[2]) not in own]

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from commitlake.spark import process, runtime, session
+from commitlake.spark import executors, given, process, runtime, session
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LIBRARY = Path(__file__).parents[2]
@@ -50,11 +50,12 @@ def launch(
         place = Path(directory)
         command, environment = runtime.spark_submit()
         command += ["--master", master, "--name", name]
-        for key, value in session.submit_settings(master, short_lived=short_lived).items():
-            command += ["--conf", f"{key}={value}"]
-        if not master.startswith("local"):
-            command += ["--py-files", str(_zipped(place))]
-        command += [*shlex.split(os.environ.get("COMMITLAKE_SPARK_ARGS", "")), str(script), *arguments]
+        words = given.from_environment()
+        settings = session.submit_settings(master, short_lived=short_lived)
+        if not session.is_one_machine(master):
+            settings |= _shipped(place, {**given.defaults(runtime.spark_home()), **given.settings(words)})
+            environment = _without_own_python(environment)
+        command += [*given.arguments(settings, words, runtime.spark_home()), str(script), *arguments]
         if dry_run:
             print(shlex.join(command))
             return 0
@@ -68,6 +69,19 @@ def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str
         process.MEETING_PLACE: str(place),
         process.TERMINAL: str(process.terminal_columns()),
     }
+
+
+def _shipped(place: Path, others: Mapping[str, str]) -> dict[str, str]:
+    """Settings that give executors this package, and the others that they need unless a Python is named for them."""
+    settings = {"spark.submit.pyFiles": str(_zipped(place)), "spark.pyspark.driver.python": sys.executable}
+    if "spark.pyspark.python" in others or "PYSPARK_PYTHON" in os.environ:
+        return settings
+    return settings | executors.settings()
+
+
+def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """The driver's own interpreter is nothing that executors have."""
+    return {name: value for name, value in environment.items() if name != "PYSPARK_PYTHON" or name in os.environ}
 
 
 def _zipped(place: Path) -> Path:

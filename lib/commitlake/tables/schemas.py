@@ -194,6 +194,11 @@ timestamp started_at
 string    version
 """
 
+DESTINATIONS = """
+string    topic table
+timestamp created_at
+"""
+
 REJECTED = """
 string    source
 int       kafka_partition
@@ -250,6 +255,7 @@ TABLES: dict[str, Table] = {
     "checks": Table(columns(CHECKS), ("queue",), ("half_offset", "requested_at", "batch_id")),
     "batches": Table(columns(BATCHES), (), ("batch_id", "completed_at")),
     "epochs": Table(columns(EPOCHS), (), ("epoch", "started_at")),
+    "destinations": Table(columns(DESTINATIONS), (), ("created_at",)),
     "rejected": Table(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
     # Each run of retention: what ended before `ended_before` may be gone.
     "maintenance": Table(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),

@@ -16,6 +16,9 @@ from pyspark.sql import functions as F
 
 from commitlake.errors import WarehouseError, root_reason
 from commitlake.protocol.topic_names import from_path_name
+from commitlake.spark.files import Files
+from commitlake.spark.frames import of_rows
+from commitlake.spark.parallel import run_all
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.names import TableName
@@ -82,7 +85,25 @@ class Warehouse:
 
     def topics(self) -> set[str]:
         """Names of all topics that have a table."""
+        return self.listed_topics() or self.found_topics()
+
+    def listed_topics(self) -> set[str]:
+        """Those that `destinations` lists."""
+        return {row["topic"] for row in self.read("destinations").select("topic").distinct().collect()}
+
+    def found_topics(self) -> set[str]:
+        """Those whose tables are there; a coordinator of an older version did not list them."""
         return set(self._catalog_topics() if self._in_catalog else map(from_path_name, self._directory_topics()))
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        """Creates the tables of topics where they are missing, and lists them in `destinations`."""
+        new = sorted(topics)
+        if not new:
+            return
+        run_all(self.spark, [partial(self.ensure_topic, topic) for topic in new])
+        rows = [{"topic": topic, "table": self._name(TableName.of_topic(topic))} for topic in new]
+        listed = of_rows(self.spark, rows, TABLES["destinations"].schema)
+        self.append(listed.withColumn("created_at", F.current_timestamp()), "destinations")
 
     def may_hold(self, topic: str) -> bool:
         """Whether the topic's name can be part of a table's name here."""
@@ -177,11 +198,13 @@ class Warehouse:
 
     def locate(self, name: str) -> str:
         """Path, or quoted catalog name."""
-        table = TableName(name)
         if self._in_catalog:
-            parts = [*self.root.removeprefix(_CATALOG).split("."), table.in_catalog]
+            parts = [*self.root.removeprefix(_CATALOG).split("."), self._name(TableName(name))]
             return ".".join(f"`{part}`" for part in parts)
-        return f"{self.root}/{table.path}"
+        return f"{self.root}/{self._name(TableName(name))}"
+
+    def _name(self, table: TableName) -> str:
+        return table.in_catalog if self._in_catalog else table.path
 
     def _create(self, name: TableName) -> None:
         if self._in_catalog:
@@ -204,12 +227,7 @@ class Warehouse:
         return self.table(name).history(limit).select("version", "userMetadata").collect()
 
     def _directory_topics(self) -> Iterable[str]:
-        jvm: Any = self.spark.sparkContext._jvm
-        path = jvm.org.apache.hadoop.fs.Path(f"{self.root}/topics")
-        files = path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
-        if not files.exists(path):
-            return []
-        return [status.getPath().getName() for status in files.listStatus(path) if status.isDirectory()]
+        return Files(self.spark, self.root).directories("topics")
 
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)

@@ -1,0 +1,142 @@
+"""What driver, executors and the places of the tables must have in common; looked at before anything is written."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from commitlake.config import Config
+from commitlake.errors import ConfigError, SetupError, root_reason
+from commitlake.places import has_scheme, is_local
+from commitlake.spark import executors, runtime
+from commitlake.spark.session import is_one_machine
+
+_SINGLE_DRIVER = "io.delta.storage.S3SingleDriverLogStore"
+_NEEDED_CLASSES = {
+    "Delta": "io.delta.sql.DeltaSparkSessionExtension",
+    "the Kafka connector": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+}
+
+
+def resolved(spark: SparkSession, config: Config) -> Config:
+    """The configuration with its places as Spark takes them: a plain path is on the file system `fs.defaultFS` names.
+
+    On a cluster `/lake` is rarely a directory of the driver's, and a lock there would keep nobody out.
+    """
+    return replace(
+        config, warehouse=_resolved(spark, config.warehouse), checkpoints=_resolved(spark, config.checkpoints)
+    )
+
+
+def _resolved(spark: SparkSession, place: str) -> str:
+    if has_scheme(place):
+        return place
+    jvm: Any = spark.sparkContext._jvm
+    default = jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(spark.sparkContext._jsc.hadoopConfiguration())
+    if default.getScheme() == "file":
+        return place
+    path = jvm.org.apache.hadoop.fs.Path(place)
+    return str(path.makeQualified(default, path).toString())
+
+
+def check(spark: SparkSession, config: Config) -> None:
+    """Refuses what could not work, or would break a promise, on the cluster that Spark runs on.
+
+    Args:
+        spark: any session of the application.
+        config: as `resolved` returned it.
+
+    Raises:
+        ConfigError: executors can't see the warehouse, the checkpoints or Kafka; or two coordinators could both commit.
+        SetupError: Spark, Delta or the executors' Python does not fit.
+    """
+    if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # has Spark, Delta and log store of its own
+        runtime.check_spark(spark.version)
+        _check_classes(spark)
+        _check_log_store(spark, config.warehouse)
+    master = str(spark.sparkContext.master)
+    if not is_one_machine(master):
+        _refuse_local_places(config, master)
+        _check_executors(spark, config)
+
+
+def _check_classes(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    for what, name in _NEEDED_CLASSES.items():
+        try:
+            jvm.org.apache.spark.util.Utils.classForName(name, False, True)
+        except Exception as error:
+            msg = (
+                f"{what} is not on Spark's class path; start Spark by ./spark-submit.sh, or with --packages "
+                f"{','.join(each.partition('?')[0] for each in runtime.packages())}"
+            )
+            raise SetupError(msg) from error
+
+
+def _check_log_store(spark: SparkSession, warehouse: str) -> None:
+    scheme = warehouse.partition(":")[0]
+    if scheme not in ("s3", "s3a", "s3n"):
+        return
+    key = f"spark.delta.logStore.{scheme}.impl"
+    store = spark.conf.get(key, None) or _SINGLE_DRIVER
+    if store == _SINGLE_DRIVER:
+        msg = (
+            f"{key}: {store} is not allowed; on S3 it lets two coordinators commit the same version of a table, and "
+            "rows are lost; set it to io.delta.storage.S3DynamoDBLogStore, from the package "
+            "io.delta:delta-storage-s3-dynamodb of Delta's version, or to another log store with an atomic put"
+        )
+        raise ConfigError(msg)
+
+
+def _refuse_local_places(config: Config, master: str) -> None:
+    for name, place in (("warehouse", config.warehouse), ("checkpoints", config.checkpoints)):
+        if is_local(place):
+            msg = (
+                f"{name}: {place} is a directory of the driver's machine, which executors of {master} do not see; give "
+                "a place that all of them see, such as hdfs:// or s3a://, or use the master local[*]"
+            )
+            raise ConfigError(msg)
+    if config.kafka.is_embedded:
+        msg = (
+            f"kafka.bootstrap_servers: 'embedded' is not allowed with the master {master}: executors do not reach a "
+            "broker on the driver's loopback; name a broker's host:port, or use the master local[*]"
+        )
+        raise ConfigError(msg)
+
+
+def _check_executors(spark: SparkSession, config: Config) -> None:
+    own = executors.look()
+    try:
+        found = executors.look_around(spark)
+    except Exception as error:  # of Spark, of py4j, or of what the tasks import
+        raise _no_python(own, root_reason(error)) from error
+    for look in found:
+        if look.versions != own.versions:
+            raise _no_python(own, f"{look.host} has {dict(look.versions)}")
+    loopback = [address for address in config.kafka.bootstrap_servers.split(",") if _is_loopback(address)]
+    elsewhere = sorted({look.host for look in found} - {own.host})
+    if loopback and elsewhere:
+        msg = (
+            f"kafka.bootstrap_servers: {', '.join(loopback)} is a loopback address, and executors run on "
+            f"{', '.join(elsewhere)}, where it is another machine; give an address that all of them reach"
+        )
+        raise ConfigError(msg)
+
+
+def _no_python(own: executors.Look, reason: str) -> SetupError:
+    return SetupError(
+        f"the executors can't run this CommitLake: {reason}; the driver has {dict(own.versions)}, and executors need "
+        "the same; let ./spark-submit.sh ship it, or name a Python that has it with --conf spark.pyspark.python=..."
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

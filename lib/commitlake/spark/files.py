@@ -1,0 +1,57 @@
+"""Small files and directories of any file system that Spark reaches, through Hadoop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+
+class Files:
+    """The file system of a place.
+
+    Args:
+        spark: any session of the application.
+        place: a plain path or a URI.
+    """
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        self._jvm: Any = spark.sparkContext._jvm
+        self._root = place.rstrip("/")
+        self._system = self._path("").getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}".rstrip("/"))
+
+    def directories(self, name: str) -> list[str]:
+        """Names of the directories in a directory; none where there is no such directory."""
+        path = self._path(name)
+        if not self._system.exists(path):
+            return []
+        return [status.getPath().getName() for status in self._system.listStatus(path) if status.isDirectory()]
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a small file, in the place of the one that is there."""
+        with_text = self._system.create(self._path(name), True)
+        try:
+            with_text.write(bytearray(text.encode()))
+        finally:
+            with_text.close()
+
+    def read(self, name: str) -> str | None:
+        """The text of a small file, None where there is none."""
+        try:
+            stream = self._system.open(self._path(name))
+        except Py4JJavaError as error:
+            if "FileNotFoundException" in str(error.java_exception):
+                return None
+            raise
+        try:
+            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
+        finally:
+            stream.close()
+
+    def delete(self, name: str) -> None:
+        """Deletes a file, if it is there."""
+        self._system.delete(self._path(name), False)
