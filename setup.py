@@ -18,6 +18,7 @@ DEV = [
     "chispa>=0.12",
     "hypothesis>=6",
     "mypy>=2",
+    "pyspark[connect]",
     "pytest>=9",
     "pytest-timeout>=2.4",
     "ruff>=0.17",

@@ -5,9 +5,11 @@
 # MAGIC Forty orders, each a local transaction in SQLite. Most are committed at once, some are rolled back, some give no
 # MAGIC answer and are checked, and four stay unknown until they are discarded.
 # MAGIC
-# MAGIC It needs `pip install 'commitlake[notebook]'`. On a cluster, install `commitlake`, matplotlib and the Kafka connector
-# MAGIC of its Spark, and fill in the two widgets. As a script, `.venv/bin/python notebooks/quickstart.py`, it starts a Kafka
-# MAGIC broker of its own and writes to a temporary directory.
+# MAGIC It needs `pip install 'commitlake[notebook]'`. On Databricks install `commitlake` and matplotlib, and fill in the
+# MAGIC widgets. As a script, `.venv/bin/python notebooks/quickstart.py`, it starts a Kafka broker of its own and writes to a
+# MAGIC temporary directory.
+# MAGIC
+# MAGIC **The coordinator needs a cluster with dedicated access mode.** The other notebooks run anywhere, also serverless.
 
 # COMMAND ----------
 
@@ -18,12 +20,14 @@ import time
 from contextlib import ExitStack
 
 import matplotlib.pyplot as plt
+import yaml
 
 import commitlake
 from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
 from commitlake.kafka.embedded import provide
 from commitlake.ops import ledger
 from commitlake.spark import session
+from commitlake.tables import Warehouse, topic_table
 
 
 def parameter(name: str, default: str) -> str:
@@ -46,16 +50,19 @@ def show(rows) -> None:
 
 # MAGIC %md
 # MAGIC ## Start the coordinator
-# MAGIC It runs in this session until it is stopped, in the last cell.
+# MAGIC It runs in this session until it is stopped, in the last cell. `warehouse` is a directory, a volume or a schema,
+# MAGIC `schema:<catalog>.<schema>`. `kafka_options` is YAML, in the Java client's names; `secret:<scope>/<key>` stands for a
+# MAGIC secret.
 
 # COMMAND ----------
 
 place = parameter("place", tempfile.mkdtemp(prefix="commitlake-quickstart-"))
 conf = config.from_mapping(
     {
-        "warehouse": f"{place}/warehouse",
-        "checkpoints": f"{place}/checkpoints",
+        "warehouse": parameter("warehouse", f"{place}/warehouse"),
+        "checkpoints": parameter("checkpoints", f"{place}/checkpoints"),
         "kafka.bootstrap_servers": parameter("bootstrap_servers", "embedded"),
+        "kafka.options": yaml.safe_load(parameter("kafka_options", "{}")),
         "kafka.topic_prefix": "quickstart.",
         "trigger_interval": "500ms",
         "transaction": {"timeout": "1s", "check_interval": "10s", "check_max": 2},
@@ -65,6 +72,7 @@ running = ExitStack()
 conf = running.enter_context(provide(conf))
 spark = session.build(conf, app_name="quickstart", short_lived=True)
 coordinator = running.enter_context(commitlake.start(spark, conf))
+tables = Warehouse(spark, conf.warehouse)
 
 # COMMAND ----------
 
@@ -100,7 +108,13 @@ class Orders(TransactionListener):
 
 
 producer = running.enter_context(
-    TransactionMQProducer("quickstart", Orders(), bootstrap_servers=conf.kafka.bootstrap_servers, topic_prefix="quickstart.")
+    TransactionMQProducer(
+        "quickstart",
+        Orders(),
+        bootstrap_servers=conf.kafka.bootstrap_servers,
+        topic_prefix=conf.kafka.topic_prefix,
+        options=conf.kafka.options,
+    )
 )
 sent = [
     producer.send_message_in_transaction(Message("orders", f"order {number}", "new", str(number)))
@@ -117,7 +131,7 @@ sent = [
 
 
 def ended() -> int:
-    return spark.read.format("delta").load(f"{conf.warehouse}/transactions").count()
+    return tables.read("transactions").count()
 
 
 deadline = time.monotonic() + 300
@@ -132,8 +146,12 @@ while ended() < len(sent) and time.monotonic() < deadline:
 
 # COMMAND ----------
 
-orders = spark.read.format("delta").load(f"{conf.warehouse}/topics/orders")
-show(orders.selectExpr("keys", "CAST(body AS STRING) AS text", "transaction_id", "visible_at").orderBy("visible_at").limit(5))
+orders = tables.read(topic_table("orders"))
+show(
+    orders.selectExpr("keys", "CAST(body AS STRING) AS text", "transaction_id", "visible_at")
+    .orderBy("visible_at")
+    .limit(5)
+)
 
 # COMMAND ----------
 
@@ -155,8 +173,7 @@ show(ledger.transaction(spark, conf.warehouse, sent[2].transaction_id))
 # COMMAND ----------
 
 ends = (
-    spark.read.format("delta")
-    .load(f"{conf.warehouse}/transactions")
+    tables.read("transactions")
     .selectExpr("state", "reason", "CAST(resolved_at AS DOUBLE) - CAST(stored_at AS DOUBLE) AS seconds")
     .toPandas()
 )
@@ -166,7 +183,7 @@ for (state, reason), group in ends.groupby(["state", "reason"]):
 axes.set_xlabel("seconds from half message to end")
 axes.set_xlim(left=0)
 figure.tight_layout()
-figure.savefig("/tmp/quickstart.png" if "dbutils" in globals() else f"{place}/quickstart.png")
+figure.savefig(f"{place}/quickstart.png")
 if "display" in globals():
     display(figure)  # noqa: F821
 else:

@@ -1,0 +1,102 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # CommitLake: read what was committed
+# MAGIC
+# MAGIC Topic tables are plain Delta tables: a batch, a stream, several topics at one point. Nothing here needs the coordinator
+# MAGIC or a classic cluster. As a script: `READ_WAREHOUSE=... .venv/bin/python notebooks/reading.py`.
+
+# COMMAND ----------
+
+import os
+import tempfile
+
+from commitlake.spark import session
+from commitlake.tables import Warehouse, topic_table
+
+
+def parameter(name: str, default: str) -> str:
+    """A widget's value in Databricks; elsewhere that of an environment variable."""
+    if "dbutils" in globals():
+        dbutils.widgets.text(name, default)  # noqa: F821
+        return dbutils.widgets.get(name)  # noqa: F821
+    return os.environ.get(f"READ_{name.upper()}", default)
+
+
+def show(rows) -> None:
+    """As a table: `display` in Databricks, text elsewhere."""
+    if "display" in globals():
+        display(rows)  # noqa: F821
+    else:
+        rows.show(truncate=False)
+
+
+spark = globals().get("spark") or session.for_reading()
+warehouse = Warehouse(spark, parameter("warehouse", "schema:main.commitlake"))
+topic = parameter("topic", "orders")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Which topics there are
+
+# COMMAND ----------
+
+show(warehouse.read("destinations").orderBy("topic"))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A batch
+# MAGIC In the order of the topic: transactional and delayed rows by batch, queue and offset.
+
+# COMMAND ----------
+
+rows = warehouse.read(topic_table(topic)).selectExpr(
+    "keys",
+    "tags",
+    "CAST(body AS STRING) AS text",
+    "transaction_id",
+    "visible_at",
+    "batch_id",
+    "source_queue",
+    "source_offset",
+)
+show(rows.orderBy("batch_id", "source_queue", "source_offset").limit(20))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A stream
+# MAGIC Each row comes once. Tables only grow, so no option about changed rows is needed. Here it takes what is there and ends;
+# MAGIC without the trigger it goes on.
+
+# COMMAND ----------
+
+place = parameter("checkpoint", tempfile.mkdtemp(prefix="commitlake-reading-"))
+stream = spark.readStream.format("delta")
+source = warehouse.locate(topic_table(topic))
+found = stream.table(source) if warehouse.root.startswith("schema:") else stream.load(source)
+query = (
+    found.selectExpr("keys", "CAST(body AS STRING) AS text")
+    .writeStream.format("memory")
+    .queryName("committed")
+    .option("checkpointLocation", place)
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()
+show(spark.table("committed").limit(20))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Several topics at one point
+# MAGIC A batch appends to its topic tables one after the other. Up to the newest complete batch, read first, all of a
+# MAGIC transaction's messages are there or none.
+
+# COMMAND ----------
+
+complete = warehouse.newest_batch()
+for name in sorted(warehouse.topics()):
+    at_one_point = warehouse.read(topic_table(name)).where(f"batch_id IS NULL OR batch_id <= {complete}")
+    print(f"{name}: {at_one_point.count()} rows up to batch {complete}")

@@ -1,0 +1,94 @@
+"""The notebooks that read, run as they are on Spark Connect, as Databricks runs them without a classic cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.cluster import free_port
+from tests.support.killing import ENVIRONMENT, ROOT, kill
+from tests.support.lake import Lake
+from tests.support.polling import wait_for
+
+from commitlake.spark import runtime, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from commitlake.kafka.embedded import EmbeddedBroker
+
+SHOWN = {
+    "reading": ["orders", "paid", "orders: 1 rows up to batch"],
+    "ledger": ["COMMITTED", "CHECK_MAX", "COMMIT op", "half message"],
+    "operations": ["all is well", "true"],
+}
+"""Notebooks, and what stands in their output."""
+
+
+@contextmanager
+def connect_server(log: Path) -> Iterator[str]:
+    """A Spark Connect server, which comes with pyspark; yields its address."""
+    port = free_port()
+    command, environment = runtime.spark_submit()
+    settings = session.submit_settings("local[2]", short_lived=True) | {"spark.connect.grpc.binding.port": str(port)}
+    pairs = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]", *pairs]
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_for(lambda: "Spark Connect server started at" in log.read_text(), 120, log.read_text)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        kill(server)
+
+
+@pytest.fixture(scope="module")
+def story(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A warehouse with an order that was committed and one that was discarded."""
+    with Lake(broker.bootstrap_servers, "reading.", tmp_path_factory.mktemp("reading")) as lake:
+        lake.op("COMMIT", "paid", lake.half("paid"))
+        lake.half("lost")
+        lake.run(spark)
+        lake.run(spark, transaction_timeout="0s", transaction_check_max=0)
+        yield str(lake.warehouse)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ExitStack() as stack:
+        yield stack.enter_context(connect_server(tmp_path_factory.mktemp("connect") / "log"))
+
+
+@pytest.mark.parametrize("notebook", SHOWN)
+def test_a_notebook_runs_without_a_classic_session(notebook: str, server: str, story: str, tmp_path: Path) -> None:
+    own = {"SPARK_REMOTE": server, "READ_WAREHOUSE": story}
+    done = subprocess.run(
+        [sys.executable, ROOT / "notebooks" / f"{notebook}.py"],
+        env={**ENVIRONMENT, **own}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [text for text in SHOWN[notebook] if text not in done.stdout] == [], done.stdout
+
+
+def test_a_coordinator_says_at_once_that_it_needs_a_classic_session(server: str, tmp_path: Path) -> None:
+    code = """
+from pyspark.sql import SparkSession
+import commitlake
+commitlake.start(SparkSession.builder.getOrCreate(), {"warehouse": "/tmp/never"})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**ENVIRONMENT, "SPARK_REMOTE": server}, cwd=tmp_path,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "use a cluster with dedicated access mode" in done.stderr
