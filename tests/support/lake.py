@@ -50,6 +50,7 @@ class Lake:
 
     def __init__(self, servers: str, prefix: str, root: Path, **changes: object) -> None:
         self.root, self.warehouse = root, root / "warehouse"
+        self.tables = changes.get("warehouse", self.warehouse)
         self.settings: dict[str, object] = {
             **QUIET,
             "kafka.bootstrap_servers": servers,
@@ -148,7 +149,7 @@ class Lake:
 
     def rows(self, table: str) -> list[Row]:
         """All rows of a table; none before its first commit."""
-        return tables.rows(self.warehouse, table)
+        return tables.rows(str(self.tables), table)
 
     def topic(self, name: str) -> list[Row]:
         """All rows of a topic's table, by its name on disk."""
@@ -156,7 +157,7 @@ class Lake:
 
     def topics(self) -> list[str]:
         """The topics that have a table."""
-        return tables.topics(self.warehouse)
+        return tables.topics(str(self.tables))
 
     def rejected(self) -> dict[Record, Row]:
         """Rows of `rejected` by their record; fails when a record has two."""

@@ -17,13 +17,19 @@ class Coordinator:
     """The process, and its output so far."""
 
     def __init__(
-        self, place: Path, *arguments: str, heap: str = "1g", spark_args: str = "", **settings: object
+        self,
+        place: Path,
+        *arguments: str,
+        heap: str = "1g",
+        spark_args: str = "",
+        master: str = "local[2]",
+        **settings: object,
     ) -> None:
         self.warehouse = place / "warehouse"
         given = {"warehouse": self.warehouse, "checkpoints": place / "checkpoints", **settings}
         pairs = [part for key, value in given.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
         self.process = subprocess.Popen(
-            [str(ROOT / "spark-submit.sh"), "run", *arguments, *pairs, "--master", "local[2]"],
+            [str(ROOT / "spark-submit.sh"), "run", *arguments, *pairs, "--master", master],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -69,10 +75,15 @@ class Coordinator:
 
 @contextmanager
 def coordinator(
-    place: Path, *arguments: str, heap: str = "1g", spark_args: str = "", **settings: object
+    place: Path,
+    *arguments: str,
+    heap: str = "1g",
+    spark_args: str = "",
+    master: str = "local[2]",
+    **settings: object,
 ) -> Iterator[Coordinator]:
     """A coordinator that is gone when the test is over, whatever happened."""
-    running = Coordinator(place, *arguments, heap=heap, spark_args=spark_args, **settings)
+    running = Coordinator(place, *arguments, heap=heap, spark_args=spark_args, master=master, **settings)
     try:
         yield running
     finally:

@@ -13,7 +13,7 @@ def opened(warehouse: str | Path, name: str) -> DeltaTable | None:
 
     Its directory is there a little earlier: a reader that looks for the directory may find a table without a log.
     """
-    place = str(Path(warehouse) / name)
+    place = f"{warehouse}/{name}"
     return DeltaTable(place) if DeltaTable.is_deltatable(place) else None
 
 
@@ -32,5 +32,7 @@ def count(warehouse: str | Path, name: str) -> int:
 
 def topics(warehouse: str | Path) -> list[str]:
     """The names on disk of the topics that have a table."""
+    if "://" in str(warehouse):
+        return sorted(row["table"].removeprefix("topics/") for row in rows(warehouse, "destinations"))
     below = Path(warehouse) / "topics"
     return sorted(path.name for path in below.glob("*") if opened(warehouse, f"topics/{path.name}"))

@@ -140,9 +140,9 @@ class Traffic:
     def settle(self, spark: SparkSession, **changes: object) -> None:
         """A plain start, until all has come to its end."""
         with Coordinator(spark, self.lake.configured(**changes)).start() as running:
-            wait_for(lambda: running.await_termination(timeout=0) or self._is_over(), 400, self._pending)
+            wait_for(lambda: running.await_termination(timeout=0) or self.is_over(), 400, self._pending)
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         self.lake.answer_unknown()
         return not self._pending() and self.is_written() and len(self.lake.rejected()) == len(self.refused)
 

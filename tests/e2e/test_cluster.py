@@ -1,0 +1,137 @@
+"""On a standalone cluster whose workers do not see this project, with tables and checkpoints on HDFS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.cluster import Spark, hdfs, standalone
+from tests.support.killing import ROOT
+from tests.support.lake import Lake
+from tests.support.polling import wait_for
+from tests.support.running import Coordinator, coordinator
+from tests.support.traffic import HASTY, Traffic
+
+from commitlake.kafka.embedded import EmbeddedBroker
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
+    with standalone(tmp_path_factory.mktemp("cluster") / "standalone") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with hdfs(tmp_path_factory.mktemp("hdfs")) as address:
+        yield address
+
+
+@pytest.fixture
+def lake(broker: EmbeddedBroker, files: str, prefix: str, tmp_path: Path) -> Iterator[Lake]:
+    place = f"{files}/{prefix.strip('.')}"
+    changes = {"warehouse": f"{place}/warehouse", "checkpoints": f"{place}/checkpoints", **HASTY}
+    with Lake(broker.bootstrap_servers, prefix, tmp_path, **changes) as opened:
+        yield opened
+
+
+def settings(lake: Lake) -> dict[str, Any]:
+    return {key.replace(".", "__"): value for key, value in lake.settings.items()}
+
+
+def over(traffic: Traffic, running: Coordinator, seconds: float = 240) -> None:
+    """Waits until all that was sent has come to its end."""
+
+    def is_over() -> bool:
+        assert running.process.poll() is None, running.said[-4_000:]
+        return traffic.is_over()
+
+    wait_for(is_over, seconds, lambda: running.said[-4_000:])
+
+
+def commitlake(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "spark-submit.sh"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.timeout(600)
+def test_a_mix_of_all_kinds_survives_the_death_of_an_executor(workers: Spark, lake: Lake, tmp_path: Path) -> None:
+    traffic = Traffic(lake)
+    with coordinator(tmp_path, master=workers.address, **settings(lake)) as running:
+        running.ready()
+        traffic.send()
+        wait_for(lambda: lake.rows("half"), 120, lambda: running.said[-4_000:])
+        workers.kill_an_executor()
+        traffic.send()
+        over(traffic, running)
+        os.kill(running.process.pid, signal.SIGTERM)
+        assert running.end() == 0, running.said[-4_000:]
+    traffic.assert_outcome()
+    audit = commitlake("audit", "--set", f"warehouse={lake.settings['warehouse']}", "--master", "local[2]")
+    assert (audit.returncode, "all is well" in audit.stdout) == (0, True), audit.stdout + audit.stderr
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.soak
+def test_a_driver_that_was_killed_goes_on_from_another_directory(workers: Spark, lake: Lake, tmp_path: Path) -> None:
+    traffic = Traffic(lake)
+    with coordinator(tmp_path / "first", master=workers.address, **settings(lake)) as running:
+        running.ready()
+        traffic.send()
+        wait_for(lambda: lake.rows("transactions"), 120)
+        os.killpg(running.process.pid, signal.SIGKILL)
+    traffic.send()
+    elsewhere = {**settings(lake), "checkpoints": f"{lake.settings['checkpoints']}-of-another"}
+    with coordinator(tmp_path / "second", master=workers.address, **elsewhere) as running:
+        over(traffic, running)
+    traffic.assert_outcome()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.soak
+def test_a_paused_coordinator_ends_when_another_has_taken_over(workers: Spark, lake: Lake, tmp_path: Path) -> None:
+    traffic = Traffic(lake)
+    one_core = "--conf spark.cores.max=1"
+    with coordinator(tmp_path / "1", master=workers.address, spark_args=one_core, **settings(lake)) as first:
+        first.ready()
+        traffic.send()
+        wait_for(lambda: lake.rows("transactions"), 120)
+        os.killpg(first.process.pid, signal.SIGSTOP)
+        with coordinator(tmp_path / "2", master=workers.address, spark_args=one_core, **settings(lake)) as second:
+            second.ready()
+            traffic.send()
+            wait_for(lambda: len(lake.rows("half")) > 7, 120)
+            os.killpg(first.process.pid, signal.SIGCONT)
+            traffic.send()
+            assert first.end() == 1
+            over(traffic, second)
+    assert "another coordinator has taken over this warehouse" in first.said
+    assert first.said.count("\n") < 100, "an operator must find the one line that says why"
+    traffic.assert_outcome()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.soak
+def test_a_standby_takes_over_when_the_coordinator_was_killed(workers: Spark, lake: Lake, tmp_path: Path) -> None:
+    traffic = Traffic(lake)
+    given = {**settings(lake), "standby_after": "5s"}
+    one_core = "--conf spark.cores.max=1"
+    with coordinator(tmp_path / "1", master=workers.address, spark_args=one_core, **given) as first:
+        first.ready()
+        with coordinator(tmp_path / "2", "--standby", master=workers.address, spark_args=one_core, **given) as second:
+            wait_for(lambda: "standing by" in second.said, 120, lambda: second.said)
+            traffic.send()
+            wait_for(lambda: lake.rows("transactions"), 120)
+            time.sleep(7)  # longer than `standby_after`
+            assert "READY" not in second.said
+            os.killpg(first.process.pid, signal.SIGKILL)
+            traffic.send()
+            over(traffic, second)
+    assert [row["epoch"] for row in lake.rows("epochs")] == [1, 2]
+    traffic.assert_outcome()
