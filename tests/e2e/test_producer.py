@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from tests.support import codecs
+from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check
 from tests.support.polling import WAIT_S, patience, wait_for
 
-from commitlake.config import Config, from_mapping
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.kafka.topics import ensure_topics, publish_settings
 from commitlake.producer import (
     DefaultMQProducer,
     EndTransactionContext,
@@ -25,109 +22,10 @@ from commitlake.producer import (
     Message,
     MessageExt,
     MQClientException,
-    TransactionListener,
     TransactionMQProducer,
 )
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
-
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
-NUMBERS = itertools.count()
-
-
-class Listener(TransactionListener):
-    """Answers as given, and keeps what it was called with."""
-
-    def __init__(self, execute: Any = COMMIT, check: Any = COMMIT) -> None:
-        self.answers = {"execute": execute, "check": check}
-        self.executed: list[tuple[Message, object]] = []
-        self.checked: list[MessageExt] = []
-
-    def execute_local_transaction(self, message: Message, arg: object) -> Any:
-        self.executed.append((message, arg))
-        return self._answer("execute", message)
-
-    def check_local_transaction(self, message: MessageExt) -> Any:
-        self.checked.append(message)
-        return self._answer("check", message)
-
-    def _answer(self, kind: str, message: Message) -> Any:
-        answer = self.answers[kind]
-        return answer(message) if callable(answer) else answer
-
-
-class Namespace:
-    """Topics of one test, and what a coordinator would do with them."""
-
-    def __init__(self, broker: EmbeddedBroker, **changes: object) -> None:
-        self.servers = broker.bootstrap_servers
-        self.prefix = f"producer-test-{next(NUMBERS)}."
-        self.config = self.configured(**changes)
-        ensure_topics(self.config)
-
-    def configured(self, **changes: object) -> Config:
-        values = {"kafka.bootstrap_servers": self.servers, "kafka.topic_prefix": self.prefix, "kafka.queues": 2}
-        return from_mapping({**values, **changes})
-
-    def publish(self, *topics: str, **changes: object) -> None:
-        publish_settings(self.configured(**changes), topics)
-
-    def producer(self, listener: TransactionListener | None = None, group: str = "group", **more: Any) -> Any:
-        return TransactionMQProducer(group, listener, bootstrap_servers=self.servers, topic_prefix=self.prefix, **more)
-
-    def read(self, topic: str) -> list[Any]:
-        """All records that stand in the topic now, by partition and offset."""
-        consumer = KafkaConsumer(bootstrap_servers=self.servers)
-        partitions = [TopicPartition(self.prefix + topic, at) for at in (0, 1)]
-        consumer.assign(partitions)
-        consumer.seek_to_beginning(*partitions)
-        ends = consumer.end_offsets(partitions)
-        found: list[Any] = []
-        while any(consumer.position(each) < ends[each] for each in partitions):
-            for records in consumer.poll(timeout_ms=200).values():
-                found.extend(records)
-        consumer.close()
-        return sorted(found, key=lambda record: (record.partition, record.offset))
-
-    def ops(self) -> list[Any]:
-        return [codecs.decode_op(record.value) for record in self.read("op")]
-
-    def answers(self) -> list[Any]:
-        """Ops that answer checks."""
-        return [op for op in self.ops() if op.from_check]
-
-    def wait_for_ops(self, count: int) -> list[Any]:
-        wait_for(lambda: len(self.read("op")) >= count)
-        return self.ops()
-
-    def ask(self, *checks: wire.CheckRecord, partition: int = 0) -> None:
-        """Send check requests."""
-        client = KafkaProducer(bootstrap_servers=self.servers)
-        for check in checks:
-            key, value, headers = codecs.encode_check(check)
-            client.send(f"{self.prefix}check", key=key, value=value, headers=headers, partition=partition)
-        client.close()
-
-    def committed(self, group: str = "group", partition: int = 0) -> int | None:
-        consumer = KafkaConsumer(bootstrap_servers=self.servers, group_id=f"{self.prefix}check.{group}")
-        found = consumer.committed(TopicPartition(f"{self.prefix}check", partition))
-        consumer.close(autocommit=False)
-        return found  # type: ignore[no-any-return]
-
-
-def check(msg_id: str = "m", group: str = "group", **changes: Any) -> wire.CheckRecord:
-    fields: dict[str, Any] = {
-        "transaction_id": msg_id,
-        "producer_group": group,
-        "msg_id": msg_id,
-        "topic": "orders",
-        "body": b"body",
-        "half": Position(1, 5),
-        "half_messages": (Position(1, 5), Position(0, 9)),
-        "check_times": 1,
-        "check_id": "1-5-0-1",
-    }
-    return wire.CheckRecord(**{**fields, **changes})
 
 
 @pytest.fixture

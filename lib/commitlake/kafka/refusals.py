@@ -42,7 +42,18 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
     def __init__(self, net: NetworkSelector, **configs: Any) -> None:
         self._refusals: dict[str, Exception] = {}
         self._hang_ups: Counter[str] = Counter()
+        self._has_met = False
         super().__init__(net, **configs)
+
+    def bootstrap(self, timeout_ms: int | None = None, refresh: bool = True) -> None:
+        """Makes contact; when the first one fails, so does the client's constructor, which would leave its thread."""
+        try:
+            super().bootstrap(timeout_ms, refresh)
+        except BaseException:
+            if not self._has_met:
+                self._net.close()
+            raise
+        self._has_met = True
 
     def get_connection(self, node_id: Any, **options: Any) -> Any:
         if not self.bootstrapped and len(self._refusals) >= len(self.cluster.bootstrap_brokers()):

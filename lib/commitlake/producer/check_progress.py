@@ -1,8 +1,11 @@
-"""How far a Kafka partition may be committed while its records are processed out of order."""
+"""How far a Kafka partition may be committed while its records are processed out of order, by calls that may hang."""
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
+from collections.abc import Callable
 
 
 class Progress:
@@ -24,8 +27,45 @@ class Progress:
         with self._lock:
             self._open.pop(offset, None)
 
+    def __len__(self) -> int:
+        """How many records have been read and are not done."""
+        return len(self._open)
+
     @property
     def position(self) -> int:
         """Offset of the first record that is not done, or else the one after the last that was read."""
         with self._lock:
             return next(iter(self._open), self._next)
+
+
+class Calls:
+    """Calls of the listener, each with a deadline.
+
+    Args:
+        timeout_s: how long a call may take.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._begun: dict[int, float] = {}
+        self._numbers = itertools.count()
+        self._returned = time.monotonic()
+
+    def watched(self, call: Callable[[], None]) -> None:
+        """Makes a call."""
+        number = next(self._numbers)
+        self._begun[number] = time.monotonic()
+        try:
+            call()
+        finally:
+            self._returned = time.monotonic()
+            del self._begun[number]
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._begun)
+
+    def are_late(self) -> bool:
+        """Whether calls are under way, and none has begun or returned for `timeout_s`."""
+        begun = list(self._begun.values())
+        return bool(begun) and time.monotonic() - max(self._returned, *begun) > self.timeout_s

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
@@ -15,7 +17,7 @@ from kafka.errors import KafkaError as ClientError
 from commitlake.errors import CommitLakeError, RecordError
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
-from commitlake.producer.check_progress import Progress
+from commitlake.producer.check_progress import Calls, Progress
 from commitlake.producer.link import Done, KafkaLink
 from commitlake.protocol import headers, wire
 from commitlake.protocol.kafka_topics import CHECK
@@ -30,6 +32,8 @@ POLL_MS = 200
 RETRY_S = 1.0
 LEAVE_MS = 10_000
 """For a commit, and for leaving the group: kafka-python tries a commit again for ever, and `stop` would wait for it."""
+_GRACE_S = 2.0
+"""For the reader's thread to notice that its time is over."""
 REFUSED_S = 30.0
 """Wait after a refusal: a right that is granted later must not need a restart."""
 
@@ -44,9 +48,12 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         group: producer group whose checks are answered.
         answer: answers one check, and calls back when the answer was acknowledged or has failed.
         executor: runs `answer`; None for a pool of its own.
+        timeout_s: after which a call that has not returned counts as hung.
     """
 
-    def __init__(self, link: KafkaLink, group: str, answer: Answer, executor: Executor | None) -> None:
+    def __init__(
+        self, link: KafkaLink, group: str, answer: Answer, executor: Executor | None, timeout_s: float
+    ) -> None:
         self._link = link
         self._group = group
         self._answer = answer
@@ -56,20 +63,27 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._progress: dict[TopicPartition, Progress] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[None]] = set()
+        self._calls = Calls(timeout_s)
         self._failed: deque[tuple[Progress, int, wire.CheckRecord]] = deque()
         self._stopping = threading.Event()
+        self._until = 0.0
         self._thread = threading.Thread(target=self._run, name="commitlake-checks", daemon=True)
 
     def start(self) -> None:
         """Begin to read checks, the oldest uncommitted one first."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Read no more checks, wait for the answers under way, commit, and leave the consumer group."""
+    def stop(self, until: float) -> None:
+        """Read no more checks, wait for the answers under way, commit, and leave the consumer group.
+
+        Args:
+            until: by `time.monotonic`; what has not been answered then is given up.
+        """
+        self._until = until
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(max(0.0, until - time.monotonic()) + _GRACE_S)
         if self._own_pool:
-            self._own_pool.shutdown()
+            self._own_pool.shutdown(wait=False, cancel_futures=True)
 
     def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
         """Called by Kafka's client when this instance gets partitions."""
@@ -86,6 +100,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         while not self._stopping.is_set():
             try:
                 self._consume()
+                self._await_a_free_thread()
             except (ClientError, CommitLakeError, OSError, RuntimeError) as error:
                 refused = is_refusal(error)
                 reason = self._link.explain(error) if refused else error
@@ -106,6 +121,8 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             consumer.subscribe([self._topic], listener=self)
             consumer.partitions_for_topic(self._topic)  # else kafka-python joins the group twice
             while not self._stopping.is_set():
+                if self._calls.are_late() and len(self._running) > len(self._calls):  # and others wait for a thread
+                    return
                 self._hold_back(consumer)
                 for partition, records in consumer.poll(timeout_ms=POLL_MS, max_records=POLL_RECORDS).items():
                     self._take(self._progress.setdefault(partition, Progress()), records)
@@ -113,11 +130,30 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._commit()
             self._drain()
         finally:
-            consumer.close(autocommit=False, timeout_ms=LEAVE_MS)
+            consumer.close(autocommit=False, timeout_ms=self._leave_ms())
+
+    def _leave_ms(self) -> int:
+        """For a commit, and for leaving the group."""
+        left = (self._until - time.monotonic()) * 1_000 if self._stopping.is_set() else LEAVE_MS
+        return round(min(LEAVE_MS, max(500, left / 2)))
+
+    def _await_a_free_thread(self) -> None:
+        """Out of the group, so that other instances get its checks, until a hung call has returned."""
+        if self._stopping.is_set():
+            return
+        log.error(
+            "no listener call has returned for %.0f s, so this instance leaves the group %s: others answer its checks; "
+            "it comes back when a call returns",
+            *(self._calls.timeout_s, self._group),
+        )
+        for future in list(self._running):
+            future.cancel()  # those that have not begun
+        while self._calls.are_late() and not self._stopping.wait(RETRY_S):
+            pass
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
         """Pause all partitions while the pool is full; polling goes on, or Kafka would consider this instance dead."""
-        if len(self._running) + POLL_RECORDS > WAITING:
+        if sum(len(progress) for progress in self._progress.values()) + POLL_RECORDS > WAITING:
             consumer.pause(*consumer.assignment())
         elif consumer.paused():
             consumer.resume(*consumer.paused())
@@ -149,7 +185,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             else:
                 progress.done(offset)
 
-        future = self._executor.submit(self._answer, check, done)
+        future = self._executor.submit(self._calls.watched, partial(self._answer, check, done))
         self._running.add(future)
         future.add_done_callback(self._running.discard)
 
@@ -164,7 +200,9 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         if not news:
             return
         try:
-            self._consumer.commit({partition: OffsetAndMetadata(at) for partition, at in news.items()}, LEAVE_MS)
+            self._consumer.commit(
+                {partition: OffsetAndMetadata(at) for partition, at in news.items()}, self._leave_ms()
+            )
             self._committed.update(news)
         except ClientError as error:
             log.info("offsets of %s were not committed, so some checks may come again: %s", self._topic, error)
@@ -173,6 +211,6 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         """Cancel what has not begun, wait for running answers, and commit what Kafka has acknowledged."""
         for future in list(self._running):
             future.cancel()
-        wait(list(self._running))
-        self._link.flush()
+        wait(list(self._running), timeout=max(0.0, self._until - time.monotonic()))
+        self._link.flush(max(0.0, self._until - time.monotonic()))
         self._commit()

@@ -10,13 +10,15 @@ from typing import Self
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import MQClientException, RecordError
-from commitlake.producer.link import KafkaLink
+from commitlake.producer.link import KafkaLink, Late
 from commitlake.producer.message import Message, SendResult, SendStatus
 from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.producer.record_maker import RecordMaker, check_group
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import MESSAGES, OP
+
+SHUTDOWN_MS = 30_000
 
 
 class DefaultMQProducer:
@@ -63,12 +65,16 @@ class DefaultMQProducer:
                 self._stopped.clear()
                 self._running = True
 
-    def shutdown(self) -> None:
-        """Send what is still buffered and disconnect; does nothing when it is not running."""
+    def shutdown(self, timeout: int = SHUTDOWN_MS) -> None:
+        """Send what is still buffered and disconnect; does nothing when it is not running.
+
+        Args:
+            timeout: ms after which what Kafka has not acknowledged is given up.
+        """
         with self._switch:
             if self._running:
                 self._running = False
-                self._link.stop()
+                self._link.stop(timeout / 1_000)
                 self._stopped.set()
 
     def wait(self) -> None:
@@ -145,8 +151,16 @@ class DefaultMQProducer:
             recall_handle=encode_handle(recall) if maker.is_delayed(record) else None,
         )
 
-    def _send_record(self, topic: str, key: bytes | None, record: wire.Encoded, timeout: int | None = None) -> Position:
-        return self._link.send(topic, self._link.choose_queue(topic, key), record, timeout or self.send_msg_timeout)
+    def _send_record(
+        self,
+        topic: str,
+        key: bytes | None,
+        record: wire.Encoded,
+        timeout: int | None = None,
+        late: Late | None = None,
+    ) -> Position:
+        queue = self._link.choose_queue(topic, key)
+        return self._link.send(topic, queue, record, timeout or self.send_msg_timeout, late)
 
     @contextmanager
     def _refusing(self) -> Iterator[RecordMaker]:

@@ -1,4 +1,4 @@
-"""The producer's connection to Kafka: one idempotent client that every thread shares."""
+"""The producer's connection to Kafka, which every thread shares."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from commitlake.errors import MQClientException
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import python_options, record_bytes
 from commitlake.kafka.refusals import is_refusal
+from commitlake.producer.healing import HealingClient
 from commitlake.producer.settings import SettingsReader
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -32,6 +33,9 @@ Done = Callable[[Exception | None], None]
 """Called once, from any thread, with None when a record was acknowledged, else with the error."""
 
 
+Late = Callable[[Position], None]
+
+
 class UncertainSend(MQClientException):
     """Raised when it is unknown whether Kafka has the record."""
 
@@ -42,7 +46,7 @@ class KafkaLink:
     def __init__(self, kafka: KafkaConfig, start_timeout_ms: int) -> None:
         self.kafka = kafka
         self._start_timeout_ms = start_timeout_ms
-        self._producer: KafkaProducer | None = None
+        self._client: HealingClient | None = None
         self._reader: SettingsReader | None = None
         self._turn = itertools.count()
 
@@ -55,30 +59,33 @@ class KafkaLink:
         self._reader = SettingsReader(self.client_options(), self.kafka.topic(SETTINGS), self.explain)
         self._reader.start(self._start_timeout_ms)
         try:
-            self._producer = KafkaProducer(
-                **self.client_options(),
-                acks="all",
-                enable_idempotence=True,
-                max_block_ms=self._start_timeout_ms,
-                max_request_size=record_bytes(self.settings.max_message_size),
-            )
+            self._client = HealingClient(self._connect)
         except (ClientError, ValueError) as error:
-            self.stop()
+            self.stop(0)
             raise MQClientException(self.explain(error)) from error
 
-    def stop(self) -> None:
-        """Send what is still buffered, then disconnect."""
-        if self._producer:
-            self._producer.close(timeout=30)
-            self._producer = None
+    def _connect(self) -> KafkaProducer:
+        return KafkaProducer(
+            **self.client_options(),
+            acks="all",
+            enable_idempotence=True,
+            max_block_ms=self._start_timeout_ms,
+            max_request_size=record_bytes(self.settings.max_message_size),
+        )
+
+    def stop(self, timeout_s: float) -> None:
+        """Send what is still buffered, for at most `timeout_s`, then disconnect."""
+        if self._client:
+            self._client.close(timeout_s)
+            self._client = None
         if self._reader:
             self._reader.stop()
             self._reader = None
 
-    def flush(self) -> None:
-        """Return when every record sent before has been acknowledged or has failed."""
+    def flush(self, timeout_s: float) -> None:
+        """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
         try:
-            self._started().flush(timeout=30)
+            self._started().flush(timeout_s)
         except ClientError as error:
             log.warning("not every record was acknowledged before the shutdown: %s", error)
 
@@ -113,7 +120,7 @@ class KafkaLink:
         number = next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF
         return int(number % queues)
 
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Position:
+    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int, late: Late | None = None) -> Position:
         """Send and wait for the acknowledgement of all in-sync replicas.
 
         Args:
@@ -121,6 +128,7 @@ class KafkaLink:
             queue: partition.
             record: key, value and headers.
             timeout_ms: how long to wait.
+            late: called, in a thread of the client, when the acknowledgement comes after that.
 
         Raises:
             MQClientException: nothing was sent, or Kafka refused the record.
@@ -141,6 +149,8 @@ class KafkaLink:
                 f"Kafka did not acknowledge a record of {self.kafka.topic(topic)} within {timeout_ms} ms, "
                 f"so it may or may not be there: {type(error).__name__}: {error}"
             )
+            if late is not None:
+                sent.add_callback(lambda found: late(Position(found.partition, found.offset)))
             raise UncertainSend(msg) from error
         return Position(found.partition, found.offset)
 
@@ -166,7 +176,7 @@ class KafkaLink:
             self.kafka.topic(topic), key=record.key, value=record.value, headers=record.headers, partition=queue
         )
 
-    def _started(self) -> KafkaProducer:
-        if self._producer is None:
+    def _started(self) -> HealingClient:
+        if self._client is None:
             raise MQClientException(_NOT_RUNNING)
-        return self._producer
+        return self._client

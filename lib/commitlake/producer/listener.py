@@ -65,11 +65,21 @@ def decide(call: Callable[[], LocalTransactionState | None]) -> tuple[LocalTrans
     try:
         state = call()
     except Exception as error:
-        log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=True)
-        return LocalTransactionState.UNKNOW, f"{type(error).__name__}: {error}"[:LONGEST_REMARK]
+        return failed(error)
     if isinstance(state, LocalTransactionState):
         return state, None
-    return LocalTransactionState.UNKNOW, f"the listener returned {state!r}"[:LONGEST_REMARK]
+    return LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}")
+
+
+def failed(error: BaseException) -> tuple[LocalTransactionState, str]:
+    """The state and the remark after an exception of the listener."""
+    log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=error)
+    return LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}")
+
+
+def _remark(text: str) -> str:
+    """As it may be sent: an error's text may hold what UTF-8 can't."""
+    return text[:LONGEST_REMARK].encode(errors="replace").decode()
 
 
 def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:

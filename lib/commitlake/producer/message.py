@@ -112,6 +112,9 @@ class MessageExt(Message):
     check_times: int
     check_id: str
 
+    def __post_init__(self) -> None:
+        """Nothing is refused: whatever Kafka holds must reach the listener, or its check would be asked for ever."""
+
     @classmethod
     def from_check(cls, check: wire.CheckRecord) -> MessageExt:
         """The first half message of the transaction that is checked."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from threading import Lock
 
 from commitlake.errors import MQClientException
 from commitlake.producer.check_reader import CheckAnswerer
-from commitlake.producer.default import DefaultMQProducer
+from commitlake.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.producer.link import Done, UncertainSend
-from commitlake.producer.listener import AnyHook, EndTransactionContext, TransactionListener, decide, run_hooks
+from commitlake.producer.listener import AnyHook, EndTransactionContext, TransactionListener, decide, failed, run_hooks
 from commitlake.producer.message import LocalTransactionState, Message, MessageExt, SendStatus, TransactionSendResult
 from commitlake.producer.transaction import HalfMessage, Transaction
 from commitlake.protocol import wire
@@ -23,6 +26,7 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 10_000
 """Half messages that are never committed, the newest ones; a check of an older one asks the listener."""
+ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
 NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
 
 
@@ -41,6 +45,8 @@ class TransactionMQProducer(DefaultMQProducer):
         send_msg_timeout: in ms.
         start_timeout: in ms.
         executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
+        check_timeout: ms a listener call that answers a check may take. When no call returns for so long, this instance
+            leaves the group until one does, so that others answer.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class TransactionMQProducer(DefaultMQProducer):
         send_msg_timeout: int = 3_000,
         start_timeout: int = 10_000,
         executor: Executor | None = None,
+        check_timeout: int = 30_000,
     ) -> None:
         super().__init__(
             group,
@@ -64,23 +71,34 @@ class TransactionMQProducer(DefaultMQProducer):
             start_timeout=start_timeout,
         )
         self._listener = listener
-        self._executor = executor
+        self._executor, self._check_timeout_s = executor, check_timeout / 1_000
         self._hooks: list[AnyHook] = []
-        self._never_committed = _RecentIds(REMEMBERED)
+        self._never_committed, self._decided = _Recent(REMEMBERED), _Recent(REMEMBERED)
         self._checks: CheckAnswerer | None = None
+        self._late = ThreadPoolExecutor(1, "commitlake-late")
 
     def start(self) -> None:
         """Connect, and begin to answer checks if there is a listener."""
         super().start()
+        self._late = ThreadPoolExecutor(1, "commitlake-late")
         self._answer_checks()
 
-    def shutdown(self) -> None:
-        """Wait for the answers under way, send what is buffered, and disconnect."""
+    def shutdown(self, timeout: int = SHUTDOWN_MS) -> None:
+        """Wait for the answers under way, send what is buffered, and disconnect.
+
+        Args:
+            timeout: ms after which listener calls that have not returned, and what Kafka has not acknowledged, are
+                given up; checks ask for them again.
+        """
+        until = time.monotonic() + timeout / 1_000
         with self._switch:
             checks, self._checks = self._checks, None
         if checks:
-            checks.stop()
-        super().shutdown()
+            checks.stop(until)
+        if self._running:
+            self._link.flush(max(0.0, until - time.monotonic()) / 2)
+        self._late.shutdown()
+        super().shutdown(max(0, round((until - time.monotonic()) * 1_000)))
 
     def set_transaction_listener(self, listener: TransactionListener) -> None:
         """Set the listener, also while running."""
@@ -107,7 +125,11 @@ class TransactionMQProducer(DefaultMQProducer):
             msg = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
             raise MQClientException(msg)
         half = self._send_half(message)
-        state, remark = decide(lambda: listener.execute_local_transaction(message, arg))
+        try:
+            state, remark = decide(lambda: listener.execute_local_transaction(message, arg))
+        except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
+            self._send_decision([half], *failed(error))
+            raise
         self._send_decision([half], state, remark)
         return TransactionSendResult(
             send_status=SendStatus.SEND_OK,
@@ -125,7 +147,9 @@ class TransactionMQProducer(DefaultMQProducer):
     def _answer_checks(self) -> None:
         with self._switch:
             if self._checks is None and self._listener is not None:
-                self._checks = CheckAnswerer(self._link, self.group, self._answer, self._executor)
+                self._checks = CheckAnswerer(
+                    self._link, self.group, self._answer, self._executor, self._check_timeout_s
+                )
                 self._checks.start()
 
     def _send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
@@ -133,17 +157,23 @@ class TransactionMQProducer(DefaultMQProducer):
             record = maker.half(message, *(first if first else ()))
             encoded = wire.encode_half(record)
         message.msg_id, message.transaction_id = record.msg_id, record.transaction_id
+        late = None if first else partial(self._roll_back_late, record)
         try:
-            return HalfMessage(record, self._send_record(HALF, record.sharding_key, encoded))
+            return HalfMessage(record, self._send_record(HALF, record.sharding_key, encoded, late=late))
         except UncertainSend:
             # The message id, not the transaction id: the application may try again under the same transaction id.
-            self._never_committed.add(record.msg_id)
+            self._never_committed.add(record.msg_id, ROLLBACK)
             raise
+
+    def _roll_back_late(self, record: wire.HalfRecord, at: Position) -> None:
+        """Its send has failed for the application, which may have sent another one for the same business."""
+        with suppress(RuntimeError):  # after a shutdown; then a check asks
+            self._late.submit(self._send_op, record, (at,), ROLLBACK, NEVER_COMMITTED, _log_lost)
 
     def _end(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
         """End a transaction of several half messages; checks of one rolled back no longer ask the listener."""
-        if state is LocalTransactionState.ROLLBACK_MESSAGE:
-            self._never_committed.add(halves[0].record.msg_id)
+        if state is ROLLBACK:
+            self._never_committed.add(halves[0].record.msg_id, ROLLBACK)
         self._send_decision(halves, state)
 
     def _send_decision(
@@ -154,13 +184,24 @@ class TransactionMQProducer(DefaultMQProducer):
         self._send_op(first, tuple(half.at for half in halves), state, remark, _log_lost)
 
     def _answer(self, check: wire.CheckRecord, done: Done) -> None:
-        listener = self._listener
-        remark: str | None = NEVER_COMMITTED
-        state = LocalTransactionState.ROLLBACK_MESSAGE
-        if check.msg_id not in self._never_committed:
-            message = MessageExt.from_check(check)
-            state, remark = decide(lambda: listener.check_local_transaction(message) if listener else None)
+        state, remark = self._look_up(check)
+        if state is not LocalTransactionState.UNKNOW:
+            self._decided.add(f"{check.msg_id} {check.check_id}", state)
         self._send_op(check, check.half_messages, state, remark, done, check.check_id)
+
+    def _look_up(self, check: wire.CheckRecord) -> tuple[LocalTransactionState, str | None]:
+        listener = self._listener
+        if self._never_committed.get(check.msg_id):
+            return ROLLBACK, NEVER_COMMITTED
+        decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # the same question again has the same answer
+        if decided is not None:
+            return decided, None
+        if listener is None:
+            return LocalTransactionState.UNKNOW, "this instance has no listener"
+        try:
+            return decide(lambda: listener.check_local_transaction(MessageExt.from_check(check)))
+        except BaseException as error:  # in a thread of the pool, which nobody else watches
+            return failed(error)
 
     def _send_op(
         self,
@@ -193,23 +234,23 @@ class TransactionMQProducer(DefaultMQProducer):
         self._link.send_soon(OP, half_messages[0].queue, wire.encode_op(op), done)
 
 
-class _RecentIds:
-    """The newest `most` of the ids added."""
+class _Recent:
+    """The newest `most` of the decisions added, by id."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._decisions: OrderedDict[str, LocalTransactionState] = OrderedDict()
         self._lock = Lock()
 
-    def add(self, value: str) -> None:
+    def add(self, name: str, decision: LocalTransactionState) -> None:
         with self._lock:
-            self._ids[value] = None
-            if len(self._ids) > self._most:
-                self._ids.popitem(last=False)
+            self._decisions[name] = decision
+            if len(self._decisions) > self._most:
+                self._decisions.popitem(last=False)
 
-    def __contains__(self, value: str) -> bool:
+    def get(self, name: str) -> LocalTransactionState | None:
         with self._lock:
-            return value in self._ids
+            return self._decisions.get(name)
 
 
 def _log_lost(error: Exception | None) -> None:

@@ -1,0 +1,223 @@
+"""One bad thing, and the producer goes on: errors of Kafka, checks that nobody expects, hung calls, outages, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import ConfigResource, ConfigResourceType
+from tests.support import codecs
+from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check
+from tests.support.polling import WAIT_S, wait_for
+
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.producer import Message, MessageExt, MQClientException
+
+QUICK = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
+
+
+@pytest.fixture
+def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
+    """Empty topics with published settings."""
+    namespace = Namespace(broker)
+    namespace.publish()
+    yield namespace
+
+
+def limit(kafka: Namespace, topic: str, size: int) -> None:
+    """Sets the largest record that Kafka takes."""
+    admin = KafkaAdminClient(bootstrap_servers=kafka.servers)
+    name = kafka.prefix + topic
+    admin.alter_configs({ConfigResource(ConfigResourceType.TOPIC, name, {"max.message.bytes": str(size)})})
+    admin.close()
+
+
+# no error is for ever
+
+
+def test_after_a_record_that_kafka_refused_the_next_one_is_sent(kafka: Namespace) -> None:
+    limit(kafka, "messages", 1_000)
+    with kafka.producer(Listener()) as producer:
+        with pytest.raises(MQClientException):
+            producer.send(Message("orders", os.urandom(50_000)))
+        assert producer.send(Message("orders", b"small")).queue_offset >= 0
+        producer.send_message_in_transaction(Message("orders", b"half"))
+        assert [op.decision for op in kafka.wait_for_ops(1)] == ["COMMIT"]
+    assert [record.value for record in kafka.read("messages")] == [b"small"]
+
+
+def test_checks_are_answered_after_a_record_that_kafka_refused(kafka: Namespace) -> None:
+    limit(kafka, "messages", 1_000)
+    with kafka.producer(Listener()) as producer:
+        for _ in range(3):
+            with pytest.raises(MQClientException):
+                producer.send(Message("orders", os.urandom(50_000)))
+        kafka.ask(check())
+        wait_for(lambda: kafka.committed() == 1)
+    assert [op.decision for op in kafka.answers()] == ["COMMIT"]
+
+
+# no check is poison
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("colour", b""),
+        ("", b"red"),
+        ("colour", b"\xff\xfe"),
+        ("CHECK_IMMUNITY_TIME_IN_SECONDS", b"soon"),
+        ("REAL_QID", b"-7"),
+        ("BORN_TIMESTAMP", b"yesterday"),
+        ("KEYS", b"\xc3"),
+        ("DELAY", b"many"),
+    ],
+    ids=lambda header: f"{header[0]}={header[1]!r}",
+)
+def test_a_check_with_any_header_reaches_the_listener(kafka: Namespace, header: tuple[str, bytes]) -> None:
+    listener = Listener()
+    key, value, headers = codecs.encode_check(check(body=b"\xff\x00 is no text"))
+    client = KafkaProducer(bootstrap_servers=kafka.servers)
+    client.send(f"{kafka.prefix}check", key=key, value=value, headers=[*headers, header], partition=0)
+    client.close()
+    with kafka.producer(listener):
+        wait_for(lambda: kafka.committed() == 1)
+    assert [message.body for message in listener.checked] == [b"\xff\x00 is no text"]
+    assert [op.decision for op in kafka.answers()] == ["COMMIT"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), ValueError("\udcff")])
+def test_whatever_a_listener_raises_in_a_check_is_answered_unknown(kafka: Namespace, error: BaseException) -> None:
+    def raises(_: MessageExt) -> Any:
+        raise error
+
+    kafka.ask(check())
+    with kafka.producer(Listener(check=raises)):
+        wait_for(lambda: kafka.committed() == 1)
+    (op,) = kafka.answers()
+    assert (op.decision, op.remark.partition(":")[0]) == ("UNKNOWN", type(error).__name__)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+def test_what_ends_a_local_transaction_goes_on_up_and_sends_unknown(kafka: Namespace, error: BaseException) -> None:
+    def raises(_: Message) -> Any:
+        raise error
+
+    with kafka.producer(Listener(execute=raises)) as producer:
+        with pytest.raises(type(error)):
+            producer.send_message_in_transaction(Message("orders", b""))
+        assert [op.decision for op in kafka.wait_for_ops(1)] == ["UNKNOWN"]
+
+
+# a hung instance lets go
+
+
+@pytest.mark.timeout(180)
+def test_an_instance_whose_calls_hang_leaves_its_checks_to_another(
+    kafka: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+    hung, healthy = Listener(check=lambda _: go.wait(WAIT_S) and COMMIT), Listener()
+    every = {f"m{at}" for at in range(40)}
+    with kafka.producer(hung, check_timeout=2_000, options=QUICK), kafka.producer(healthy, options=QUICK):
+        for partition in (0, 1):  # each of the two instances reads one
+            kafka.ask(*(check(f"m{at}") for at in range(partition, 40, 2)), partition=partition)
+        wait_for(lambda: {op.transaction_id for op in kafka.answers()} == every, 60)
+        assert hung.checked
+        go.set()
+        wait_for(lambda: "this instance leaves the group" in caplog.text)
+    assert {message.msg_id for message in healthy.checked} == every
+
+
+def test_one_call_that_hangs_holds_up_no_other(kafka: Namespace) -> None:
+    go = threading.Event()
+    listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(WAIT_S) else ROLLBACK)
+    with kafka.producer(listener, check_timeout=500):
+        kafka.ask(check("slow"))
+        wait_for(lambda: listener.checked)
+        time.sleep(2)
+        kafka.ask(check("quick"))
+        wait_for(lambda: [op.transaction_id for op in kafka.answers()] == ["quick"])
+        go.set()
+
+
+def test_the_same_question_again_is_answered_without_asking(kafka: Namespace) -> None:
+    listener = Listener()
+    with kafka.producer(listener):
+        kafka.ask(check())
+        wait_for(lambda: kafka.committed() == 1)
+        kafka.ask(check(), check(check_id="1-5-1-1"))
+        wait_for(lambda: kafka.committed() == 3)
+    assert len(listener.checked) == 2
+    assert [op.decision for op in kafka.answers()] == ["COMMIT"] * 3
+
+
+# an uncertain send stays uncertain
+
+
+def test_a_late_acknowledgement_is_rolled_back_at_once(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        kafka = Namespace(broker)
+        kafka.publish()
+        with kafka.producer(Listener(), send_msg_timeout=1_000) as producer:
+            producer.send_message_in_transaction(Message("orders", b"before"))
+            broker.stop()
+            with pytest.raises(MQClientException, match="may or may not be there"):
+                producer.send_message_in_transaction(Message("orders", b"meanwhile"))
+            broker.start()
+            (before, late) = sorted(kafka.wait_for_ops(2), key=lambda op: op.decision)
+    assert (before.decision, late.decision, late.from_check) == ("COMMIT", "ROLLBACK", False)
+    bodies = {(record.partition, record.offset): record.value for record in kafka_records(tmp_path, kafka)}
+    assert bodies[late.half_messages[0]] == b"meanwhile"
+
+
+def kafka_records(place: Path, kafka: Namespace) -> list[Any]:
+    with EmbeddedBroker(place) as again:
+        kafka.servers = again.bootstrap_servers
+        return kafka.read("half")
+
+
+# shutdown and forks
+
+
+def test_a_shutdown_in_an_outage_ends_in_time_and_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with EmbeddedBroker(tmp_path) as broker:
+        kafka = Namespace(broker)
+        kafka.publish()
+        producer = kafka.producer(Listener(), send_msg_timeout=500)
+        producer.start()
+        broker.stop()
+        with pytest.raises(MQClientException):
+            producer.send_message_in_transaction(Message("orders", b"meanwhile"))
+        begun = time.monotonic()
+        producer.shutdown(timeout=5_000)
+        assert time.monotonic() - begun < 9
+    wait_for(lambda: set(threading.enumerate()) <= before, 15, lambda: set(threading.enumerate()) - before)
+
+
+def test_a_forked_child_gets_a_clear_error(kafka: Namespace) -> None:
+    with kafka.producer(Listener()) as producer:
+        ours, theirs = multiprocessing.Pipe()
+
+        def child() -> None:
+            try:
+                producer.send(Message("orders", b"from the child"))
+            except MQClientException as error:
+                theirs.send(str(error))
+
+        forked = multiprocessing.get_context("fork").Process(target=child)
+        forked.start()
+        assert ours.poll(30)
+        assert "make a producer in each process, after the fork" in ours.recv()
+        forked.join()
+        producer.send(Message("orders", b"from the parent"))
+    assert [record.value for record in kafka.read("messages")] == [b"from the parent"]
