@@ -96,6 +96,7 @@ class Maintenance:
         A failure on one table is logged, and tried again by the next run; the others proceed.
         """
         report, now = Report(), time.monotonic()
+        self._files.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")  # of this thread's jobs
         self._try(self._save_open_rows, "saving what is open", report)
         with self._pause():
             # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM

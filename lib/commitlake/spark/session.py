@@ -58,7 +58,9 @@ MAINTENANCE_SETTINGS = {
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
     "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
     "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
-    "spark.databricks.delta.optimize.maxThreads": "2",
+    # One file at a time: a task that writes 128 MiB takes half a minute, and two would hold both of two cores. Rounds
+    # of 4 s took 30 s then.
+    "spark.databricks.delta.optimize.maxThreads": "1",
     # Delta lists a directory in 10 000 tasks by default: a VACUUM of a small table took minutes.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
     # The configuration says how long files are kept; the coordinator's own files are never read late.
@@ -69,6 +71,8 @@ STATIC_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.ui.showConsoleProgress": "false",
+    # Else the tasks of a round wait for all those that maintenance has in its queue.
+    "spark.scheduler.mode": "FAIR",
     # Landing and coordination run some 300 generated classes a round; of more than 100, the default, each is made and
     # compiled again every time: 65 classes a second, and half a core for Java's compiler.
     "spark.sql.codegen.cache.maxEntries": "1000",
