@@ -117,7 +117,7 @@ producer = running.enter_context(
     )
 )
 sent = [
-    producer.send_message_in_transaction(Message("orders", f"order {number}", "new", str(number)))
+    producer.send_message_in_transaction(Message("orders", f"order {number}", tags="new", keys=str(number)))
     for number in range(40)
 ]
 

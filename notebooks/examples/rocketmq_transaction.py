@@ -47,7 +47,7 @@ def send_ten(producer: TransactionMQProducer) -> list[str]:
     """Send the messages; return their transaction ids."""
     ids = []
     for i in range(10):
-        message = Message(TOPIC, f"Hello RocketMQ {i}", TAGS[i % len(TAGS)], f"KEY{i}")
+        message = Message(TOPIC, f"Hello RocketMQ {i}", tags=TAGS[i % len(TAGS)], keys=f"KEY{i}")
         result = producer.send_message_in_transaction(message, None)
         print(result)
         ids.append(str(result.transaction_id))

@@ -45,7 +45,7 @@ def test_the_half_message_is_in_kafka_before_the_local_transaction(kafka: Namesp
 
     listener = Listener(execute=look_into_kafka)
     with kafka.producer(listener) as producer:
-        message = Message("orders", b"body", "TagA", "KEY1", {"color": "red"}, queue_id=1)
+        message = Message("orders", b"body", tags="TagA", keys="KEY1", properties={"color": "red"}, queue_id=1)
         result = producer.send_message_in_transaction(message, arg=17)
     assert seen == [1]
     (record,) = kafka.read("half")
@@ -386,7 +386,7 @@ def test_a_transaction_with_an_uncertain_message_can_only_roll_back(kafka: Names
 
 
 def test_a_batch_is_one_record_with_ids_for_itself_and_each_member(kafka: Namespace) -> None:
-    messages = [Message("orders", f"body {at}", "TagA", properties={"n": str(at)}) for at in range(3)]
+    messages = [Message("orders", f"body {at}", tags="TagA", properties={"n": str(at)}) for at in range(3)]
     with kafka.producer() as producer:
         result = producer.send(messages)
     (record,) = kafka.read("messages")

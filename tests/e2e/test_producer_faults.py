@@ -221,3 +221,35 @@ def test_a_forked_child_gets_a_clear_error(kafka: Namespace) -> None:
         forked.join()
         producer.send(Message("orders", b"from the parent"))
     assert [record.value for record in kafka.read("messages")] == [b"from the parent"]
+
+
+# what reaches the client
+
+
+def test_options_of_kafka_python_reach_the_clients(kafka: Namespace) -> None:
+    with kafka.producer(Listener(), client_options={"compression_type": "gzip"}) as producer:
+        producer.send(Message("orders", b"a" * 100_000))
+        assert producer._link._client._client.config["compression_type"] == "gzip"
+    assert [record.value for record in kafka.read("messages")] == [b"a" * 100_000]
+
+
+def test_a_hook_sees_the_message(kafka: Namespace) -> None:
+    seen: list[Any] = []
+    with kafka.producer(Listener()) as producer:
+        producer.register_end_transaction_hook(seen.append)
+        message = Message("orders", b"direct", keys="order-1")
+        producer.send_message_in_transaction(message)
+        with producer.begin_transaction() as transaction:
+            transaction.send(Message("orders", b"first", keys="order-2"))
+            transaction.send(Message("orders", b"second"))
+        kafka.ask(check(keys="order-3"))
+        wait_for(lambda: kafka.committed() == 1)
+    assert [context.message.keys for context in seen] == ["order-1", "order-2", "order-3"]
+    assert seen[0].message is message
+
+
+def test_transactions_without_a_listener_warn_once(kafka: Namespace, caplog: pytest.LogCaptureFixture) -> None:
+    with kafka.producer() as producer:
+        for _ in range(3):
+            producer.begin_transaction().rollback()
+    assert caplog.text.count("begins transactions without a listener") == 1

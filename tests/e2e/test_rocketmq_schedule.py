@@ -291,7 +291,8 @@ def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinato
     topic, sent = "BatchTopic", {}
     for number in range(10):
         members = [
-            Message(topic, f"{number}-{at}", f"Tag{at}", f"KEY{at}", {"buyerId": f"buyer {at}"}) for at in range(10)
+            Message(topic, f"{number}-{at}", tags=f"Tag{at}", keys=f"KEY{at}", properties={"buyerId": f"buyer {at}"})
+            for at in range(10)
         ]
         result = producer.send(members)
         sent[result.queue_id, result.queue_offset] = (number, result.msg_id.split(","))
@@ -314,7 +315,7 @@ def test_a_list_of_forty_thousand_is_split_and_lands_whole(
     coordinator: Coordinator, producer: DefaultMQProducer
 ) -> None:
     topic, total = "SplitTopic", 40_000
-    messages = [Message(topic, f"Hello world {i}", "Tag", "OrderID188") for i in range(total)]
+    messages = [Message(topic, f"Hello world {i}", tags="Tag", keys="OrderID188") for i in range(total)]
     with pytest.raises(MQClientException) as error:
         producer.send(messages)
     assert error.value.reason == "BODY_TOO_LARGE"

@@ -66,7 +66,7 @@ def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
         ({"ssl_truststore_type": "PEM", "ssl_truststore_location": "/no.pem"}, "cannot read /no.pem: No such file"),
         ({"ssl_truststore_certificates": "-----BEGIN"}, "PEM files only"),
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "sasl.jaas.config"),
-        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "allowed mechanisms"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "NTLM"}, "allowed mechanisms"),
         ({"request_timeout_ms": "soon"}, "a whole number"),
     ],
 )
@@ -95,3 +95,17 @@ def test_the_largest_record_fits_kafkas_request_limit() -> None:
     largest = config.from_mapping({"max_message_size": "15MiB"})
     assert clients.max_record_bytes(largest) < 100 * 1024 * 1024
     assert int(clients.spark_sink_limits()["kafka.max.request.size"]) == clients.max_record_bytes(largest)
+
+
+def test_values_in_single_quotes_are_read_from_jaas() -> None:
+    jaas = "x.PlainLoginModule required username='a user' password='it\\'s \"so\"';"
+    found = clients.python_options(
+        kafka(security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_jaas_config=jaas)
+    )
+    assert (found["sasl_plain_username"], found["sasl_plain_password"]) == ("a user", 'it\'s "so"')
+
+
+@pytest.mark.parametrize("mechanism", ["OAUTHBEARER", "AWS_MSK_IAM"])
+def test_mechanisms_with_tokens_need_no_jaas(mechanism: str) -> None:
+    found = clients.python_options(kafka(security_protocol="SASL_SSL", sasl_mechanism=mechanism))
+    assert found["sasl_mechanism"] == mechanism

@@ -158,3 +158,33 @@ def test_progress_starts_at_0_and_passes_offsets_that_kafka_left_out() -> None:
     assert progress.position == 30
     progress.done(30)
     assert progress.position == 31
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("orders", "TagA", "KEY1", b"body"), ("orders", "TagA", b"body"), ("orders", "TagA", "KEY1", "body")],
+)
+def test_rocketmqs_order_of_arguments_is_refused_with_ours(given: tuple[Any, ...]) -> None:
+    with pytest.raises(MQClientException, match=r"RocketMQ's Message\(topic, tags, keys, body\)"):
+        Message(*given)
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ({"topic": b"orders", "body": b""}, "Message.topic is b'orders', allowed is str"),
+        ({"topic": "orders", "body": 7}, "Message.body is 7, allowed is bytes or str"),
+        ({"topic": "orders", "body": b"", "keys": b"order-1"}, "Message.keys is b'order-1', allowed is str or None"),
+        ({"topic": "orders", "body": b"", "tags": 5}, "Message.tags is 5, allowed is str or None"),
+    ],
+)
+def test_what_is_not_text_is_refused(named: dict[str, Any], text: str) -> None:
+    with pytest.raises(MQClientException) as caught:
+        Message(**named)
+    assert text in str(caught.value)
+    assert "where RocketMQ's is (topic, tags, keys, body)" in str(caught.value)
+
+
+def test_an_unknown_client_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(MQClientException, match="did you mean compression_type"):
+        DefaultMQProducer("group", bootstrap_servers="nowhere:9092", client_options={"compresion_type": "gzip"})

@@ -40,7 +40,9 @@ _COMMON: dict[str, Callable[[str], Any]] = {
 _GROUP = {"session.timeout.ms": int, "heartbeat.interval.ms": int, "max.poll.interval.ms": int}
 _STORES = {"ssl.truststore": ("ssl_cafile",), "ssl.keystore": ("ssl_certfile", "ssl_keyfile")}
 _INLINE = ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key")
-_JAAS_FIELD = re.compile(r'\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
+_JAAS_FIELD = re.compile(r"""\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;]+))""")
+_WITHOUT_JAAS = ("GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")
+"""From the ticket cache, from a token provider that the application gives, from AWS's own environment."""
 
 
 def record_bytes(max_message_size: int) -> int:
@@ -134,13 +136,13 @@ def _credentials(options: Mapping[str, str]) -> dict[str, str]:
     if not options.get("security.protocol", "").upper().startswith("SASL"):
         return {}
     mechanism = options.get("sasl.mechanism", "GSSAPI")
-    if mechanism == "GSSAPI":
-        return {}  # from the ticket cache, as in Java
-    found = {name: quoted or plain for name, quoted, plain in _JAAS_FIELD.findall(options.get("sasl.jaas.config", ""))}
+    if mechanism in _WITHOUT_JAAS:
+        return {}
+    found = {name: "".join(values) for name, *values in _JAAS_FIELD.findall(options.get("sasl.jaas.config", ""))}
     if mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") or len(found) < 2:
         msg = (
             f"kafka.options: sasl.mechanism {mechanism} needs a sasl.jaas.config with username and password; "
-            "allowed mechanisms are PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and GSSAPI"
+            "allowed mechanisms are PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI, OAUTHBEARER and AWS_MSK_IAM"
         )
         raise ConfigError(msg)
     return {f"sasl_plain_{name}": re.sub(r"\\(.)", r"\1", value) for name, value in found.items()}

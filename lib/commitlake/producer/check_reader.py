@@ -111,7 +111,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._progress.clear()
         self._committed.clear()
         consumer = self._consumer = KafkaConsumer(
-            **self._link.client_options(),
+            **self._link.client_options(KafkaConsumer),
             **python_group_options(self._link.kafka),
             group_id=f"{self._topic}.{self._group}",
             auto_offset_reset="earliest",

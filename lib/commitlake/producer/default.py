@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import MQClientException, RecordError
@@ -31,6 +31,8 @@ class DefaultMQProducer:
         bootstrap_servers: Kafka's `host:port,...`.
         topic_prefix: the coordinator's `kafka.topic_prefix`.
         options: the coordinator's `kafka.options`, in the Java client's names.
+        client_options: more keyword arguments of kafka-python's clients, for example `compression_type`, or
+            `sasl_oauth_token_provider` with an object of the application.
         send_msg_timeout: ms a send waits for its acknowledgement.
         start_timeout: ms `start` waits for Kafka and for the coordinator's settings.
     """
@@ -42,13 +44,14 @@ class DefaultMQProducer:
         bootstrap_servers: str,
         topic_prefix: str = "commitlake.",
         options: Mapping[str, str] | None = None,
+        client_options: Mapping[str, Any] | None = None,
         send_msg_timeout: int = 3_000,
         start_timeout: int = 10_000,
     ) -> None:
         self.group = check_group(group)
         self.send_msg_timeout = send_msg_timeout
         kafka = KafkaConfig(bootstrap_servers, topic_prefix, queues=1, options=dict(options or {}))
-        self._link = KafkaLink(kafka, start_timeout)
+        self._link = KafkaLink(kafka, start_timeout, client_options or {})
         self._running = False
         self._switch = threading.Lock()
         self._stopped = threading.Event()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
 from kafka.partitioner.default import murmur2
 
@@ -29,6 +30,8 @@ METADATA_AGE_MS = 30_000
 """How long an added queue may stay unknown; Kafka's own default is 5 minutes."""
 _NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
 
+_OWN = {"acks", "enable_idempotence", "max_block_ms", "max_request_size", "key_serializer", "value_serializer"}
+
 Done = Callable[[Exception | None], None]
 """Called once, from any thread, with None when a record was acknowledged, else with the error."""
 
@@ -40,11 +43,22 @@ class UncertainSend(MQClientException):
     """Raised when it is unknown whether Kafka has the record."""
 
 
+def _check_names(options: Mapping[str, Any]) -> None:
+    allowed = (set(KafkaProducer.DEFAULT_CONFIG) | set(KafkaConsumer.DEFAULT_CONFIG)) - _OWN
+    for name in options:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            msg = f"client_options: {name} is not allowed; allowed is what kafka-python's clients take{hint}"
+            raise MQClientException(msg)
+
+
 class KafkaLink:
     """Sends records, reads the settings, and provides client options for consumers."""
 
-    def __init__(self, kafka: KafkaConfig, start_timeout_ms: int) -> None:
-        self.kafka = kafka
+    def __init__(self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any]) -> None:
+        self.kafka, self._more = kafka, more
+        _check_names(more)
         self._start_timeout_ms = start_timeout_ms
         self._client: HealingClient | None = None
         self._reader: SettingsReader | None = None
@@ -56,7 +70,7 @@ class KafkaLink:
         Raises:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
         """
-        self._reader = SettingsReader(self.client_options(), self.kafka.topic(SETTINGS), self.explain)
+        self._reader = SettingsReader(self.client_options(KafkaConsumer), self.kafka.topic(SETTINGS), self.explain)
         self._reader.start(self._start_timeout_ms)
         try:
             self._client = HealingClient(self._connect)
@@ -65,13 +79,9 @@ class KafkaLink:
             raise MQClientException(self.explain(error)) from error
 
     def _connect(self) -> KafkaProducer:
-        return KafkaProducer(
-            **self.client_options(),
-            acks="all",
-            enable_idempotence=True,
-            max_block_ms=self._start_timeout_ms,
-            max_request_size=record_bytes(self.settings.max_message_size),
-        )
+        own = {"acks": "all", "enable_idempotence": True, "max_block_ms": self._start_timeout_ms}
+        largest = record_bytes(self.settings.max_message_size)
+        return KafkaProducer(**self.client_options(KafkaProducer) | own, max_request_size=largest)
 
     def stop(self, timeout_s: float) -> None:
         """Send what is still buffered, for at most `timeout_s`, then disconnect."""
@@ -96,9 +106,10 @@ class KafkaLink:
             raise MQClientException(_NOT_RUNNING)
         return self._reader.current
 
-    def client_options(self) -> dict[str, Any]:
-        """Options of every Kafka client."""
+    def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
+        """Options of a Kafka client of that class."""
         return {
+            **{name: value for name, value in self._more.items() if name in client.DEFAULT_CONFIG},
             "metadata_max_age_ms": METADATA_AGE_MS,
             **python_options(self.kafka),
             "bootstrap_timeout_ms": self._start_timeout_ms // 2,

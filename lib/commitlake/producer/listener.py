@@ -39,6 +39,7 @@ class EndTransactionContext:
         state: the decision.
         from_check: whether it answers a check.
         broker_address: the Kafka bootstrap servers it goes to.
+        message: the transaction's first half message; in answer to a check, as the check shows it.
     """
 
     producer_group: str
@@ -48,6 +49,7 @@ class EndTransactionContext:
     state: LocalTransactionState
     from_check: bool
     broker_address: str
+    message: Message
 
 
 class EndTransactionHook(Protocol):

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, TypeVar
 
 from commitlake.errors import MQClientException
 from commitlake.protocol import headers, wire
+
+_POSITIONAL = 2
+_KINDS: dict[str, tuple[type, ...]] = {
+    "topic": (str,),
+    "body": (bytes, str),
+    "tags": (str, type(None)),
+    "keys": (str, type(None)),
+}
+_Message = TypeVar("_Message")
 
 
 class LocalTransactionState(enum.Enum):
@@ -19,12 +30,30 @@ class LocalTransactionState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
+def _shows_the_order(made: type[_Message]) -> type[_Message]:
+    """RocketMQ's own order is topic, tags, keys, body: a message would go out with its tags as its body."""
+    initialise = made.__init__
+
+    def __init__(self: _Message, *given: Any, **named: Any) -> None:
+        if len(given) > _POSITIONAL:
+            message = (
+                f"Message() takes topic and body, then tags= and keys= by name, and got {len(given)} values in order; "
+                "RocketMQ's Message(topic, tags, keys, body) is Message(topic, body, tags=..., keys=...) here"
+            )
+            raise MQClientException(message)
+        initialise(self, *given, **named)
+
+    made.__init__ = functools.wraps(initialise)(__init__)  # type: ignore[method-assign,assignment]
+    return made
+
+
 class SendStatus(enum.Enum):
     """Outcome of a send. Anything but an acknowledged write raises an exception."""
 
     SEND_OK = "SEND_OK"
 
 
+@_shows_the_order
 @dataclass(eq=False)
 class Message:
     """A message for `topic`; the delays and the immunity may be set before it is sent.
@@ -48,9 +77,9 @@ class Message:
 
     topic: str
     body: bytes | str
-    tags: str | None = None
-    keys: str | None = None
-    properties: dict[str, str] = field(default_factory=dict)
+    tags: str | None = field(default=None, kw_only=True)
+    keys: str | None = field(default=None, kw_only=True)
+    properties: dict[str, str] = field(default_factory=dict, kw_only=True)
     queue_id: int | None = field(default=None, kw_only=True)
     sharding_key: str | bytes | None = field(default=None, kw_only=True)
     delay_time_level: int | None = field(default=None, kw_only=True)
@@ -62,6 +91,15 @@ class Message:
     msg_id: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                message = (
+                    f"Message.{name} is {value!r:.100}, allowed is {allowed}; the order is Message(topic, body, *, "
+                    "tags=, keys=), where RocketMQ's is (topic, tags, keys, body)"
+                )
+                raise MQClientException(message)
         given, self.properties = self.properties, {}
         for name, value in given.items():
             self.put_user_property(name, value)

@@ -17,8 +17,9 @@ COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.R
 
 
 class HalfMessage(NamedTuple):
-    """A half message that Kafka has acknowledged, and its position."""
+    """A half message that Kafka has acknowledged: as the application made it, as it was sent, and where it stands."""
 
+    message: Message
     record: HalfRecord
     at: Position
 

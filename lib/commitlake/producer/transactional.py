@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from threading import Lock
+from typing import Any
 
 from commitlake.errors import MQClientException
 from commitlake.producer.check_reader import CheckAnswerer
@@ -39,9 +40,10 @@ class TransactionMQProducer(DefaultMQProducer):
     Args:
         group: producer group.
         listener: runs and looks up local transactions.
-        bootstrap_servers: Kafka's `host:port,...`; this and the next four are as for `DefaultMQProducer`.
+        bootstrap_servers: Kafka's `host:port,...`; this and the next five are as for `DefaultMQProducer`.
         topic_prefix: the coordinator's `kafka.topic_prefix`.
         options: the coordinator's `kafka.options`.
+        client_options: more keyword arguments of kafka-python's clients.
         send_msg_timeout: in ms.
         start_timeout: in ms.
         executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
@@ -57,6 +59,7 @@ class TransactionMQProducer(DefaultMQProducer):
         bootstrap_servers: str,
         topic_prefix: str = "commitlake.",
         options: Mapping[str, str] | None = None,
+        client_options: Mapping[str, Any] | None = None,
         send_msg_timeout: int = 3_000,
         start_timeout: int = 10_000,
         executor: Executor | None = None,
@@ -67,12 +70,14 @@ class TransactionMQProducer(DefaultMQProducer):
             bootstrap_servers=bootstrap_servers,
             topic_prefix=topic_prefix,
             options=options,
+            client_options=client_options,
             send_msg_timeout=send_msg_timeout,
             start_timeout=start_timeout,
         )
         self._listener = listener
         self._executor, self._check_timeout_s = executor, check_timeout / 1_000
         self._hooks: list[AnyHook] = []
+        self._is_warned = False
         self._never_committed, self._decided = _Recent(REMEMBERED), _Recent(REMEMBERED)
         self._checks: CheckAnswerer | None = None
         self._late = ThreadPoolExecutor(1, "commitlake-late")
@@ -141,7 +146,18 @@ class TransactionMQProducer(DefaultMQProducer):
         )
 
     def begin_transaction(self) -> Transaction:
-        """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it."""
+        """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
+
+        Without a listener nobody can answer for it after a crash: it stays open until `transaction.retention` or an
+        administrator ends it.
+        """
+        if self._listener is None and not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "the group %s begins transactions without a listener: when this process dies before a decision, nobody "
+                "answers their checks, and they stay open until transaction.retention",
+                self.group,
+            )
         return Transaction(self._send_half, self._end)
 
     def _answer_checks(self) -> None:
@@ -154,21 +170,21 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
         with self._refusing() as maker:
-            record = maker.half(message, *(first if first else ()))
+            record = maker.half(message, *((first.record, first.at) if first else ()))
             encoded = wire.encode_half(record)
         message.msg_id, message.transaction_id = record.msg_id, record.transaction_id
-        late = None if first else partial(self._roll_back_late, record)
+        late = None if first else partial(self._roll_back_late, message, record)
         try:
-            return HalfMessage(record, self._send_record(HALF, record.sharding_key, encoded, late=late))
+            return HalfMessage(message, record, self._send_record(HALF, record.sharding_key, encoded, late=late))
         except UncertainSend:
             # The message id, not the transaction id: the application may try again under the same transaction id.
             self._never_committed.add(record.msg_id, ROLLBACK)
             raise
 
-    def _roll_back_late(self, record: wire.HalfRecord, at: Position) -> None:
+    def _roll_back_late(self, message: Message, record: wire.HalfRecord, at: Position) -> None:
         """Its send has failed for the application, which may have sent another one for the same business."""
         with suppress(RuntimeError):  # after a shutdown; then a check asks
-            self._late.submit(self._send_op, record, (at,), ROLLBACK, NEVER_COMMITTED, _log_lost)
+            self._late.submit(self._send_op, message, record, (at,), ROLLBACK, NEVER_COMMITTED, _log_lost)
 
     def _end(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
         """End a transaction of several half messages; checks of one rolled back no longer ask the listener."""
@@ -180,16 +196,17 @@ class TransactionMQProducer(DefaultMQProducer):
         self, halves: Sequence[HalfMessage], state: LocalTransactionState, remark: str | None = None
     ) -> None:
         """Send the decision without waiting; if it is lost, a check asks for it again."""
-        first = halves[0].record
-        self._send_op(first, tuple(half.at for half in halves), state, remark, _log_lost)
+        first = halves[0]
+        self._send_op(first.message, first.record, tuple(half.at for half in halves), state, remark, _log_lost)
 
     def _answer(self, check: wire.CheckRecord, done: Done) -> None:
-        state, remark = self._look_up(check)
+        message = MessageExt.from_check(check)
+        state, remark = self._look_up(check, message)
         if state is not LocalTransactionState.UNKNOW:
             self._decided.add(f"{check.msg_id} {check.check_id}", state)
-        self._send_op(check, check.half_messages, state, remark, done, check.check_id)
+        self._send_op(message, check, check.half_messages, state, remark, done, check.check_id)
 
-    def _look_up(self, check: wire.CheckRecord) -> tuple[LocalTransactionState, str | None]:
+    def _look_up(self, check: wire.CheckRecord, message: MessageExt) -> tuple[LocalTransactionState, str | None]:
         listener = self._listener
         if self._never_committed.get(check.msg_id):
             return ROLLBACK, NEVER_COMMITTED
@@ -199,12 +216,13 @@ class TransactionMQProducer(DefaultMQProducer):
         if listener is None:
             return LocalTransactionState.UNKNOW, "this instance has no listener"
         try:
-            return decide(lambda: listener.check_local_transaction(MessageExt.from_check(check)))
+            return decide(lambda: listener.check_local_transaction(message))
         except BaseException as error:  # in a thread of the pool, which nobody else watches
             return failed(error)
 
     def _send_op(
         self,
+        message: Message,
         first: wire.HalfRecord | wire.CheckRecord,
         half_messages: tuple[Position, ...],
         state: LocalTransactionState,
@@ -220,6 +238,7 @@ class TransactionMQProducer(DefaultMQProducer):
             state=state,
             from_check=check_id is not None,
             broker_address=self._link.kafka.bootstrap_servers,
+            message=message,
         )
         run_hooks(self._hooks, context)
         op = wire.OpRecord(
