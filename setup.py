@@ -9,8 +9,8 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-# A cluster brings its own Spark and Delta, so they are an extra that nobody gets by accident.
-SPARK = ["pyspark>=4.0.1,<4.2", "delta-spark>=4.1,<4.4", "pandas>=2.2,<3", "pyarrow>=18"]
+# A cluster brings its own Spark and Delta, so they are an extra. pyspark 4.3 has no Delta yet.
+SPARK = ["pyspark>=4.0.1,<4.3", "delta-spark>=4.1,<4.5", "pandas>=2.2,<3", "pyarrow>=18"]
 NOTEBOOK = [*SPARK, "deltalake>=1.6", "matplotlib>=3.9"]
 DEV = [
     *NOTEBOOK,

@@ -166,6 +166,7 @@ class Coordinator:
 
     def _own(self) -> None:
         cluster.check(self.spark, self.config)
+        session.apply_settings(self.spark, self.config)  # again, now that all executors are there
         lock = self._stack.enter_context(fencing.lock(self.config))  # first: its error names who runs already
         self.config = self._stack.enter_context(provide(self.config))
         probe(self.config)

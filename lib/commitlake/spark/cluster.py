@@ -61,6 +61,7 @@ def check(spark: SparkSession, config: Config) -> None:
     master = str(spark.sparkContext.master)
     if not is_one_machine(master):
         _refuse_local_places(config, master)
+        executors.await_all(spark)
         _check_executors(spark, config)
 
 

@@ -13,10 +13,11 @@ import os
 import socket
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -30,6 +31,8 @@ _SHIPPED = ("numpy", "pandas", "pyarrow", "python-dateutil", "pytz", "six", "tzd
 _LEFT_OUT = ("pandas/tests/", "pyarrow/tests/", "pyarrow/include/", "pyarrow/src/")
 """Half of the files, and never imported."""
 DIRECTORY = "commitlake_packages"
+_STEADY_S = 1.0
+_MOST_WAIT_S = 15.0
 
 
 class Look(NamedTuple):
@@ -48,6 +51,19 @@ def look() -> Look:
     """This process's."""
     found = tuple((name, str(importlib.import_module(name).__version__)) for name in _MODULES)
     return Look(socket.gethostname(), (("python", f"{sys.version_info[0]}.{sys.version_info[1]}"), *found))
+
+
+def await_all(spark: SparkSession) -> None:
+    """Waits until no more executors come: the number of cores settles how the work is cut."""
+    context: Any = spark.sparkContext._jsc
+    last, since, begun = 0, time.monotonic(), time.monotonic()
+    while (now := time.monotonic()) - begun < _MOST_WAIT_S:
+        count = context.sc().getExecutorMemoryStatus().size()  # the driver is one of them
+        if count != last:
+            last, since = count, now
+        elif count > 1 and now - since > _STEADY_S:
+            return
+        time.sleep(_STEADY_S / 10)
 
 
 def look_around(spark: SparkSession) -> set[Look]:
