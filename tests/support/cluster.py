@@ -18,7 +18,7 @@ from tests.support.polling import wait_for
 
 from commitlake.spark import runtime
 
-HADOOP = ("org.apache.hadoop:hadoop-hdfs:3.4.1", "org.apache.hadoop:hadoop-common:3.4.1")
+HADOOP = tuple(f"org.apache.hadoop:{name}:3.4.1" for name in ("hadoop-hdfs", "hadoop-hdfs-client", "hadoop-common"))
 HOST = "127.0.0.1"
 _SITE = {
     "dfs.replication": "1",
@@ -129,6 +129,7 @@ class Spark:
             "PATH": os.environ["PATH"],
             "HOME": str(self.place),
             "SPARK_HOME": str(self.home),
+            "SPARK_SCALA_VERSION": "2.13",  # else the launcher looks for its own build directories
             "SPARK_LOCAL_IP": HOST,
         }
         if "JAVA_HOME" in os.environ:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from tests.support.killing import ENVIRONMENT
 
 from commitlake import config
 from commitlake.errors import ConfigError, SetupError
@@ -99,3 +102,10 @@ def test_executors_get_the_packages_of_the_driver_once(tmp_path: Path, monkeypat
     assert executors.archive() == made
     assert made.stat().st_mtime_ns == written
     assert executors.settings()["spark.archives"] == f"{made}#{executors.DIRECTORY}"
+
+
+def test_what_executors_import_needs_neither_delta_nor_a_kafka_client() -> None:
+    code = "import sys, commitlake.coordination.state; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert {"numpy", "pandas"} <= set(done.stdout.split())
+    assert {"delta", "kafka", "yaml", "typer"} & set(done.stdout.split()) == set()

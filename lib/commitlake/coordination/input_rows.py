@@ -13,7 +13,6 @@ from commitlake.protocol.states import Kind, Source
 from commitlake.statemachine.rows import ROW
 from commitlake.tables.columns import hashed_sql, millis_sql
 
-KEY = ("src", "queue", "segment")
 _WIDTHS = {"i1": IntegerType(), "i2": IntegerType(), "i4": IntegerType(), "i8": LongType()}
 FIELDS = ["src", "queue", *(ROW.names or ())]
 INPUT_SCHEMA = StructType(

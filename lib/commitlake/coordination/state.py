@@ -1,4 +1,7 @@
-"""The thin wall between Spark's state and the pure state machine: one call is one segment in one batch."""
+"""The thin wall between Spark's state and the pure state machine: one call is one segment in one batch.
+
+Executors import this file and what it imports, so nothing of Delta or Kafka may be among it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from commitlake.coordination.input_rows import KEY
 from commitlake.protocol.states import Event
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import ABSENT, EVENT, ROW, SEGMENT_SIZE, Rows, concat, empty, make, pack, unpack
 
+_KEY = ("src", "queue", "segment")  # of the input rows
 _ADDED = {"src": "i4", "anchor_queue": "i4", "now": "i8"}
 _TYPES = {"i4": IntegerType(), "i8": LongType()}
 EVENT_SCHEMA = StructType(
@@ -37,7 +40,7 @@ def join_and_time(rows: DataFrame, rules: Rules) -> DataFrame:
     Spark's timeouts are not used: with them Spark goes through all states in every batch. A segment says when it has
     to be called next, and a tick calls it.
     """
-    return rows.groupBy(*KEY).applyInPandasWithState(
+    return rows.groupBy(*_KEY).applyInPandasWithState(
         _advance_segment(rules), EVENT_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
 

@@ -30,6 +30,8 @@ _MODULES = ("commitlake", "numpy", "pandas", "pyarrow")
 _SHIPPED = ("numpy", "pandas", "pyarrow", "python-dateutil", "pytz", "six", "tzdata")
 _LEFT_OUT = ("pandas/tests/", "pyarrow/tests/", "pyarrow/include/", "pyarrow/src/")
 """Half of the files, and never imported."""
+_STATE_MACHINE = "commitlake.coordination.state"
+"""What a round runs on executors."""
 DIRECTORY = "commitlake_packages"
 _STEADY_S = 1.0
 _MOST_WAIT_S = 15.0
@@ -48,7 +50,12 @@ class Look(NamedTuple):
 
 
 def look() -> Look:
-    """This process's."""
+    """This process's.
+
+    Raises:
+        ImportError: something that executors need is not there.
+    """
+    importlib.import_module(_STATE_MACHINE)
     found = tuple((name, str(importlib.import_module(name).__version__)) for name in _MODULES)
     return Look(socket.gethostname(), (("python", f"{sys.version_info[0]}.{sys.version_info[1]}"), *found))
 

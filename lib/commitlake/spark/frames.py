@@ -6,10 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from commitlake.spark.session import is_one_machine
+
+_TWICE = StorageLevel(useDisk=True, useMemory=True, useOffHeap=False, deserialized=True, replication=2)
 _SMALL = 500_000  # rows of some 100 bytes: 50 MB on the wire; a shuffle of the other side costs twice the time
 
 
@@ -25,7 +29,7 @@ def materialized(frame: DataFrame) -> DataFrame:
     the commit to the ledger the resolutions of the batch would differ. And each query would analyse
     and ship their plan.
     """
-    return frame.localCheckpoint()
+    return frame.localCheckpoint(storageLevel=_level(frame))
 
 
 def kept(frame: DataFrame) -> DataFrame:
@@ -34,7 +38,12 @@ def kept(frame: DataFrame) -> DataFrame:
     `persist` keeps the plan: each frame that is made of it is analysed with it, and compared with it to find what is
     cached. That took a second of a round of six. The first action must read all partitions.
     """
-    return frame.localCheckpoint(eager=False)
+    return frame.localCheckpoint(eager=False, storageLevel=_level(frame))
+
+
+def _level(frame: DataFrame) -> StorageLevel | None:
+    """On a cluster rows are kept twice, since there is no plan to compute them again when an executor is lost."""
+    return None if is_one_machine(str(frame.sparkSession.sparkContext.master)) else _TWICE
 
 
 def of_rows(spark: SparkSession, rows: Iterable[Mapping[str, object]], schema: StructType) -> DataFrame:
