@@ -87,4 +87,8 @@ def root_reason(error: Exception) -> str:
     while java is not None and java.getCause() is not None:
         java = java.getCause()
     text = str(java.toString() if java is not None else error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
+    if not lines:
+        return type(error).__name__
+    # Of an error in a Python worker Spark's first line says only that there was one; Python's last line says which.
+    return lines[-1].strip() if any(line.startswith("Traceback") for line in lines) else lines[0]

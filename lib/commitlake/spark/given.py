@@ -20,6 +20,7 @@ _OPTIONS = {
     "--driver-class-path": "spark.driver.extraClassPath",
     "--driver-java-options": "spark.driver.extraJavaOptions",
     "--driver-memory": "spark.driver.memory",
+    "--deploy-mode": "spark.submit.deployMode",
 }
 _JOINED = {
     "spark.jars": ",",

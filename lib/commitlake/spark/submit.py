@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from commitlake.errors import SetupError
 from commitlake.spark import executors, given, process, runtime, session
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -72,11 +73,23 @@ def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str
 
 
 def _shipped(place: Path, others: Mapping[str, str]) -> dict[str, str]:
-    """Settings that give executors this package, and the others that they need unless a Python is named for them."""
-    settings = {"spark.submit.pyFiles": str(_zipped(place)), "spark.pyspark.driver.python": sys.executable}
-    if "spark.pyspark.python" in others or "PYSPARK_PYTHON" in os.environ:
+    """Settings that give executors this package, and the others that they need unless a Python is named for them.
+
+    Raises:
+        SetupError: the driver is to run on the cluster, and no Python is named that has all it needs.
+    """
+    settings = {"spark.submit.pyFiles": str(_zipped(place))}
+    is_named = "spark.pyspark.python" in others or "PYSPARK_PYTHON" in os.environ
+    if others.get("spark.submit.deployMode") == "cluster":
+        if not is_named:
+            msg = (
+                "with --deploy-mode cluster the driver runs on the cluster too; name a Python there that has "
+                "commitlake[spark], with --conf spark.pyspark.python=..., or use the deploy mode client"
+            )
+            raise SetupError(msg)
         return settings
-    return settings | executors.settings()
+    settings["spark.pyspark.driver.python"] = sys.executable
+    return settings if is_named else settings | executors.settings()
 
 
 def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:
