@@ -78,8 +78,8 @@ STATIC_SETTINGS = {
     "spark.sql.codegen.cache.maxEntries": "1000",
     # Else PySpark asks the JVM three times more for each column that an expression is built of, to tell where it was.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # A client of HDFS that closes a file asks whether its last block has been reported, and sleeps 400 ms when it has not
-    # yet, which is nearly always: a round, which writes some 40 files, took 9 s instead of 4. 10 doublings of 10 ms are
+    # A client of HDFS that closes a file asks whether its last block has been reported, and sleeps 400 ms when it has
+    # not, which is nearly always: a round, which writes some 40 files, took 9 s instead of 5. 10 doublings of 10 ms are
     # as long as Hadoop's own 5 of 400.
     "spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
     "spark.hadoop.dfs.client.block.write.locateFollowingBlock.retries": "10",
