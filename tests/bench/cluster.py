@@ -9,6 +9,7 @@ what more machines gain.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 from deltalake import DeltaTable
 from tests.bench import rig
@@ -38,7 +39,7 @@ def main() -> None:
                 master = "local[2]"
                 if workers:
                     master = cluster.enter_context(standalone(running.place / f"spark-{workers}", workers)).address
-                own = {"warehouse": f"{place}/warehouse", "checkpoints": f"{place}/checkpoints"}
+                own: dict[str, Any] = {"warehouse": f"{place}/warehouse", "checkpoints": f"{place}/checkpoints"}
                 arguments = ("--available-now", "--master", master)
                 cost = running.coordinator(*arguments, transaction__timeout="1h", **own).wait(_LIMIT_S)
             shown = DeltaTable(f"{place}/warehouse/topics/orders").count()
