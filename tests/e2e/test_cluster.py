@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.cluster import Spark, hdfs, standalone
+from tests.support.invariants import assert_invariants
 from tests.support.killing import ROOT
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -61,6 +62,21 @@ def commitlake(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)
+def test_executors_that_do_not_see_the_project_work_off_a_backlog(workers: Spark, lake: Lake, tmp_path: Path) -> None:
+    for name in ("paid", "sent"):
+        lake.op("COMMIT", name, lake.half(name))
+    lake.op("ROLLBACK", "lost", lake.half("lost"))
+    lake.message("late", delays={"TIMER_DELIVER_MS": "1"})
+    lake.message("now", topic="news")
+    with coordinator(tmp_path, "--available-now", master=workers.address, **settings(lake)) as running:
+        assert running.end(400) == 0, running.said[-4_000:]
+    bodies = {topic: sorted(row["body"] for row in lake.topic(topic)) for topic in lake.topics()}
+    assert bodies == {"orders": [b"paid", b"sent"], "delays": [b"late"], "news": [b"now"]}
+    assert_invariants(lake)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_a_mix_of_all_kinds_survives_the_death_of_an_executor(workers: Spark, lake: Lake, tmp_path: Path) -> None:
     traffic = Traffic(lake)
     with coordinator(tmp_path, master=workers.address, **settings(lake)) as running:
