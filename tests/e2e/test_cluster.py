@@ -47,13 +47,15 @@ def settings(lake: Lake) -> dict[str, Any]:
 
 
 def over(traffic: Traffic, running: Coordinator, seconds: float = 240) -> None:
-    """Waits until all that was sent has come to its end."""
+    """Waits until all that was sent has come to its end, and stops it: no batch is left incomplete."""
 
     def is_over() -> bool:
         assert running.process.poll() is None, running.said[-4_000:]
         return traffic.is_over()
 
     wait_for(is_over, seconds, lambda: running.said[-4_000:])
+    os.kill(running.process.pid, signal.SIGTERM)
+    assert running.end() == 0, running.said[-4_000:]
 
 
 def commitlake(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -86,8 +88,6 @@ def test_a_mix_of_all_kinds_survives_the_death_of_an_executor(workers: Spark, la
         workers.kill_an_executor()
         traffic.send()
         over(traffic, running)
-        os.kill(running.process.pid, signal.SIGTERM)
-        assert running.end() == 0, running.said[-4_000:]
     traffic.assert_outcome()
     audit = commitlake("audit", "--set", f"warehouse={lake.settings['warehouse']}", "--master", "local[2]")
     assert (audit.returncode, "all is well" in audit.stdout) == (0, True), audit.stdout + audit.stderr

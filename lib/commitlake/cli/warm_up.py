@@ -13,7 +13,14 @@ from pathlib import Path
 from commitlake import config
 from commitlake.coordinator import Coordinator
 from commitlake.kafka.embedded import provide
-from commitlake.producer import DefaultMQProducer, Message, Transaction, TransactionMQProducer
+from commitlake.producer import (
+    DefaultMQProducer,
+    Message,
+    MessageExt,
+    Transaction,
+    TransactionListener,
+    TransactionMQProducer,
+)
 from commitlake.spark import class_archive, process, runtime, session, submit
 
 
@@ -43,10 +50,20 @@ def coordinate(_: Sequence[str]) -> None:
             spark.stop()
 
 
+class _NobodyAsks(TransactionListener):
+    """For transactions that are decided before a check is due."""
+
+    def execute_local_transaction(self, message: Message, arg: object) -> None:
+        """Never called: `begin_transaction` leaves the local transaction to its caller."""
+
+    def check_local_transaction(self, message: MessageExt) -> None:
+        """Never called."""
+
+
 def _send(servers: str) -> None:
     with DefaultMQProducer("warm-up", bootstrap_servers=servers) as producer:
         producer.send(Message("warm-up", "normal"))
-    with TransactionMQProducer("warm-up", bootstrap_servers=servers) as transactions:
+    with TransactionMQProducer("warm-up", _NobodyAsks(), bootstrap_servers=servers) as transactions:
         for end in (Transaction.commit, Transaction.rollback):
             transaction = transactions.begin_transaction()
             transaction.send(Message("warm-up", "half"))
