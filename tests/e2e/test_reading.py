@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,12 @@ SHOWN = {
 """Notebooks, and what stands in their output."""
 
 
+def accepts(port: int) -> bool:
+    """Whether somebody listens; the server logs nothing above INFO when it does."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def connect_server(log: Path) -> Iterator[str]:
     """A Spark Connect server, which comes with pyspark; yields its address."""
@@ -45,7 +52,7 @@ def connect_server(log: Path) -> Iterator[str]:
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_for(lambda: "Spark Connect server started at" in log.read_text(), 120, log.read_text)
+        wait_for(lambda: accepts(port), 120, log.read_text)
         yield f"sc://127.0.0.1:{port}"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
