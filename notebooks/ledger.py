@@ -32,7 +32,7 @@ def show(rows) -> None:
 
 spark = globals().get("spark") or session.for_reading()
 warehouse = Warehouse(spark, parameter("warehouse", "schema:main.commitlake"))
-tables = {name: warehouse.read(name) for name in ("half", "transactions", "discarded", "rejected")}
+tables = {name: warehouse.read(name) for name in ("transactions", "discarded", "rejected")}
 
 # COMMAND ----------
 
@@ -58,8 +58,8 @@ show(
 show(
     spark.sql(
         """SELECT producer_group, state, percentile_approx(took, 0.5) AS p50_s, percentile_approx(took, 0.99) AS p99_s
-           FROM (SELECT producer_group, state, CAST(resolved_at AS DOUBLE) - CAST(t.stored_at AS DOUBLE) AS took
-                 FROM {transactions} t JOIN {half} h ON t.queue = h.queue AND t.half_offset = h.queue_offset)
+           FROM (SELECT producer_group, state, CAST(resolved_at AS DOUBLE) - CAST(stored_at AS DOUBLE) AS took
+                 FROM {transactions})
            GROUP BY ALL ORDER BY ALL""",
         **tables,
     )
