@@ -128,7 +128,7 @@ def test_a_paused_coordinator_ends_when_another_has_taken_over(workers: Spark, l
             assert first.end() == 1
             over(traffic, second)
     assert "another coordinator has taken over this warehouse" in first.said
-    assert first.said.count("\n") < 100, "an operator must find the one line that says why"
+    assert first.said.count("\n") < 200, "an operator must find the one line that says why"
     traffic.assert_outcome()
 
 
@@ -149,5 +149,5 @@ def test_a_standby_takes_over_when_the_coordinator_was_killed(workers: Spark, la
             os.killpg(first.process.pid, signal.SIGKILL)
             traffic.send()
             over(traffic, second)
-    assert [row["epoch"] for row in lake.rows("epochs")] == [1, 2]
+    assert sorted(row["epoch"] for row in lake.rows("epochs")) == [1, 2]
     traffic.assert_outcome()
