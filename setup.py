@@ -11,10 +11,13 @@ HERE = Path(__file__).parent
 README = HERE / "README.md"
 # A cluster brings its own Spark and Delta, so they are an extra. pyspark 4.3 has no Delta yet.
 SPARK = ["pyspark>=4.0.1,<4.3", "delta-spark>=4.1,<4.5", "pandas>=2.2,<3", "pyarrow>=18"]
-NOTEBOOK = [*SPARK, "deltalake>=1.6", "matplotlib>=3.9"]
+# What reads tables without Spark: consumers, and questions that people ask.
+CONSUMER = ["deltalake>=1.6", "duckdb>=1.3", "pyarrow>=18", "sqlglot>=26"]
+NOTEBOOK = [*SPARK, *CONSUMER, "matplotlib>=3.9"]
 DEV = [
     *NOTEBOOK,
     "build",
+    "crc32c>=2.7",
     "chispa>=0.12",
     "hypothesis>=6",
     "mypy>=2",
@@ -37,6 +40,13 @@ setup(
     packages=find_packages("lib"),
     package_data={"commitlake": ["py.typed", "spark/*.properties"]},
     install_requires=["kafka-python>=3.0,<4", "numpy>=1.26", "PyYAML>=6", "rich>=13", "typer>=0.12"],
-    extras_require={"spark": SPARK, "notebook": NOTEBOOK, "dev": DEV},
+    extras_require={
+        "consumer": CONSUMER,
+        "fast": ["crc32c>=2.7"],
+        "spark": SPARK,
+        "all": [*SPARK, *CONSUMER],
+        "notebook": NOTEBOOK,
+        "dev": DEV,
+    },
     entry_points={"console_scripts": ["commitlake = commitlake.cli.app:main"]},
 )

@@ -46,7 +46,7 @@ set_up() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
     --constraint "$here/constraints.txt" --editable "$here[$extras]" >&2 || fail "pip could not install the requirements, see above"
   PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -m commitlake.cli.warm_up >&2 || true # starts are slower without
-  echo "$wanted" | tee "$stamp" >"$venv/.commitlake-spark" # all extras that are set up here hold what Spark needs
+  echo "$wanted" | tee "$stamp" >"$venv/.commitlake-all" # `dev` holds all of `all`
 }
 
 if [[ ${1:-} == --set-up ]]; then # for tests/run.sh
@@ -59,5 +59,5 @@ if [[ $# -eq 0 || $1 == -* && $1 != --help && $1 != -h ]]; then
   set -- demo "$@"
 fi
 check_java
-set_up spark
+set_up all
 PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.cli "$@"

@@ -9,6 +9,9 @@ __version__ = "0.2.0"
 
 # Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
 _HOMES = {
+    "consume": "commitlake.consumer.consume",
+    "read_topic": "commitlake.consumer.spark",
+    "receipts": "commitlake.consumer.spark",
     "start": "commitlake.coordinator",
     **dict.fromkeys(
         (

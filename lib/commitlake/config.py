@@ -168,6 +168,7 @@ class Config:
     Attributes:
         warehouse: where the tables are: an absolute directory, a URI, or `schema:<catalog>.<schema>`.
         checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
+        receipts: where consumers keep what they did; empty: beside the warehouse.
         kafka: where Kafka is.
         trigger_interval_ms: time from one micro-batch to the next.
         standby_after_ms: time without a sign of the coordinator after which a standby takes over.
@@ -181,6 +182,7 @@ class Config:
 
     warehouse: str
     checkpoints: str
+    receipts: str
     kafka: KafkaConfig
     trigger_interval_ms: int
     standby_after_ms: int
@@ -195,6 +197,18 @@ class Config:
     def scratch(self) -> str:
         """This warehouse's place below `checkpoints`, which coordinators of other warehouses may share."""
         return f"{self.checkpoints.rstrip('/')}/{hashlib.sha256(self.warehouse.encode()).hexdigest()[:12]}"
+
+    @property
+    def receipts_place(self) -> str:
+        """Where the tables of consumers are: never inside the warehouse, which only its coordinator writes to.
+
+        Raises:
+            ConfigError: the warehouse is in a catalog, and `receipts` is empty.
+        """
+        if not self.receipts and self.warehouse.startswith("schema:"):
+            msg = f"receipts: it is empty, and the warehouse is {self.warehouse}; give a directory or URI for receipts"
+            raise ConfigError(msg)
+        return self.receipts or f"{self.warehouse.rstrip('/')}_receipts"
 
     def describe(self) -> str:
         """Return one `key = value` line for each key, secrets masked."""
@@ -236,6 +250,17 @@ def from_mapping(values: Mapping[str, object]) -> Config:
     flat: dict[str, object] = {}
     _override(flat, _flatten(values).items())
     return _build(flat)
+
+
+def of(conf: Config | str | Mapping[str, object]) -> Config:
+    """Return a configuration as people give it: one, the path of one, or its keys and values.
+
+    Raises:
+        ConfigError: the file is not readable, a key is unknown or a value is not allowed.
+    """
+    if isinstance(conf, Config):
+        return conf
+    return load(conf) if isinstance(conf, str) else from_mapping(conf)
 
 
 def _resolve(name: str, value: str) -> str:

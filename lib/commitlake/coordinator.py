@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -313,7 +313,7 @@ def _stop_quietly(query: StreamingQuery) -> None:
 
 def start(
     spark: SparkSession,
-    conf: Config | str | dict[str, object],
+    conf: Config | str | Mapping[str, object],
     *,
     available_now: bool = False,
     on_failure: Callable[[CommitLakeError], None] | None = None,
@@ -332,8 +332,4 @@ def start(
     Returns:
         A handle with `stop()` and `await_termination()`; its `config` holds the address of an embedded broker.
     """
-    if isinstance(conf, str):
-        conf = configuration.load(conf)
-    elif isinstance(conf, dict):
-        conf = configuration.from_mapping(conf)
-    return Coordinator(spark, conf, on_failure=on_failure).start(available_now=available_now)
+    return Coordinator(spark, configuration.of(conf), on_failure=on_failure).start(available_now=available_now)

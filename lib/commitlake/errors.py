@@ -81,6 +81,10 @@ class MQClientException(CommitLakeError):
         self.reason = reason
 
 
+class ConsumerError(CommitLakeError):
+    """Raised when a consumer is given something that it can't use, or can't go on."""
+
+
 def root_reason(error: Exception) -> str:
     """The innermost cause of an error, on one line: a person can rarely act on the outermost one."""
     java = getattr(error, "java_exception", None)

@@ -106,7 +106,7 @@ def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None
     readme.python("begin_transaction")
     wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 1, 3])
 
-    seen = readme.python("deltalake")
+    seen = readme.python("commitlake.consume")
     assert "order-1" in seen
     assert "one espresso" in seen
     assert "two espressos" in readme.python("readStream")

@@ -19,7 +19,7 @@ from commitlake.cli import app, output
 from commitlake.spark import process, submit
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain", "config")
+COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain", "unfinished", "send-again", "config")
 LINES = (
     ("run", "--conf", "conf/local.yaml", "--set", "kafka.queues=2", "--set", "delay.max=1d"),
     ("run", "--available-now"),
@@ -159,7 +159,10 @@ def test_wrong_usage_is_found_before_anything_starts(launched: list[dict[str, An
     assert launched == []
 
 
-@pytest.mark.parametrize("command", ["run", "ledger --pending", "audit", "maintain", "config"])
+@pytest.mark.parametrize(
+    "command",
+    ["run", "ledger --pending", "audit", "maintain", "unfinished t --group=g", "send-again t --group=g", "config"],
+)
 @pytest.mark.parametrize("wrong", ["--set=no.such=key", "--set=kafka.queues=many", "--conf=no/such/file"])
 def test_a_wrong_configuration_is_one_short_error_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
@@ -270,7 +273,7 @@ def test_the_script_hands_its_arguments_over(tmp_path: Path, given: list[str], h
     for command in (script, python, tmp_path / "java"):
         command.chmod(0o755)
     stamp = subprocess.run(["cksum"], input="", capture_output=True, text=True, check=True).stdout
-    (tmp_path / ".venv" / ".commitlake-spark").write_text(stamp)
+    (tmp_path / ".venv" / ".commitlake-all").write_text(stamp)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     environment.pop("JAVA_HOME", None)
     found = subprocess.run([script, *given], capture_output=True, text=True, check=True, env=environment)

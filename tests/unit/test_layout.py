@@ -19,6 +19,8 @@ LAYERS = (
     ("spark",),
     ("kafka",),
     ("tables", "producer"),
+    ("reading",),
+    ("consumer",),
     ("landing",),
     ("coordination",),
     ("recovery",),

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from commitlake.cli.driver import in_driver
-from commitlake.cli.options import LOCAL, Conf, DryRun, Master, Sets, load
+from commitlake.cli.options import LOCAL, AsJson, Conf, DryRun, Limit, Master, Sets, load
 from commitlake.errors import ConfigError, RecordError, SetupError
 from commitlake.protocol.encoding import Position
 from commitlake.spark import process
@@ -193,6 +193,52 @@ def maintain(
         from commitlake.cli import commands
 
         raise typer.Exit(commands.maintain(settings))
+
+
+Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+
+
+@app.command()
+def unfinished(
+    topic: Topic,
+    group: Group,
+    tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Only these, joined by ||.")] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Only these: a condition on properties.")
+    ] = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Show what a group of consumers has not done, the oldest first.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.cli import questions
+
+    raise typer.Exit(questions.unfinished(load(conf, sets), topic, group, tags, where, limit, as_json))
+
+
+@app.command("send-again")
+def send_again(
+    topic: Topic,
+    group: Group,
+    positions: Annotated[
+        list[str] | None, typer.Argument(metavar="[POSITION]...", help="As `unfinished` shows them; without any, all.")
+    ] = None,
+    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the receipt.")] = "",
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Let a group of consumers have its dead letters once more.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.cli import questions
+
+    raise typer.Exit(questions.send_again(load(conf, sets), topic, group, positions or [], remark))
 
 
 @app.command("config")

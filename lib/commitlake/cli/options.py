@@ -22,6 +22,8 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Overrides the file; may be repeated.", show_default=False),
 ]
 Master = Annotated[str, typer.Option("--master", metavar="URL", envvar="MASTER", help="Spark's master.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command, and do not run it.")]
 
 LOCAL = "local[*]"

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,31 @@ def stop_on_signals() -> Stop:
     for number in _SIGNALS:
         signal.signal(number, stop.set)
     return stop
+
+
+@contextmanager
+def stopped_by_signals(stop: Stop) -> Iterator[None]:
+    """Let the first SIGTERM or SIGINT set `stop`; the second one does what it did before.
+
+    Outside the main thread, where Python lets nobody handle signals, they go on doing that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def give_back(*_: object) -> None:
+        stop.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, give_back)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def terminal_columns() -> int:

@@ -128,6 +128,11 @@ class Warehouse:
         place = self.locate(name)
         return reader.table(place) if self._in_catalog else reader.load(place)
 
+    def stream(self, name: str) -> DataFrame:
+        """Reads a table that only grows as a stream."""
+        reader, place = self.spark.readStream.format("delta"), self.locate(name)
+        return reader.table(place) if self._in_catalog else reader.load(place)
+
     def append(self, df: DataFrame, name: str, marker: Mapping[str, Any] | None = None) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
 

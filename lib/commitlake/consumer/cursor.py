@@ -1,0 +1,116 @@
+"""How far a group has come in one queue of a topic, and the order in which messages are handed over.
+
+The contract's order (chapter 3): transactional and delayed rows by batch, normal and batch rows by source. A place of
+the first kind is (batch_id, source_queue, source_offset, source), one of the second (source_offset, source_index) of a
+`source_queue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+BatchPlace = tuple[int, int, int, int]
+NOTHING: BatchPlace = (-1, -1, -1, -1)
+_NO_NORMAL = (-1, -1)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The columns by which messages are ordered, one element for each row.
+
+    Attributes:
+        batch: batch_id, -1 where the row has none.
+        source: 0 for `half`, 1 for `messages`.
+        queue: source_queue.
+        offset: source_offset.
+        index: source_index.
+    """
+
+    batch: npt.NDArray[np.int64]
+    source: npt.NDArray[np.int64]
+    queue: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+
+    def order(self) -> npt.NDArray[np.intp]:
+        """Indexes of the rows in the order in which they are handed over."""
+        return np.lexsort((self.index, self.source, self.offset, self.queue, self.batch, self.batch < 0))
+
+    def where(self, kept: npt.NDArray[Any]) -> Keys:
+        """The rows of a mask or of indexes."""
+        return Keys(*(column[kept] for column in (self.batch, self.source, self.queue, self.offset, self.index)))
+
+
+@dataclass
+class Cursor:
+    """All messages up to here are finished.
+
+    Attributes:
+        batch: place of the last row that has a batch.
+        normal: place of the last row without one, by source_queue.
+    """
+
+    batch: BatchPlace = NOTHING
+    normal: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def advance(self, batch: int, source: int, queue: int, offset: int, index: int) -> None:
+        """Go on behind a message, unless the cursor is there already."""
+        if batch >= 0:
+            self.batch = max(self.batch, (batch, queue, offset, source))
+        else:
+            self.normal[queue] = max(self.normal.get(queue, _NO_NORMAL), (offset, index))
+
+    def join(self, other: Cursor) -> None:
+        """Go on to another cursor where that one is ahead."""
+        self.batch = max(self.batch, other.batch)
+        for queue, place in other.normal.items():
+            self.normal[queue] = max(self.normal.get(queue, _NO_NORMAL), place)
+
+    def copy(self) -> Cursor:
+        """A cursor at the same place that moves by itself."""
+        return Cursor(self.batch, dict(self.normal))
+
+    def advance_to_end(self, keys: Keys) -> None:
+        """Go on behind all these messages, in any order."""
+        normal = keys.batch < 0
+        for mine in (~normal, *(normal & (keys.queue == queue) for queue in np.unique(keys.queue[normal]))):
+            rows = keys.where(mine)
+            if len(rows.batch):
+                last = rows.where(rows.order()[-1:])
+                fields = (last.batch, last.source, last.queue, last.offset, last.index)
+                self.advance(*(column[0].item() for column in fields))
+
+    def is_before(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of the messages come after the cursor."""
+        batch, *rest = self.batch
+        in_batch = _is_less(rest, (keys.queue, keys.offset, keys.source))
+        later: npt.NDArray[np.bool_] = (keys.batch > batch) | ((keys.batch == batch) & in_batch)
+        normal = keys.batch < 0
+        for queue in np.unique(keys.queue[normal]):
+            mine = normal & (keys.queue == queue)
+            later[mine] = _is_less(self.normal.get(int(queue), _NO_NORMAL), (keys.offset, keys.index))[mine]
+        return later
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept; `of_json` reads it."""
+        return {"batch": self.batch, "normal": {str(queue): place for queue, place in self.normal.items()}}
+
+    @classmethod
+    def of_json(cls, kept: Mapping[str, Any]) -> Self:
+        """The cursor that `to_json` wrote."""
+        batch_id, queue, offset, source = kept["batch"]
+        return cls(
+            (batch_id, queue, offset, source), {int(q): (place[0], place[1]) for q, place in kept["normal"].items()}
+        )
+
+
+def _is_less(place: Sequence[Any], columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    """Whether `place` comes before each row, the first column first."""
+    first, *others = columns
+    less: npt.NDArray[np.bool_] = first > place[0]
+    return less | ((first == place[0]) & _is_less(place[1:], others)) if others else less

@@ -1,0 +1,95 @@
+"""A committed message as a consumer gets it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from commitlake.consumer.rows import Rows
+
+if TYPE_CHECKING:
+    from commitlake.consumer.consume import Consumer
+
+T = TypeVar("T")
+
+
+class _Column(Generic[T]):
+    """A value of the message's row."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, message: None, owner: type) -> _Column[T]: ...
+    @overload
+    def __get__(self, message: ReceivedMessage, owner: type) -> T: ...
+    def __get__(self, message: ReceivedMessage | None, owner: type) -> Any:
+        return self if message is None else message.rows.value(self._name, message.row)
+
+
+class ReceivedMessage:
+    """A message that was handed over: call `done` or `retry` when its work is done, in any thread.
+
+    Its attributes are the columns of a topic table (docs/contract.md, chapter 3), and:
+
+    Attributes:
+        topic: the topic.
+        attempt: 1 when the group gets it for the first time.
+        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever. Kept
+            under a unique key in the transaction that holds the effect, it makes the effect exactly once.
+    """
+
+    __slots__ = ("_consumer", "attempt", "finished", "round", "row", "rows", "topic")
+
+    queue_id = _Column[int]()
+    message_id = _Column[str]()
+    transaction_id = _Column["str | None"]()
+    producer_group = _Column["str | None"]()
+    tags = _Column["str | None"]()
+    keys = _Column["str | None"]()
+    sharding_key = _Column["bytes | None"]()
+    body = _Column[bytes]()
+    source = _Column[str]()
+    source_queue = _Column[int]()
+    source_offset = _Column[int]()
+    source_index = _Column[int]()
+    born_at = _Column["datetime | None"]()
+    stored_at = _Column[datetime]()
+    visible_at = _Column[datetime]()
+    batch_id = _Column["int | None"]()
+
+    def __init__(self, consumer: Consumer, rows: Rows, row: int, attempt: int = 1, round: int = 0) -> None:
+        self._consumer, self.rows, self.row = consumer, rows, row
+        self.topic, self.attempt, self.round = consumer.topic, attempt, round
+        self.finished = False
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """User properties."""
+        return dict(self.rows.value("properties", self.row) or ())
+
+    @property
+    def position(self) -> str:
+        """Where it comes from."""
+        return f"{self.source}-{self.source_queue}-{self.source_offset}-{self.source_index}"
+
+    def done(self, remark: str | None = None) -> None:
+        """The group has done what it does with this message."""
+        self._consumer.finish(self, "DONE", remark=remark)
+
+    def retry(self, after: str = "10s", most: int = 16, remark: str | None = None) -> None:
+        """Hand it over again later; other messages do not wait for it.
+
+        Args:
+            after: the least time until then, such as `5m`.
+            most: attempts altogether; after the last one it goes to the group's dead letters.
+            remark: why, for the receipt.
+
+        Raises:
+            ConsumerError: `after` is no duration.
+        """
+        self._consumer.retry(self, after, most, remark)
+
+    def __repr__(self) -> str:
+        """Show where it is from and no content."""
+        return f"<ReceivedMessage {self.topic} {self.position} attempt={self.attempt}>"

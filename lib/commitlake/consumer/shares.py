@@ -1,0 +1,86 @@
+"""Who of a group reads which queue: the rule, as a pure function of what is kept and what this instance knows.
+
+Kept for a group and a topic: `members`, each with a beat that grows while it lives, and `queues`, each with its owner
+and cursor. No clock is compared between machines: an instance is gone when its beat stands still by another one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+State = dict[str, Any]
+"""`{"members": {name: beat}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`"""
+
+
+def turn(
+    state: State,
+    me: str,
+    gone: Collection[str],
+    queues: Collection[int],
+    held: Collection[int],
+    cursors: Mapping[int, object],
+) -> State:
+    """The state after this instance's turn.
+
+    Args:
+        state: as it is kept.
+        me: this instance.
+        gone: other members whose beat stands still.
+        queues: all queues of the topic.
+        held: queues of which this instance has messages that are not finished; it keeps them until they are.
+        cursors: of the queues that this instance reads, as JSON.
+    """
+    members = {name: beat for name, beat in state["members"].items() if name not in gone}
+    members[me] = members.get(me, 0) + 1
+    known = {str(queue): {"owner": None, "cursor": None} for queue in sorted(queues)} | state["queues"]
+    dues = due({"members": members, "queues": known})
+    kept = {}
+    for queue, share in known.items():
+        owner, cursor = share["owner"], share["cursor"]
+        is_due = dues[int(queue)] == me
+        if owner == me:
+            cursor = cursors.get(int(queue), cursor)
+        if owner not in members or (owner == me and not is_due and int(queue) not in held):
+            owner = None
+        kept[queue] = {"owner": me if owner is None and is_due else owner, "cursor": cursor}
+    return {"members": members, "queues": kept}
+
+
+def due(state: State) -> dict[int, str]:
+    """Which member shall read each queue: they take turns, in the order of names and queues."""
+    names = sorted(state["members"])
+    return {queue: names[place % len(names)] for place, queue in enumerate(sorted(map(int, state["queues"])))}
+
+
+def leave(state: State, me: str, cursors: Mapping[int, object]) -> State:
+    """The state without this instance, whose queues are free at once."""
+    queues = {
+        queue: {"owner": None, "cursor": cursors.get(int(queue), share["cursor"])} if share["owner"] == me else share
+        for queue, share in state["queues"].items()
+    }
+    return {"members": {name: beat for name, beat in state["members"].items() if name != me}, "queues": queues}
+
+
+def owned(state: State, me: str) -> dict[int, Any]:
+    """Queues of an instance, with their cursors; None for one that nobody has read."""
+    return {int(queue): share["cursor"] for queue, share in state["queues"].items() if share["owner"] == me}
+
+
+class Watch:
+    """Tells which members' beats stand still.
+
+    Args:
+        silence_s: after so many seconds.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def gone(self, members: Mapping[str, int], now_s: float) -> set[str]:
+        """Members that are gone at `now_s`, a monotonic clock of this process."""
+        for name, beat in members.items():
+            if self._seen.get(name, (None,))[0] != beat:
+                self._seen[name] = beat, now_s
+        return {name for name in members if now_s - self._seen[name][1] > self._silence_s}

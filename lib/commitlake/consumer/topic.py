@@ -1,0 +1,174 @@
+"""The table of a topic as a consumer sees it: windows of rows behind the cursors of its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+
+from commitlake.consumer import window
+from commitlake.consumer.cursor import Cursor, Keys
+from commitlake.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
+from commitlake.reading.table import Options, Table
+
+BUDGET = 32 << 20
+"""Bytes of files that one window is read from; compressed bodies may take ten times that in memory."""
+_HIGHEST = 1 << 62
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows in the order in which they are handed over.
+
+    Attributes:
+        rows: all columns of the topic table.
+        ends: behind the last of them, for each queue.
+    """
+
+    rows: pa.Table
+    ends: Mapping[int, Cursor]
+
+
+class Topic:
+    """Reads the table of a topic.
+
+    Args:
+        place: Where it is.
+        options: deltalake's `storage_options`.
+    """
+
+    def __init__(self, place: str, options: Options = None) -> None:
+        self._table = Table(place, options)
+        self._finished: set[str] = set()  # files without a row behind the cursors; they never change
+
+    def refresh(self) -> bool:
+        """Go to the newest version; whether that is another one."""
+        return self._table.refresh()
+
+    def queues(self) -> set[int]:
+        """Destination queues that have rows."""
+        return set(self._table.files()["partition.queue_id"].unique().to_pylist())
+
+    def begin(self, queue: int) -> None:
+        """A queue is read from another cursor than before."""
+        files = self._table.files()
+        mine = files.filter(pc.equal(files["partition.queue_id"], queue))
+        self._finished -= set(mine["path"].to_pylist())
+
+    def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
+        """The next rows of these queues behind their cursors, None when there are none."""
+        files = self._unfinished(cursors)
+        budget = BUDGET
+        while files.num_rows:
+            known = statistics(files)
+            chosen = window.taken(known, budget)
+            left = known.where(np.setdiff1d(np.arange(files.num_rows), chosen))
+            rows, keys = self._behind(files.take(chosen), cursors)
+            allowed = window.may_be_handed_over(keys, left)
+            if len(left.size) == 0 or allowed.all():
+                self._finished.update(files["path"].take(chosen).to_pylist())
+            if allowed.any():
+                return _ordered(rows, keys, allowed)
+            if len(left.size) == 0:
+                return None
+            if len(keys.batch):
+                budget *= 2  # compaction has mixed them: the first rows are in files that were written later
+            files = self._unfinished(cursors)
+        return None
+
+    def find(self, places: Iterable[Mapping[str, Any]]) -> pa.Table:
+        """Rows of messages by their `PLACE_COLUMNS`; rows that are not there are left out."""
+        wanted = pa.Table.from_pylist([{name: place[name] for name in PLACE_COLUMNS} for place in places])
+        wanted = wanted.cast(pa.schema([self._table.schema.field(name) for name in PLACE_COLUMNS]))
+        offsets = wanted["source_offset"]
+        in_range = pads.field("source_offset").isin(pc.unique(offsets))
+        files = self._table.files()
+        known, numbers = statistics(files), np.sort(offsets.to_numpy())
+        has = np.searchsorted(numbers, known.first_offset) < np.searchsorted(numbers, known.last_offset, "right")
+        found = self._table.dataset(files.filter(pa.array(has))).to_table(filter=in_range)
+        return found.filter(pa.array(np.isin(place_texts(found), place_texts(wanted))))
+
+    def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
+        """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
+        files = self._table.files()
+        condition = None
+        if before_ms is not None:
+            time = pa.scalar(before_ms * 1_000, pa.timestamp("us", "UTC"))
+            condition = pads.field("visible_at") < time
+            files = files.filter(pc.less(files["min.visible_at"], time).fill_null(True))
+        found = {queue: Cursor() for queue in self.queues()}
+        scanned = self._table.dataset(files).scanner(columns=list(ORDER_COLUMNS), filter=condition)
+        for batch in scanned.to_batches():
+            keys = keys_of(batch)
+            ids = batch["queue_id"].to_numpy()
+            for queue in np.unique(ids):
+                found[int(queue)].advance_to_end(keys.where(ids == queue))
+        return found
+
+    def _unfinished(self, cursors: Mapping[int, Cursor]) -> pa.Table:
+        """Files that may have rows behind the cursors of their queue."""
+        files = self._table.files()
+        files = files.filter(pc.is_in(files["partition.queue_id"], pa.array(list(cursors), pa.int32())))
+        files = files.filter(pa.array([path not in self._finished for path in files["path"].to_pylist()], pa.bool_()))
+        known, queues = statistics(files), files["partition.queue_id"].to_pylist()
+        done = [window.is_finished(known, index, cursors[queue]) for index, queue in enumerate(queues)]
+        self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
+        return files.filter(pa.array([not each for each in done], pa.bool_()))
+
+    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor]) -> tuple[pa.Table, Keys]:
+        """Rows of the files behind the cursors, with their keys."""
+        first = min(cursor.batch[0] for cursor in cursors.values())
+        condition = pads.field("batch_id").is_null() | (pads.field("batch_id") >= first)
+        rows = self._table.dataset(files).to_table(filter=condition)
+        keys, ids = keys_of(rows), rows["queue_id"].to_numpy()
+        behind = np.zeros(rows.num_rows, bool)
+        for queue, cursor in cursors.items():
+            mine = ids == queue
+            behind[mine] = cursor.is_before(keys.where(mine))
+        return rows.filter(pa.array(behind)), keys.where(behind)
+
+
+def statistics(files: pa.Table) -> window.Files:
+    """Statistics of files, wide where there are none."""
+    rows, nulls = files["num_records"], _column(files, "null_count.batch_id")
+    all_normal = pc.equal(nulls, rows).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    has_normal = pc.greater(nulls, 0).fill_null(True).to_numpy(zero_copy_only=False).astype(bool)
+    return window.Files(
+        written=_filled(files, "modification_time", 0),
+        size=_filled(files, "size_bytes", 0),
+        first_batch=np.where(all_normal, _HIGHEST, _filled(files, "min.batch_id", -1)),
+        last_batch=np.where(all_normal, -1, _filled(files, "max.batch_id", _HIGHEST)),
+        has_normal=has_normal,
+        first_queue=_filled(files, "min.source_queue", -1),
+        last_queue=_filled(files, "max.source_queue", _HIGHEST),
+        first_offset=_filled(files, "min.source_offset", -1),
+        last_offset=_filled(files, "max.source_offset", _HIGHEST),
+    )
+
+
+def _ordered(rows: pa.Table, keys: Keys, allowed: np.ndarray[Any, Any]) -> Window:
+    chosen, kept = rows.filter(pa.array(allowed)), keys.where(allowed)
+    ids = chosen["queue_id"].to_numpy()
+    ends = {}
+    for queue in np.unique(ids).tolist():
+        ends[queue] = Cursor()
+        ends[queue].advance_to_end(kept.where(ids == queue))
+    return Window(chosen.take(kept.order()).combine_chunks(), ends)
+
+
+def _column(files: pa.Table, name: str) -> pa.ChunkedArray:
+    if name in files.column_names:
+        return files[name]
+    return pa.chunked_array([pa.nulls(files.num_rows, pa.int64())])
+
+
+def _filled(files: pa.Table, name: str, default: int) -> window.Numbers:
+    values = _column(files, name)
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    return np.asarray(pc.fill_null(values.cast(pa.int64()), default).to_numpy(), np.int64)

@@ -1,0 +1,1 @@
+"""Delta tables without Spark, for consumers and for questions that people ask."""

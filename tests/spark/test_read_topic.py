@@ -1,0 +1,98 @@
+"""Committed messages that a coordinator wrote, read by `consume` without Spark and by `read_topic` with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, SparkSession
+from tests.support.lake import Lake
+
+import commitlake
+from commitlake import config
+from commitlake.consumer import unfinished
+from commitlake.consumer.spark import LAST_COMPLETE
+from commitlake.errors import ConsumerError
+
+if TYPE_CHECKING:
+    from commitlake.kafka.embedded import EmbeddedBroker
+
+
+@pytest.fixture(scope="module")
+def conf(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, object]]:
+    """Two committed transactions in a batch each, one rolled back, one open, and three normal messages."""
+    with Lake(broker.bootstrap_servers, "read-topic.", tmp_path_factory.mktemp("read-topic")) as lake:
+        lake.op("COMMIT", "t0", lake.half("t0", tags="tag0", msg_id="t0"))
+        lake.run(spark)
+        lake.op("COMMIT", "t1", lake.half("t1", tags="tag1", msg_id="t1"))
+        lake.op("ROLLBACK", "no", lake.half("no"))
+        lake.half("open")
+        for number in (1, 2):
+            lake.message(f"b{number}", topic="orders")
+        lake.message("normal", topic="orders", tags="tag1")
+        lake.run(spark)
+        yield {"warehouse": str(lake.warehouse)}
+
+
+def ids(rows: DataFrame) -> list[str]:
+    return sorted(row["message_id"] for row in rows.select("message_id").collect())
+
+
+ALL = ["b1", "b2", "normal", "t0", "t1"]
+
+
+def test_a_consumer_gets_what_is_committed_and_nothing_else(conf: dict[str, object]) -> None:
+    with commitlake.consume(conf, "orders", group="points", follow=False) as messages:
+        found = []
+        for message in messages:
+            found.append(message.message_id)
+            message.done()
+    assert sorted(found) == ALL
+    assert found.index("t0") < found.index("t1")
+    assert found.index("b1") + 1 == found.index("b2")
+
+
+def test_a_topic_is_read_as_a_batch_up_to_a_point_by_tags_and_from_a_time(
+    spark: SparkSession, conf: dict[str, object]
+) -> None:
+    plain = spark.read.format("delta").load(f"{conf['warehouse']}/topics/orders")
+    whole = commitlake.read_topic(spark, conf, "orders")
+    # Spark sorts by no map, and chispa sorts by all columns.
+    assert_df_equality(whole.drop("properties"), plain.drop("properties"), ignore_row_order=True)
+    first = plain.where("message_id = 't0'").first()
+    assert first is not None
+    assert ids(commitlake.read_topic(spark, conf, "orders", up_to=first["batch_id"])) == ["b1", "b2", "normal", "t0"]
+    assert ids(commitlake.read_topic(spark, conf, "orders", up_to=LAST_COMPLETE)) == ALL
+    assert ids(commitlake.read_topic(spark, conf, "orders", tags="tag1 || other")) == ["normal", "t1"]
+    assert ids(commitlake.read_topic(spark, conf, "orders", from_time=datetime(2100, 1, 1, tzinfo=UTC))) == []
+    with pytest.raises(ConsumerError, match="is not allowed with stream=True"):
+        commitlake.read_topic(spark, conf, "orders", up_to=LAST_COMPLETE, stream=True)
+
+
+def test_a_stream_leaves_receipts_beside_those_of_consumers_without_spark(
+    spark: SparkSession, conf: dict[str, object], tmp_path: Path
+) -> None:
+    receipts = commitlake.receipts(spark, conf, "spark", "orders")
+
+    def book(messages: DataFrame, _: int) -> None:
+        receipts.done(messages.where("tags IS NOT NULL"))
+        receipts.dead(messages.where("tags IS NULL"), remark="no tag")
+
+    stream = commitlake.read_topic(spark, conf, "orders", stream=True).writeStream.foreachBatch(book)
+    stream.option("checkpointLocation", str(tmp_path / "seen")).trigger(availableNow=True).start().awaitTermination()
+    with commitlake.consume(conf, "orders", group="plain", tags="tag0", follow=False) as messages:
+        for message in messages:
+            message.done()
+    settings = config.of(conf)
+    left = unfinished.unfinished(settings, "orders", "spark")
+    assert sorted(zip(left["message_id"].to_pylist(), left["state"].to_pylist(), strict=True)) == [
+        ("b1", "DEAD"),
+        ("b2", "DEAD"),
+    ]
+    assert sorted(unfinished.unfinished(settings, "orders", "plain")["message_id"].to_pylist()) == [*ALL[:3], "t1"]

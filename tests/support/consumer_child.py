@@ -1,0 +1,32 @@
+"""A consumer in a process of its own: notes each message in a database, in the order in which it got them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import time
+
+import commitlake
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    with sqlite3.connect(plan["database"], timeout=60, isolation_level=None) as db:
+        db.execute("CREATE TABLE IF NOT EXISTS got (position TEXT, attempt INT, instance TEXT)")
+        db.execute("CREATE TABLE IF NOT EXISTS booked (position TEXT PRIMARY KEY)")
+        with commitlake.consume({"warehouse": plan["warehouse"]}, "orders", **plan["arguments"]) as messages:
+            print("READY", flush=True)
+            for message in messages:
+                db.execute("INSERT INTO got VALUES (?, ?, ?)", [message.position, message.attempt, plan["name"]])
+                db.execute("INSERT OR IGNORE INTO booked VALUES (?)", [message.position])
+                time.sleep(plan.get("pause_s", 0))
+                if message.attempt <= plan.get("failures", {}).get(message.keys, 0):
+                    message.retry("200ms")
+                else:
+                    message.done()
+    print("CLOSED", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""`commitlake.consume` on real tables: order, start, filters, retries, dead letters, receipts, and groups."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from tests.support.polling import wait_for
+from tests.support.topic_table import message, write
+
+import commitlake
+from commitlake.cli.app import app
+from commitlake.consumer.message import ReceivedMessage
+from commitlake.consumer.receipts import Receipts
+from commitlake.errors import ConfigError, ConsumerError, WarehouseError
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """Three batches of transactions in two queues, and normal messages."""
+    place = tmp_path / "warehouse"
+    for batch in range(3):
+        rows = [message(10 * batch + n, batch=batch, queue=n % 2, tags="paid" if n else "new") for n in range(3)]
+        write(place, "orders", rows)
+        write(place, "orders", [message(100 + batch, queue=batch % 2, message_id=f"n{batch}")])
+    return place
+
+
+ALL = [f"m{10 * batch + n}" for batch in range(3) for n in range(3)]
+NORMAL = ["n0", "n1", "n2"]
+
+
+def consumer(warehouse: Path, **arguments: Any) -> Any:
+    given = {"group": "points", "follow": False, "poll": "50ms", **arguments}
+    return commitlake.consume({"warehouse": str(warehouse)}, "orders", **given)
+
+
+def ids(warehouse: Path, **arguments: Any) -> list[str]:
+    """Message ids in the order in which they come; each is done."""
+    with consumer(warehouse, **arguments) as messages:
+        return [done(each).message_id for each in messages]
+
+
+def done(received: ReceivedMessage) -> ReceivedMessage:
+    received.done()
+    return received
+
+
+def receipts(warehouse: Path) -> list[dict[str, Any]]:
+    rows = DeltaTable(f"{warehouse}_receipts/receipts").to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["at"], row["attempt"]))
+
+
+def test_messages_come_in_the_order_of_the_topic_and_once_for_a_group(warehouse: Path) -> None:
+    found = ids(warehouse)
+    assert [each for each in found if each in ALL] == ALL
+    assert sorted(each for each in found if each not in ALL) == NORMAL
+    assert ids(warehouse) == []
+    assert sorted(ids(warehouse, group="others")) == sorted(ALL + NORMAL)
+
+
+def test_what_is_not_finished_comes_again_and_nothing_before_it(warehouse: Path) -> None:
+    with consumer(warehouse) as messages:
+        for each in messages:
+            if each.message_id != "m11":
+                each.done()
+    again = ids(warehouse)
+    assert again[0] == "m11"
+    assert "m10" not in again  # m10 is in the other queue, m1 before it in this one
+    assert ids(warehouse) == []
+
+
+def test_a_message_has_all_that_the_table_has(warehouse: Path) -> None:
+    write(
+        warehouse,
+        "orders",
+        [message(30, batch=9, properties={"region": "eu"}, sharding_key=b"c", tags="t", producer_group="g")],
+    )
+    with consumer(warehouse, tags="t") as messages:
+        (found,) = [done(each) for each in messages]
+    assert (found.topic, found.message_id, found.transaction_id, found.keys) == ("orders", "m30", "m30", "k30")
+    assert (found.body, found.properties, found.sharding_key) == (b"30", {"region": "eu"}, b"c")
+    assert (found.batch_id, found.queue_id, found.attempt, found.producer_group) == (9, 0, 1, "g")
+    assert found.position == "half-0-30-0"
+    assert found.visible_at == datetime(2026, 1, 1, 0, 0, 0, 30_000, UTC)
+    assert "30" in repr(found) and "eu" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("first", ALL),
+        ("newest", []),
+        (1_767_225_600_011, ["m11", "m12", "m20", "m21", "m22"]),
+        (datetime(2026, 1, 1, 0, 0, 0, 20_000, UTC), ["m20", "m21", "m22"]),
+    ],
+)
+def test_a_new_group_begins_where_it_is_told(warehouse: Path, start: Any, expected: list[str]) -> None:
+    assert [each for each in ids(warehouse, start=start) if each in ALL] == expected
+    write(warehouse, "orders", [message(40, batch=7, queue=0), message(41, batch=7, queue=5)])
+    assert ids(warehouse, start="newest") == ["m40", "m41"]
+
+
+def test_tags_and_a_condition_choose_and_the_rest_does_not_come_later(warehouse: Path) -> None:
+    assert ids(warehouse, tags="new") == ["m0", "m10", "m20"]
+    assert ids(warehouse) == []
+    assert ids(warehouse, group="sql", where="KEYS = 'k21'") == ["m21"]
+
+
+def test_a_retry_comes_later_without_holding_up_others_and_ends_among_dead_letters(warehouse: Path) -> None:
+    attempts: list[tuple[str, int]] = []
+    with consumer(warehouse, follow=True) as messages:
+        for each in messages:
+            attempts.append((each.message_id, each.attempt))
+            if each.message_id == "m1":
+                each.retry("100ms", most=3, remark="no such customer")
+            else:
+                each.done()
+            if attempts[-1] == ("m1", 3):
+                break
+    assert [number for name, number in attempts if name == "m1"] == [1, 2, 3]
+    assert {name for name, _ in attempts} == {*ALL, *NORMAL}
+    assert attempts.index(("m1", 2)) > attempts.index(("m2", 1))
+    mine = [(row["state"], row["attempt"], row["remark"]) for row in receipts(warehouse) if row["message_id"] == "m1"]
+    assert mine == [(state, n, "no such customer") for n, state in enumerate(["RETRY", "RETRY", "DEAD"], 1)]
+
+
+def test_a_dead_letter_that_is_sent_again_begins_a_new_round(warehouse: Path) -> None:
+    with consumer(warehouse) as messages:
+        for each in messages:
+            each.retry(most=1) if each.message_id == "m1" else each.done()
+    table = Receipts(f"{warehouse}_receipts/receipts", "points", "orders")
+    (letter,) = table.dead()
+    table.send_again([letter], "customer is there now", 0)
+    assert table.dead() == []
+    with consumer(warehouse) as messages:
+        assert [(done(each).message_id, each.attempt, each.round) for each in messages] == [("m1", 1, 1)]
+    assert table.dead() == table.waiting() == []
+
+
+def test_a_retry_waits_while_nobody_runs(warehouse: Path) -> None:
+    with consumer(warehouse) as messages:
+        for each in messages:
+            each.retry("1s") if each.message_id == "m20" else each.done()
+    with consumer(warehouse, follow=True) as messages:
+        for each in messages:
+            assert (each.message_id, each.attempt) == ("m20", 2)
+            each.done()
+            break
+    assert ids(warehouse) == []
+
+
+def test_receipts_tell_what_became_of_each_message(warehouse: Path) -> None:
+    ids(warehouse)
+    rows = receipts(warehouse)
+    assert sorted(row["message_id"] for row in rows) == sorted(ALL + NORMAL)
+    assert {(row["consumer_group"], row["topic"], row["state"], row["attempt"]) for row in rows} == {
+        ("points", "orders", "DONE", 1)
+    }
+    assert {row["message_id"]: row["batch_id"] for row in rows}["m21"] == 2
+
+
+def test_a_live_table_is_followed_from_before_it_is_there(tmp_path: Path) -> None:
+    found: list[str] = []
+    running = consumer(tmp_path / "warehouse", follow=True)
+
+    def read() -> None:
+        with running as messages:
+            found.extend(done(each).message_id for each in messages)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(3):
+        write(tmp_path / "warehouse", "orders", [message(number, batch=number, queue=number)])
+        wait_for(lambda: f"m{number}" in found)  # noqa: B023 - called at once
+    running.stop()
+    thread.join(30)
+    assert found == ["m0", "m1", "m2"]
+
+
+def test_two_instances_share_queues_and_one_takes_over_when_the_other_leaves(warehouse: Path) -> None:
+    found: dict[str, list[tuple[str, int]]] = {"a": [], "b": []}
+    running = {name: consumer(warehouse, follow=True) for name in found}
+
+    def read(name: str) -> None:
+        with running[name] as messages:
+            found[name].extend((done(each).message_id, each.queue_id) for each in messages)
+
+    threads = {name: threading.Thread(target=read, args=[name]) for name in found}
+    for thread in threads.values():
+        thread.start()
+    wait_for(lambda: len(found["a"] + found["b"]) == 12)
+    for batch in range(10, 40):
+        write(warehouse, "orders", [message(10 * batch + queue, batch=batch, queue=queue) for queue in range(2)])
+        late = {name: {queue for _, queue in got[-2:]} for name, got in found.items()}
+        if batch > 12 and late["a"] != late["b"] and len(late["a"]) == len(late["b"]) == 1:
+            break
+        threading.Event().wait(0.5)
+    assert late in ({"a": {0}, "b": {1}}, {"a": {1}, "b": {0}})
+    running["a"].stop()
+    threads["a"].join(30)
+    write(warehouse, "orders", [message(900 + queue, batch=90, queue=queue) for queue in range(2)])
+    wait_for(lambda: {"m900", "m901"} <= {name for name, _ in found["b"]})
+    running["b"].stop()
+    threads["b"].join(30)
+    everything = [name for name, _ in found["a"] + found["b"]]
+    assert len(everything) == len(set(everything)) == 12 + 2 * (batch - 9) + 2
+
+
+def test_messages_may_be_finished_in_other_threads_until_the_block_ends(warehouse: Path) -> None:
+    with consumer(warehouse) as messages:
+        threads = [threading.Timer(0.2, each.done) for each in messages]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert ids(warehouse) == []
+
+
+def refused() -> Iterator[tuple[dict[str, Any], str]]:
+    yield {"group": ""}, "group: '' is not allowed"
+    yield {"start": "yesterday"}, "start: 'yesterday' is not allowed"
+    yield {"start": datetime(2026, 1, 1)}, "has no time zone"  # noqa: DTZ001
+    yield {"poll": "soon"}, "poll: 'soon' is not allowed"
+    yield {"where": "SELECT"}, "where: 'SELECT'"
+
+
+@pytest.mark.parametrize(("arguments", "told"), list(refused()))
+def test_arguments_that_can_not_be_used_are_refused(warehouse: Path, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConsumerError, match=told):
+        consumer(warehouse, **arguments)
+
+
+def test_a_duration_that_is_none_leaves_the_message_open(warehouse: Path) -> None:
+    with consumer(warehouse) as messages, pytest.raises(ConsumerError, match="after: '5' is not allowed"):
+        for each in messages:
+            each.retry(after="5")
+    assert len(ids(warehouse)) == 12
+
+
+def test_places_that_can_not_be_read_here_are_told(tmp_path: Path) -> None:
+    with pytest.raises(WarehouseError, match=r"there is no table at .*topics/orders"):
+        ids(tmp_path / "nothing")
+    with pytest.raises(WarehouseError, match="without Spark a warehouse may be"):
+        commitlake.consume({"warehouse": "schema:main.lake"}, "orders", group="g")
+    conf = commitlake.consume(
+        {"warehouse": str(tmp_path), "receipts": "/proc/nowhere"}, "orders", group="g", follow=False
+    )
+    write(tmp_path, "orders", [message(1, batch=1)])
+    with pytest.raises(ConsumerError, match="receipts: cannot make the table"):
+        list(conf)
+
+
+def test_a_warehouse_in_a_catalog_needs_a_place_for_receipts() -> None:
+    from commitlake.config import from_mapping
+
+    with pytest.raises(ConfigError, match="receipts: it is empty"):
+        _ = from_mapping({"warehouse": "schema:a.b"}).receipts_place
+
+
+def test_what_a_group_has_not_done_is_a_question_that_needs_no_spark(
+    warehouse: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*words: str) -> tuple[object, list[dict[str, Any]]]:
+        command = ["unfinished", "orders", "--group=points", "--json", f"--set=warehouse={warehouse}", *words]
+        with pytest.raises(SystemExit) as ended:
+            app(command)
+        return ended.value.code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    code, before = ask("--tags=new")
+    assert (code, [row["message_id"] for row in before]) == (0, ["m0", "m10", "m20"])
+    assert (before[0]["state"], before[0]["visible_at"]) == ("OPEN", "2026-01-01 00:00:00.000")
+    with consumer(warehouse) as messages:
+        for each in messages:
+            if each.message_id == "m1":
+                each.retry(most=1, remark="no such customer")
+            elif each.message_id == "m2":
+                each.retry("1h")
+            else:
+                each.done()
+    code, left = ask()
+    assert [(row["message_id"], row["state"], row["attempts"], row["remark"]) for row in left] == [
+        ("m1", "DEAD", 1, "no such customer"),
+        ("m2", "RETRY", 1, None),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        app(["send-again", "orders", "half-0-1-0", "half-0-9-9", "--group=points", f"--set=warehouse={warehouse}"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "half-0-9-9 is no dead letter of the group points",
+        "1 of 1 dead letters are sent again, within some seconds",
+    ]
+    assert ids(warehouse) == ["m1"]
+    assert ask("--where", "KEYS = 'k9'") == (3, [])

@@ -1,0 +1,142 @@
+"""The rules of consumers that need no table: cursors, shares of a group, conditions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from commitlake.consumer import shares
+from commitlake.consumer.cursor import Cursor, Keys
+from commitlake.consumer.filters import Filter, condition_sql
+from commitlake.errors import ConsumerError
+
+ROWS = pa.table(
+    {
+        "tags": ["paid", "shipped", None],
+        "keys": ["k1", "k2 k3", None],
+        "properties": pa.array(
+            [[("region", "eu"), ("n", "9")], [("region", "us"), ("n", "10"), ("gift", "true")], []],
+            pa.map_(pa.string(), pa.string()),
+        ),
+    }
+)
+
+
+def keys(*rows: tuple[int, int, int, int, int]) -> Keys:
+    """Of rows (batch or -1, source, queue, offset, index)."""
+    return Keys(*(np.asarray(column, np.int64) for column in zip(*rows, strict=True)))
+
+
+def kept(tags: str | None = None, where: str | None = None) -> list[str | None]:
+    return list(Filter(tags, where).keep(ROWS)["keys"].to_pylist())
+
+
+def test_a_cursor_tells_what_comes_after_it_in_batches_and_in_each_source_queue() -> None:
+    cursor = Cursor()
+    cursor.advance_to_end(keys((3, 0, 1, 7, 0), (-1, 1, 0, 5, 2), (-1, 1, 1, 1, 0)))
+    rows = keys(
+        (3, 0, 1, 7, 0), (3, 1, 1, 7, 0), (3, 0, 0, 9, 0), (4, 0, 0, 0, 0), (2, 0, 9, 9, 0),
+        (-1, 1, 0, 5, 2), (-1, 1, 0, 5, 3), (-1, 1, 0, 6, 0), (-1, 1, 1, 0, 9), (-1, 1, 2, 0, 0),
+    )  # fmt: skip
+    assert cursor.is_before(rows).tolist() == [False, True, False, True, False, False, True, True, False, True]
+
+
+def test_a_cursor_is_the_same_after_it_was_kept_and_never_goes_back() -> None:
+    cursor = Cursor()
+    cursor.advance(4, 0, 1, 2, 0)
+    cursor.advance(3, 1, 9, 9, 0)
+    cursor.advance(-1, 1, 3, 8, 1)
+    cursor.advance(-1, 1, 3, 8, 0)
+    assert cursor == Cursor((4, 1, 2, 0), {3: (8, 1)})
+    assert Cursor.of_json(cursor.to_json()) == cursor
+    other = cursor.copy()
+    other.join(Cursor((4, 1, 3, 0), {3: (0, 0), 5: (1, 0)}))
+    assert (other.batch, other.normal) == ((4, 1, 3, 0), {3: (8, 1), 5: (1, 0)})
+    assert cursor.normal == {3: (8, 1)}
+
+
+def test_rows_of_batches_come_before_others_in_the_order_of_the_contract() -> None:
+    rows = keys((-1, 1, 0, 0, 1), (2, 0, 0, 1, 0), (1, 1, 0, 5, 0), (1, 0, 0, 5, 0), (-1, 1, 0, 0, 0), (1, 0, 1, 0, 0))
+    assert rows.order().tolist() == [3, 2, 5, 1, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("region = 'eu'", ["k1"]),
+        ("n > 9", ["k2 k3"]),
+        ("n BETWEEN 9 AND 10 AND NOT region = 'us'", ["k1"]),
+        ("region IN ('us', 'asia')", ["k2 k3"]),
+        ("gift = TRUE", ["k2 k3"]),
+        ("gift IS NULL", ["k1", None]),
+        ("region <> 'eu'", ["k2 k3"]),
+        ("TAGS = 'paid' OR keys LIKE '%k3'", ["k1", "k2 k3"]),
+        ("region > 5", []),
+    ],
+)
+def test_a_condition_on_properties_is_rocketmqs(where: str, expected: list[str]) -> None:
+    assert kept(where=where) == expected
+
+
+@pytest.mark.parametrize(
+    "where", ["", "region =", "SELECT 1", "1; DROP TABLE x", "n IN (SELECT 1)", "read_text('/x') = 1", "n + 0 > 9"]
+)
+def test_what_is_no_condition_is_refused(where: str) -> None:
+    with pytest.raises(ConsumerError, match="where: "):
+        condition_sql(where)
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        (None, ["k1", "k2 k3", None]),
+        ("*", ["k1", "k2 k3", None]),
+        ("paid", ["k1"]),
+        (" paid||shipped ", ["k1", "k2 k3"]),
+    ],
+)
+def test_tags_are_joined_by_two_bars(tags: str | None, expected: list[str | None]) -> None:
+    assert kept(tags) == expected
+
+
+def take_turns(state: shares.State, *names: str, queues: int = 4, held: tuple[int, ...] = ()) -> shares.State:
+    for name in names:
+        state = shares.turn(state, name, (), range(queues), held, {})
+    return state
+
+
+def owners(state: shares.State) -> list[str | None]:
+    return [state["queues"][queue]["owner"] for queue in sorted(state["queues"], key=int)]
+
+
+EMPTY: shares.State = {"members": {}, "queues": {}}
+
+
+def test_one_instance_reads_all_queues_and_two_share_them() -> None:
+    alone = take_turns(EMPTY, "a")
+    assert owners(alone) == ["a", "a", "a", "a"]
+    assert owners(take_turns(alone, "b", "a", "b")) == ["a", "b", "a", "b"]
+
+
+def test_a_queue_with_open_messages_stays_until_they_are_finished() -> None:
+    state = take_turns(take_turns(EMPTY, "a"), "b")
+    state = shares.turn(state, "a", (), range(4), [1], {1: "at 7"})
+    assert owners(state) == ["a", "a", "a", None]
+    assert state["queues"]["1"]["cursor"] == "at 7"
+    assert owners(take_turns(state, "a", "b")) == ["a", "b", "a", "b"]
+
+
+def test_queues_of_an_instance_that_is_gone_are_free_and_it_finds_itself_without_them() -> None:
+    state = take_turns(EMPTY, "a", "b", "a", "b")
+    state = shares.turn(state, "b", {"a"}, range(4), (), {})
+    assert owners(state) == ["b"] * 4
+    assert shares.owned(state, "a") == {}
+    assert owners(shares.leave(state, "b", {})) == [None] * 4
+
+
+def test_a_beat_that_stands_still_tells_that_an_instance_is_gone_by_the_own_clock() -> None:
+    watch = shares.Watch(silence_s=10)
+    assert watch.gone({"a": 1, "b": 1}, 100) == set()
+    assert watch.gone({"a": 1, "b": 2}, 109) == set()
+    assert watch.gone({"a": 1, "b": 2}, 111) == {"a"}
