@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from commitlake.config_keys import BY_NAME, KEYS, OPTIONS_KEY, masked, unknown_key
+from commitlake.config_keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
 from commitlake.config_values import EMBEDDED, duration
 from commitlake.errors import ConfigError
 
@@ -107,11 +107,13 @@ class TopicsConfig:
         allowed: shell patterns of their names.
         max: how many there may be.
         max_queues: queues that each may have.
+        to_kafka: those whose messages go to a Kafka topic as well, with its name.
     """
 
     allowed: tuple[str, ...]
     max: int
     max_queues: int
+    to_kafka: Mapping[str, str] = field(hash=False)
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,7 @@ def _flatten(values: Mapping[str, object], above: str = "") -> dict[str, object]
     for part, value in values.items():
         name = f"{above}{part}"
         is_section = any(key.name.startswith(f"{name}.") for key in KEYS)
-        if isinstance(value, Mapping) and name != OPTIONS_KEY:
+        if isinstance(value, Mapping) and name not in MAPS:
             flat |= _flatten(value, f"{name}.")
         elif not (is_section and value is None):  # a section with nothing below it
             flat[name] = value

@@ -23,12 +23,16 @@ from commitlake.config_values import (
     prefix,
     servers,
     size,
+    targets,
     texts,
 )
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import HOUR_MS
 
 OPTIONS_KEY = "kafka.options"
+TO_KAFKA = "topics.to_kafka"
+MAPS = frozenset({OPTIONS_KEY, TO_KAFKA})
+"""Keys whose value is a map."""
 
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
 
@@ -98,6 +102,7 @@ KEYS: tuple[Key, ...] = (
     _key("topics.allowed", texts, ["*"], "shell patterns of the destination topics"),
     _key("topics.max", integer(1, 100_000), 1_000, "destination topics there may be"),
     _key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),
+    _key(TO_KAFKA, targets, {}, "topics that go to Kafka topics as well, for example {orders: orders-committed}"),
     _key("delay.levels", levels, LEVELS, "delays of the levels 1, 2, ..."),
     _time("delay.max", "40d", "the longest delay", 1),
     _key("max_message_size", size, "4MiB", "the largest value of a record"),

@@ -131,6 +131,19 @@ def levels(value: object) -> tuple[str, ...]:
     return parsed
 
 
+def targets(value: object) -> dict[str, str]:
+    """Parse a map of destination topics to Kafka topics."""
+    if isinstance(value, str):
+        value = yaml.safe_load(value)
+    if not isinstance(value, dict) or not all(
+        isinstance(topic, str) and isinstance(target, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", target)
+        for topic, target in value.items()
+    ):
+        msg = "a map of topics to names of Kafka topics, each 1 to 249 of the characters a-z A-Z 0-9 . _ -"
+        raise ValueError(msg)
+    return dict(value)
+
+
 def options(value: object) -> dict[str, str]:
     """Parse a map of Kafka client options to strings."""
     if isinstance(value, str):

@@ -24,6 +24,7 @@ from commitlake.coordination.commit import Committer
 from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
 from commitlake.errors import CommitLakeError, StreamError, root_reason
+from commitlake.forwarding.to_kafka import ToKafka
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
@@ -35,6 +36,7 @@ from commitlake.landing.landed_time import DECIDING
 from commitlake.landing.topic_admission import Topics
 from commitlake.maintenance.run import Maintenance, at_intervals
 from commitlake.places import is_local
+from commitlake.protocol.topic_names import path_name
 from commitlake.recovery import fencing, recover
 from commitlake.recovery.fencing import Ownership
 from commitlake.recovery.heartbeat import Heartbeat
@@ -75,6 +77,7 @@ class Coordinator:
         self._stack = ExitStack()
         self._stopping = threading.Event()
         self._queries: list[StreamingQuery] = []
+        self._forwarders: list[ToKafka] = []
         self._chain: Chain | None = None
         self._error: CommitLakeError | None = None
         self._awaited_at = -_NOBODY_WAITS_S
@@ -147,6 +150,8 @@ class Coordinator:
         lands.leave_out(recovered.leftover)
         chain = self._chain = Chain(around, lands, awaited)
         write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain))
+        if not available_now:
+            self._forward(available_now=False)
         chain.coordinate_with(
             lambda: self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
         )
@@ -161,6 +166,7 @@ class Coordinator:
         is_landed = partial(self._is_landed, landing)
         if available_now:
             self._work_off(landing, is_landed)
+            self._forward(available_now=True)
         else:
             self._serve(is_landed)  # step 5
 
@@ -183,6 +189,21 @@ class Coordinator:
         rules = judge.LandingRules.of(self.config)
         known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
         return Landing(self.warehouse, rules, known, begin.position, begin.floors)
+
+    def _forward(self, *, available_now: bool) -> None:
+        """Starts what sends topics to Kafka; those that work off what is there come last."""
+        wanted = self.config.topics.to_kafka
+        if not wanted:
+            return
+        partitions = topics.ensure_targets(self.config)
+        self.warehouse.add_topics(wanted.keys() - self.warehouse.topics())
+        for topic, target in wanted.items():
+            forwarder = ToKafka(self.warehouse, self.config, topic, target, partitions[target])
+            self._forwarders.append(forwarder)
+            scratch = self._scratch(f"to-kafka/{path_name(topic)}")
+            sends = self._keep(forwarder.start(scratch, available_now=available_now))
+            if available_now:
+                sends.awaitTermination()
 
     def _keep(self, started: StreamingQuery) -> StreamingQuery:
         self._queries.append(started)
@@ -289,6 +310,8 @@ class Coordinator:
         try:
             for each in reversed(self._queries):
                 _stop_quietly(each)
+            for forwarder in self._forwarders:
+                _save_quietly(forwarder)
         finally:
             self._stack.close()
 
@@ -309,6 +332,14 @@ def _stop_quietly(query: StreamingQuery) -> None:
         query.stop()
     except PySparkException as error:
         log.debug("stopping %s: %s", query.name, error)
+
+
+def _save_quietly(forwarder: ToKafka) -> None:
+    """Without it the messages of the last seconds go to Kafka once more."""
+    try:
+        forwarder.save()
+    except (CommitLakeError, PySparkException) as error:
+        log.debug("saving how far the messages went to Kafka: %s", error)
 
 
 def start(

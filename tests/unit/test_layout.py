@@ -23,6 +23,7 @@ LAYERS = (
     ("consumer",),
     ("landing",),
     ("coordination",),
+    ("forwarding",),
     ("recovery",),
     ("maintenance",),
     ("chain",),

@@ -86,21 +86,24 @@ def _headers() -> Column:
     """User properties, then the contract's own headers; what the message does not have is left out."""
     times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
     texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
-    optional = F.concat(
-        F.transform(
-            F.map_entries(F.coalesce("properties", F.create_map().cast("map<string,string>"))),
-            lambda entry: F.struct(entry["key"].alias("key"), entry["value"].cast("binary").alias("value")),
-        ),
-        _present({name: F.col(column) for name, column in _OPTIONAL.items()}),
-    )
+    optional = F.concat(property_headers(), present({name: F.col(column) for name, column in _OPTIONAL.items()}))
     sent = F.when(_bytes(optional) <= MOST_PROPERTIES, optional).otherwise(F.array().cast(_HEADERS))
-    return F.concat(sent, _present(texts | times))
+    return F.concat(sent, present(texts | times))
+
+
+def property_headers() -> Column:
+    """User properties of a message as headers."""
+    return F.transform(
+        F.map_entries(F.coalesce("properties", F.create_map().cast("map<string,string>"))),
+        lambda entry: F.struct(entry["key"].alias("key"), entry["value"].cast("binary").alias("value")),
+    )
 
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
-def _present(headers: Mapping[str, Column]) -> Column:
+def present(headers: Mapping[str, Column]) -> Column:
+    """Headers of these names; those without a value are left out."""
     each = [F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value")) for name, value in headers.items()]
     return F.filter(F.array(*each), lambda header: header["value"].isNotNull())
 

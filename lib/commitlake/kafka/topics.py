@@ -52,6 +52,25 @@ def ensure_topics(config: Config) -> list[str]:
         return warnings
 
 
+def ensure_targets(config: Config) -> dict[str, int]:
+    """Create the missing Kafka topics of `topics.to_kafka`; return how many partitions each has.
+
+    Raises:
+        KafkaError: Kafka is out of reach, a topic cannot be created, or it is one of the coordinator's own.
+    """
+    names = sorted(set(config.topics.to_kafka.values()))
+    own = set(names) & set(map(config.kafka.topic, ALL))
+    if own:
+        msg = f"topics.to_kafka: {sorted(own)} are the coordinator's own topics; name others"
+        raise KafkaError(msg)
+    with connect(config) as client:
+        present = _partitions(client, names)
+        settings = {"max.message.bytes": str(max_record_bytes(config))}
+        new = {"num_partitions": config.kafka.queues, "configs": settings}
+        _make(client, {name: new for name in names if name not in present})
+        return _partitions(client, names)
+
+
 def identity(config: Config) -> Identity:
     """Return the ids of the cluster and of the topics that exist."""
     with connect(config) as client:
@@ -146,15 +165,21 @@ def _check_partitions(config: Config, present: Mapping[str, int]) -> None:
 
 
 def _create(client: KafkaAdminClient, config: Config, names: list[str]) -> None:
-    if not names:
+    _make(
+        client,
+        {
+            config.kafka.topic(name): {
+                "num_partitions": config.kafka.queues if name in QUEUED else 1,
+                "configs": _settings(config, name),
+            }
+            for name in names
+        },
+    )
+
+
+def _make(client: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> None:
+    if not wanted:
         return
-    wanted: dict[str, dict[str, Any]] = {
-        config.kafka.topic(name): {
-            "num_partitions": config.kafka.queues if name in QUEUED else 1,
-            "configs": _settings(config, name),
-        }
-        for name in names
-    }
     for topic in client.create_topics(wanted, raise_errors=False)["topics"]:
         if topic["error_code"] not in (0, _ALREADY_THERE):
             reason = topic.get("error_message") or kafka_errors.for_code(topic["error_code"]).__name__

@@ -199,6 +199,11 @@ string    topic table
 timestamp created_at
 """
 
+FORWARDED = """
+string    topic target
+bigint    next_version
+"""
+
 REJECTED = """
 string    source
 int       kafka_partition
@@ -257,6 +262,8 @@ TABLES: dict[str, Table] = {
     "epochs": Table(columns(EPOCHS), (), ("epoch", "started_at")),
     "destinations": Table(columns(DESTINATIONS), (), ("created_at",)),
     "rejected": Table(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
+    # How far the queries of `topics.to_kafka` came.
+    "forwarded": Table(columns(FORWARDED), (), ("next_version",)),
     # Each run of retention: what ended before `ended_before` may be gone.
     "maintenance": Table(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
     # Each complete landing: where the next one goes on.

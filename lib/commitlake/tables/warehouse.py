@@ -128,10 +128,15 @@ class Warehouse:
         place = self.locate(name)
         return reader.table(place) if self._in_catalog else reader.load(place)
 
-    def stream(self, name: str) -> DataFrame:
-        """Reads a table that only grows as a stream."""
-        reader, place = self.spark.readStream.format("delta"), self.locate(name)
+    def stream(self, name: str, **options: str) -> DataFrame:
+        """Reads a table that only grows as a stream; `options` are Delta's."""
+        reader, place = self.spark.readStream.format("delta").options(**options), self.locate(name)
         return reader.table(place) if self._in_catalog else reader.load(place)
+
+    def keeps_first_version(self, name: str) -> bool:
+        """Whether the log still holds the first commit; of a catalog's table nobody looks."""
+        place = self.locate(name)
+        return not self._in_catalog and Files(self.spark, place).read(f"_delta_log/{0:020}.json") is not None
 
     def append(self, df: DataFrame, name: str, marker: Mapping[str, Any] | None = None) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).

@@ -1,0 +1,1 @@
+"""Committed messages out to Kafka: a streaming query for each topic of `topics.to_kafka`."""
