@@ -15,6 +15,7 @@ _HOMES = {
     "start": "commitlake.coordinator",
     **dict.fromkeys(
         (
+            "AsyncTransactionMQProducer",
             "DefaultMQProducer",
             "LocalTransactionState",
             "Message",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from commitlake.errors import MQClientException
+from commitlake.producer.asynchronous import AsyncTransactionMQProducer
 from commitlake.producer.default import DefaultMQProducer
 from commitlake.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener
 from commitlake.producer.message import (
@@ -17,6 +18,7 @@ from commitlake.producer.transaction import Transaction
 from commitlake.producer.transactional import TransactionMQProducer
 
 __all__ = [
+    "AsyncTransactionMQProducer",
     "DefaultMQProducer",
     "EndTransactionContext",
     "EndTransactionHook",
