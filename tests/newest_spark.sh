@@ -9,6 +9,6 @@ trap 'rm -rf "$place"' EXIT
 "${PYTHON:-python3.11}" -m venv "$place/venv"
 grep -viE '^(pyspark|delta[_-]spark)==' constraints.txt >"$place/constraints.txt"
 "$place/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$place/constraints.txt" \
-  --editable '.[spark]' "pyspark==${SPARK:-4.2.0}" "delta-spark==${DELTA:-4.4.0}"
+  --editable '.[all]' "pyspark==${SPARK:-4.2.0}" "delta-spark==${DELTA:-4.4.0}"
 cd "$place"
 "$place/venv/bin/commitlake" demo "$@"

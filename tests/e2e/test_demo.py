@@ -70,9 +70,14 @@ def test_orders_their_topic_table_and_the_points_agree(played: tuple[Path, str])
     place, _ = played
     paid = query(place / "orders.db", "SELECT id FROM orders WHERE state = 'PAID'")
     seen = DeltaTable(str(place / "warehouse/topics/orders")).to_pandas()["keys"].tolist()
-    booked = query(place / "points.db", "SELECT order_id FROM points")
+    booked = query(place / "points.db", "SELECT order_id FROM work")
+    shipped = query(place / "logistics.db", "SELECT order_id FROM work")
     assert len(paid) > 60
-    assert sorted(paid) == sorted(seen) == sorted(booked)
+    assert sorted(paid) == sorted(seen) == sorted(booked) == sorted(shipped)
+    receipts = DeltaTable(str(place / "warehouse_receipts/receipts")).to_pandas()
+    retried = receipts[(receipts["consumer_group"] == "logistics") & (receipts["state"] == "RETRY")]
+    assert len(retried) > 3
+    assert len(receipts[receipts["state"] == "DONE"].drop_duplicates(["consumer_group", "keys"])) == 2 * len(paid)
 
 
 def test_every_kind_of_end_happens(played: tuple[Path, str]) -> None:

@@ -44,7 +44,7 @@ def main(*words: str) -> None:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] == "commitlake":
                 raise
-            msg = f"the Python module {error.name} is missing; install it with pip install 'commitlake[spark]'"
+            msg = f"the Python module {error.name} is missing; install it with pip install 'commitlake[all]'"
             raise SetupError(msg) from error
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from commitlake.errors import WarehouseError
 from commitlake.recovery.fencing import WarehouseLock
 
+DATABASES = ("points", "logistics", "orders")  # that of the orders goes last: it tells that a demo was here
+
 
 @contextmanager
 def fresh(place: Path) -> Iterator[dict[str, object]]:
@@ -24,8 +26,8 @@ def fresh(place: Path) -> Iterator[dict[str, object]]:
         if (place / "warehouse").exists() and not (place / "orders.db").exists():
             msg = f"{place} holds a warehouse that is not of a demo; choose another directory with --dir"
             raise WarehouseError(msg)
-        for name in ("warehouse", "checkpoints", "points-checkpoint"):
+        for name in ("warehouse", "warehouse_receipts", "checkpoints"):
             shutil.rmtree(place / name, ignore_errors=True)
-        for database in (*place.glob("points.db*"), *place.glob("orders.db*")):
+        for database in (path for name in DATABASES for path in place.glob(f"{name}.db*")):
             database.unlink()
         yield {"warehouse": str(place / "warehouse"), "checkpoints": str(place / "checkpoints")}

@@ -36,7 +36,8 @@ def summary(story: Scenario, seconds: float) -> list[str]:
         f"{counts['half']} half messages of {TOTAL} orders, after {seconds:.0f} s:",
         *(_line(state.lower().replace("_", " "), counts[state], _reasons(counts, state)) for state in states),
         _line("checks", counts["checks"], "sent"),
-        _line("paid orders", len(story.points.booked()), "have points; one of them has messages in two topics"),
+        _line("paid orders", len(story.points.worked_on()), "have points; one of them has messages in two topics"),
+        _line("shipped", len(story.logistics.worked_on()), f"of them, {story.logistics.retried} at the second attempt"),
         _line("rejected", counts["rejected"], "records"),
     ]
 
@@ -76,4 +77,4 @@ def verdict(differences: list[str]) -> list[str]:
     """Return whether all sides agree, and what differs if not."""
     if differences:
         return ["NOT all right:", *(f"  {line}" for line in differences)]
-    return ["all right: nothing is pending; the order table, the topic table and the points hold the same orders"]
+    return ["all right: nothing is pending; order table, topic table, points and shipments hold the same orders"]

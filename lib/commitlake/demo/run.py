@@ -1,4 +1,4 @@
-"""Sets the demo up: a broker, the coordinator, three shops of which one is killed, and a points service."""
+"""Sets the demo up: a broker, the coordinator, three shops of which one is killed, and two services downstream."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from pyspark.sql import SparkSession
 from commitlake import config
 from commitlake.config import Config
 from commitlake.coordinator import Coordinator
-from commitlake.demo import orders, report, scenario, shop
+from commitlake.demo import report, scenario, shop
 from commitlake.demo.directory import fresh
+from commitlake.demo.downstream import Service
 from commitlake.demo.instances import Instances
 from commitlake.demo.orders import OrderTable
-from commitlake.demo.points import PointsService
 from commitlake.demo.progress import Progress
 from commitlake.demo.scenario import Scenario
 from commitlake.kafka.embedded import provide
 from commitlake.spark import process, session
-from commitlake.tables import topic_table
 
 # Short, so that the story is short. Six seconds, Kafka's least, after which a killed shop's checks go to another one.
 SETTINGS: dict[str, object] = {
@@ -50,14 +49,13 @@ def _play(spark: SparkSession, conf: Config, place: Path, progress: Progress) ->
     table = OrderTable(str(place / "orders.db"))
     table.create(shop.BALANCES)
     with Coordinator(spark, conf).start() as coordinator:
-        warehouse = coordinator.warehouse
-        warehouse.ensure_topic(orders.TOPIC)  # the points service starts before the first order
         progress.write("the coordinator runs")
         with (
-            PointsService(spark, warehouse.locate(topic_table(orders.TOPIC)), place) as points,
+            Service(coordinator.config, "points", place) as points,
+            Service(coordinator.config, "logistics", place, fails_first=7) as logistics,
             Instances(place / "orders.db", conf.kafka, partial(progress.write, scenario.KILLED)) as shops,
         ):
-            story = Scenario(coordinator, table, shops, points, progress)
+            story = Scenario(coordinator, table, shops, points, logistics, progress)
             try:
                 differences = story.play()
             finally:

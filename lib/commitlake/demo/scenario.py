@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from commitlake.coordinator import Coordinator
 from commitlake.demo import orders, others
 from commitlake.demo.comparison import Comparison, Tables
+from commitlake.demo.downstream import Service
 from commitlake.demo.instances import Instances
 from commitlake.demo.orders import OrderTable
-from commitlake.demo.points import PointsService
 from commitlake.demo.progress import Progress
 from commitlake.demo.shop import DOOMED, ORDERS, SHOPS, STUCK
 
@@ -20,7 +20,8 @@ STORY = f"""\
 {len(SHOPS)} shops, one producer group, place {ORDERS} orders each: a half message, then a local
 transaction in SQLite. Some orders are declined, some get no answer, one is sent to two
 topics, one waits for a review for ever. Then {DOOMED} is killed, and the others answer for it.
-A points service reads the topic table of the orders and books points for what was paid.
+Two services read the topic of the orders: one books points for what was paid, one ships it,
+and tries again when its carrier does not answer.
 """
 KILLED = f"killed {DOOMED} with {STUCK} open transactions"
 
@@ -40,7 +41,8 @@ class Scenario:
     coordinator: Coordinator
     table: OrderTable
     shops: Instances
-    points: PointsService
+    points: Service
+    logistics: Service
     progress: Progress
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -78,7 +80,8 @@ class Scenario:
         counts = self.counts
         self.progress.show(
             f"{self.shops.placed} orders: {counts['COMMITTED']} committed, {counts['ROLLED_BACK']} rolled back, "
-            f"{counts['PENDING']} pending; {counts['checks']} checks; {len(self.points.booked())} points"
+            f"{counts['PENDING']} pending; {counts['checks']} checks; "
+            f"{len(self.points.worked_on())} points, {len(self.logistics.worked_on())} shipped"
         )
 
     def _look(self) -> list[str]:
@@ -100,7 +103,8 @@ class Scenario:
         return [
             self._tables.landed(),
             Comparison("paid orders", "the order table", table, Counter(self.table.paid()), seen),
-            Comparison("orders", table, "the points", seen, Counter(self.points.booked())),
+            Comparison("orders", table, "the points", seen, Counter(self.points.worked_on())),
+            Comparison("orders", table, "what is shipped", seen, Counter(self.logistics.worked_on())),
             *(self._others_are_seen(topic, ids) for topic, ids in self._others.items()),
         ]
 
