@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.polling import wait_for
+from tests.support.tables import rows
 
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
 from commitlake.cli import app
+from commitlake.clock import now_ms
 from commitlake.errors import TransactionNotFoundError
 from commitlake.ops import admin, ledger
+from commitlake.questions.tables import opened
+from commitlake.questions.transactions import Wanted, found
 from commitlake.spark import process
 
 if TYPE_CHECKING:
@@ -187,3 +192,47 @@ def test_a_summary_of_a_topic_that_lost_an_append_does_not_hold(
     max((copy / "topics" / TOPIC / "_delta_log").glob("*.json")).unlink()
     row = ledger.summary(coordinator.spark, str(copy)).where(f"topic = '{TOPIC}'").collect()[0]
     assert not row["holds"]
+
+
+def test_discarded_transactions_are_resumed_by_hundreds_and_say_who_and_why(
+    coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
+    where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    producer = TransactionMQProducer("bulk", Says(), **where)
+    with producer:
+        for number in range(150):
+            producer.send_message_in_transaction(
+                Message("bulk", b"", keys=f"b{number}", check_immunity_seconds=3_600), UNKNOW
+            )
+    common = (
+        *("--group=bulk", f"--set=warehouse={warehouse}", f"--set=kafka.topic_prefix={kafka.topic_prefix}"),
+        *(f"--set=kafka.bootstrap_servers={kafka.bootstrap_servers}", "--as=ada", "--remark=the database is back"),
+    )
+
+    def states() -> Counter[str]:
+        with opened(warehouse) as tables:
+            rows = found(tables, Wanted(group="bulk"), now_ms())
+        return Counter(rows["state"].to_pylist())
+
+    wait_for(lambda: states() == {"PENDING": 150})
+    assert tx("commit", "--keys=b7", "--dry-run", *common) == 0
+    assert "COMMIT of 1 transactions" in capsys.readouterr().out
+    assert states() == {"PENDING": 150}
+    assert tx("rollback", "--where", "keys LIKE 'b1%'", "--rate=500", "--yes", *common) == 0
+    assert "61 decisions are sent" in capsys.readouterr().out
+    wait_for(lambda: states() == {"PENDING": 89, "ROLLED_BACK": 61})
+    assert tx("rollback", "--where", "keys LIKE 'b1%'", "--yes", *common) == 3, "what has ended does not fit any more"
+    assert tx("commit", "--older-than=1ms", "--yes", *common) == 0
+    wait_for(lambda: states() == {"COMMITTED": 89, "ROLLED_BACK": 61})
+    remarks = {row["remark"] for row in rows(warehouse, "op") if row["admin"] and row["transaction_id"]}
+    assert "the database is back (by ada)" in remarks
+
+
+def tx(*words: str) -> int:
+    """The exit code of a `tx` command."""
+    try:
+        app.app(["tx", *words])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0

@@ -10,6 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake import Lake
 from tests.support.story import Story
 
+from commitlake.clock import now_ms
+from commitlake.ops import ledger
+from commitlake.questions import transactions
+from commitlake.questions.tables import opened
+from commitlake.questions.transactions import Wanted
 from commitlake.recovery import rebuild, saved_rows
 from commitlake.recovery.saved_rows import BEGINNING, Point
 from commitlake.spark import session
@@ -52,6 +57,11 @@ def test_rows_saved_at_any_time_lead_to_the_same_rows(
     found = rebuild.open_rows(warehouse, timing, since)
     assert everything.count() > 3
     assert_df_equality(found, everything, ignore_row_order=True, ignore_nullable=True)
+    with opened(str(lake.warehouse)) as tables:  # the question without Spark looks through what came since, too
+        pending = transactions.found(tables, Wanted(states=("PENDING",)), now_ms()).to_pylist()
+    by_spark = ledger.pending(warehouse.spark, str(lake.warehouse)).collect()
+    places = sorted((row["queue"], row["queue_offset"], row["checks"], row["round"]) for row in by_spark)
+    assert sorted((row["queue"], row["queue_offset"], row["checks"], row["round"]) for row in pending) == places
 
 
 def test_rows_saved_with_other_timings_are_not_used(story: Story, lake: Lake, warehouse: Warehouse) -> None:

@@ -19,7 +19,8 @@ from commitlake.cli import app, output
 from commitlake.spark import process, submit
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain", "unfinished", "send-again", "config")
+COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain")
+QUESTIONS = ("rejected", "topics", "stats", "unfinished", "send-again", "config", "tx")
 LINES = (
     ("run", "--conf", "conf/local.yaml", "--set", "kafka.queues=2", "--set", "delay.max=1d"),
     ("run", "--available-now"),
@@ -225,7 +226,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize("line", [["--help"], ["-h"], *[[command, "--help"] for command in COMMANDS]], ids=" ".join)
+@pytest.mark.parametrize(
+    "line", [["--help"], ["-h"], *[[command, "--help"] for command in (*COMMANDS, *QUESTIONS)]], ids=" ".join
+)
 def test_help_starts_and_loads_nothing(line: list[str]) -> None:
     environment = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT / "lib")}
     found = subprocess.run(
@@ -239,7 +242,7 @@ def test_help_starts_and_loads_nothing(line: list[str]) -> None:
 
 def test_help_lists_all_commands() -> None:
     listed = CliRunner().invoke(app.app, ["--help"]).output.split("Commands:\n")[1]
-    assert [line.split()[0] for line in listed.splitlines()] == list(COMMANDS)
+    assert [line.split()[0] for line in listed.splitlines()] == [*COMMANDS, *QUESTIONS]
     assert "..." not in listed
 
 

@@ -21,6 +21,7 @@ LAYERS = (
     ("tables", "producer"),
     ("reading",),
     ("consumer",),
+    ("questions",),
     ("landing",),
     ("coordination",),
     ("forwarding",),

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from commitlake.cli import tx
 from commitlake.cli.driver import in_driver
 from commitlake.cli.options import LOCAL, AsJson, Conf, DryRun, Limit, Master, Sets, load
 from commitlake.errors import ConfigError, RecordError, SetupError
@@ -193,6 +194,49 @@ def maintain(
         from commitlake.cli import commands
 
         raise typer.Exit(commands.maintain(settings))
+
+
+app.add_typer(tx.app, name="tx")
+
+
+@app.command()
+def rejected(
+    reason: Annotated[str | None, typer.Option("--reason", metavar="REASON", help="Only these, as BAD_OP.")] = None,
+    since: tx.Since = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Show records that changed nothing, the newest first.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.cli import questions
+
+    raise typer.Exit(questions.rejected(load(conf, sets), reason, since, limit, as_json))
+
+
+@app.command()
+def topics(limit: Limit = 1_000, as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
+    """Show the topics: messages, bytes, files.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.cli import questions
+
+    raise typer.Exit(questions.topics(load(conf, sets), limit, as_json))
+
+
+@app.command()
+def stats(since: tx.Since = None, as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
+    """Count by topic, state and reason, with the time to the end.
+
+    Needs no Spark. Exit code 3 when there is nothing.
+    """
+    from commitlake.cli import questions
+
+    raise typer.Exit(questions.stats(load(conf, sets), since, as_json))
 
 
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]

@@ -24,6 +24,7 @@ Sets = Annotated[
 Master = Annotated[str, typer.Option("--master", metavar="URL", envvar="MASTER", help="Spark's master.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command, and do not run it.")]
 
 LOCAL = "local[*]"

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
+import duckdb
 import pyarrow as pa
 
 from commitlake.cli import output
+from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.consumer import unfinished as unfinished_messages
-from commitlake.consumer.receipts import Receipts, now_ms
+from commitlake.consumer.receipts import Receipts
 from commitlake.consumer.rows import place_of
+from commitlake.errors import ConfigError
+from commitlake.questions import overview
+from commitlake.questions.history import history as transaction_history
+from commitlake.questions.tables import opened
+from commitlake.questions.transactions import COLUMNS, STATES, Wanted, found
 
 FOUND, NOTHING = 0, 3
+_CLEAR = "\x1b[2J\x1b[H"
+_WATCH_S = 2.0
 
 
 def unfinished(
@@ -35,6 +45,96 @@ def send_again(settings: Config, topic: str, group: str, positions: Sequence[str
     table.send_again(chosen, remark, now_ms())
     print(f"{len(chosen)} of {len(letters)} dead letters are sent again, within some seconds")
     return FOUND if chosen else NOTHING
+
+
+def wanted(
+    states: Iterable[str],
+    group: str | None,
+    topic: str | None,
+    reason: str | None,
+    older_than_ms: int | None,
+    since_ms: int | None,
+    keys: str | None,
+    where: str | None,
+) -> Wanted:
+    """What a command asks for; `since_ms` counts back from now."""
+    begin = None if since_ms is None else now_ms() - since_ms
+    names = tuple(str(state) for state in states) or STATES
+    return Wanted(names, group, topic, reason, older_than_ms, begin, keys, where)
+
+
+def repeat(watch: bool, work: Callable[[], int]) -> int:
+    """Answer once, or again and again until Ctrl-C."""
+    if not watch:
+        return work()
+    try:
+        while True:
+            print(_CLEAR, end="")
+            work()
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        return FOUND
+
+
+def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *, oldest_first: bool = False) -> int:
+    """List transactions."""
+    with opened(settings.warehouse) as tables:
+        rows = asked(lambda: found(tables, wanted, now_ms(), None if oldest_first else limit))
+    rows = rows.select([*COLUMNS, "age_ms"])
+    return show(rows.sort_by("stored_at") if oldest_first else rows, limit, as_json)
+
+
+def history(settings: Config, transaction_id: str, as_json: bool) -> int:
+    """Show what happened to a transaction."""
+    with opened(settings.warehouse) as tables:
+        found = transaction_history(tables, transaction_id)
+    if found is None:
+        print(f"nothing is known of the transaction {transaction_id}")
+        return NOTHING
+    if as_json:
+        found["events"] = [{**event, "at": _text(event["at"])} for event in found["events"]]
+        print(json.dumps(found, ensure_ascii=False))
+        return FOUND
+    lines = [f"{name} {found[name]}" for name in ("producer_group", "state", "reason", "checks", "round")]
+    print(f"{transaction_id}: {', '.join(lines)}")
+    output.show(list(found["half_messages"][0]) if found["half_messages"] else [], map(_values, found["half_messages"]))
+    output.show(["at", "what", "detail"], map(_values, found["events"]))
+    return FOUND
+
+
+def rejected(settings: Config, reason: str | None, since_ms: int | None, limit: int, as_json: bool) -> int:
+    """Show records that changed nothing."""
+    with opened(settings.warehouse) as tables:
+        return show(overview.rejected(tables, reason, _begin(since_ms)), limit, as_json)
+
+
+def topics(settings: Config, limit: int, as_json: bool) -> int:
+    """Show the destination topics."""
+    with opened(settings.warehouse) as tables:
+        return show(overview.topics(tables), limit, as_json)
+
+
+def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
+    """Show counts by topic, state and reason."""
+    with opened(settings.warehouse) as tables:
+        return show(overview.stats(tables, _begin(since_ms), now_ms()), 10_000, as_json)
+
+
+def asked(question: Callable[[], pa.Table]) -> pa.Table:
+    """The answer; an error in a condition that somebody wrote becomes a short one."""
+    try:
+        return question()
+    except duckdb.Error as error:
+        msg = f"--where: {str(error).splitlines()[0]}; give a condition on columns of half and transactions"
+        raise ConfigError(msg) from error
+
+
+def _begin(since_ms: int | None) -> int:
+    return 0 if since_ms is None else now_ms() - since_ms
+
+
+def _values(row: Mapping[str, object]) -> Iterable[object]:
+    return map(_text, row.values())
 
 
 def show(found: pa.Table, limit: int, as_json: bool) -> int:

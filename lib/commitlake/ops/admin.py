@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
 
 from kafka import errors as kafka_errors
 
@@ -62,17 +63,44 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
     Raises:
         KafkaError: Kafka did not acknowledge the record.
     """
-    op = wire.OpRecord(
-        transaction_id=transaction_id, producer_group=None, decision=decision, half_messages=(first,), remark=remark
-    )
-    record, topic = wire.encode_op(op), kafka.topic(ADMIN)
-    try:
-        with single_records(kafka) as producer:
-            sent = producer.send(topic, key=record.key, value=record.value, partition=0)
+    with Sender(kafka) as sender:
+        return sender.send(decision, transaction_id, first, remark)
+
+
+class Sender:
+    """A connection that sends decisions one after the other, each acknowledged before the next.
+
+    Args:
+        kafka: the coordinator's Kafka.
+    """
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._kafka, self._stack = kafka, ExitStack()
+        self._topic = kafka.topic(ADMIN)
+
+    def __enter__(self) -> Self:
+        try:
+            self._producer = self._stack.enter_context(single_records(self._kafka))
+        except kafka_errors.KafkaError as error:
+            raise KafkaError(explain(self._kafka, error)) from error
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def send(self, decision: str, transaction_id: str, first: Position, remark: str | None) -> Position:
+        """Send a decision; see `send`."""
+        op = wire.OpRecord(
+            transaction_id=transaction_id, producer_group=None, decision=decision, half_messages=(first,), remark=remark
+        )
+        record = wire.encode_op(op)
+        try:
+            sent = self._producer.send(self._topic, key=record.key, value=record.value, partition=0)
             stored = sent.get(timeout=_ACKNOWLEDGED_WITHIN_S)
-    except kafka_errors.KafkaError as error:
-        if is_refusal(error):
-            raise KafkaError(explain(kafka, error)) from error
-        msg = f"Kafka at {kafka.bootstrap_servers} did not acknowledge {decision}: {error}; it is safe to send it again"
-        raise KafkaError(msg) from error
-    return Position(stored.partition, stored.offset)
+        except kafka_errors.KafkaError as error:
+            if is_refusal(error):
+                raise KafkaError(explain(self._kafka, error)) from error
+            at = self._kafka.bootstrap_servers
+            msg = f"Kafka at {at} did not acknowledge {decision}: {error}; it is safe to send it again"
+            raise KafkaError(msg) from error
+        return Position(stored.partition, stored.offset)

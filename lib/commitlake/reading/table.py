@@ -61,7 +61,7 @@ class Table:
             msg = f"cannot read the table at {place}: {error}; {NO_SPARK}"
             raise WarehouseError(msg) from error
         self.schema = pa.schema(self.delta.schema().to_arrow())
-        self._partitions = tuple(self.delta.metadata().partition_columns)
+        self.partitions = tuple(self.delta.metadata().partition_columns)
         self._filesystem = self._open()
         self._actions: tuple[int, pa.Table] | None = None
 
@@ -91,10 +91,10 @@ class Table:
             files: rows of `files()`; None for all.
         """
         files = self.files() if files is None else files
-        columns = [files[f"{_PARTITION}{name}"].to_pylist() for name in self._partitions]
+        columns = [files[f"{_PARTITION}{name}"].to_pylist() for name in self.partitions]
         kind = pads.ParquetFileFormat()
         fragments = [
-            kind.make_fragment(unquote(path), self._filesystem, _all_equal(self._partitions, values))
+            kind.make_fragment(unquote(path), self._filesystem, _all_equal(self.partitions, values))
             for path, *values in zip(files["path"].to_pylist(), *columns, strict=True)
         ]
         return pads.FileSystemDataset(fragments, self.schema, kind, self._filesystem)

@@ -1,0 +1,144 @@
+"""Questions without Spark, on a history that meets every rule, against what Spark's ledger and audit say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
+from tests.support.story import Story
+from typer.testing import CliRunner
+
+from commitlake.cli import bulk
+from commitlake.cli.app import app
+from commitlake.ops import ledger
+from commitlake.questions.history import history
+from commitlake.questions.tables import opened
+from commitlake.questions.transactions import Wanted
+
+LISTED = [
+    *("transaction_id", "producer_group", "topic", "state", "reason"),
+    *("checks", "queue", "queue_offset", "stored_at", "age_ms"),
+]
+
+
+def ask(story: Story, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """A command's exit code, and its objects."""
+    done = CliRunner().invoke(app, [*words, "--json", f"--set=warehouse={story.lake.warehouse}"])
+    return done.exit_code, [json.loads(line) for line in done.output.splitlines()]
+
+
+def expected(story: Story) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """State, reason and checks of every first half message, from the tables row by row."""
+    ends: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in sorted(story.lake.rows("transactions"), key=lambda row: row["round"]):
+        ends[row["queue"], row["half_offset"]] = row
+    pending = {
+        (row["queue"], row["queue_offset"]): ("PENDING", None, row["checks"])
+        for row in ledger.pending(story.spark, str(story.lake.warehouse)).collect()
+    }
+    firsts = [
+        (row["queue"], row["queue_offset"])
+        for row in story.lake.rows("half")
+        if (row["queue"], row["queue_offset"]) == (row["first_queue"], row["first_offset"])
+    ]
+    return {at: pending.get(at) or (ends[at]["state"], ends[at]["reason"], ends[at]["checks"]) for at in firsts}
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    return row["queue"], row["queue_offset"]
+
+
+def test_a_list_has_every_transaction_in_its_state(story: Story) -> None:
+    code, rows = ask(story, "tx", "list", "--limit=1000")
+    assert code == 0
+    assert list(rows[0]) == LISTED
+    assert {
+        (row["queue"], row["queue_offset"]): (row["state"], row["reason"], row["checks"]) for row in rows
+    } == expected(story)
+    assert rows == sorted(rows, key=lambda row: row["stored_at"], reverse=True)
+    assert {row["state"] for row in rows} == {"PENDING", "COMMITTED", "ROLLED_BACK", "DISCARDED"}
+
+
+def test_filters_choose_and_a_limit_cuts(story: Story) -> None:
+    everything = ask(story, "tx", "list", "--limit=1000")[1]
+    for state in ("PENDING", "COMMITTED", "ROLLED_BACK", "DISCARDED"):
+        rows = ask(story, "tx", "list", "--state", state, "--limit=1000")[1]
+        assert [_place(row) for row in rows] == [_place(row) for row in everything if row["state"] == state]
+    assert len(ask(story, "tx", "list", "--limit=3")[1]) == 3
+    assert len(ask(story, "tx", "list", "--state=COMMITTED", "--limit=3")[1]) == 3
+    reasons = {row["reason"] for row in ask(story, "tx", "list", "--reason=CHECK_MAX")[1]}
+    assert reasons == {"CHECK_MAX"}
+    assert ask(story, "tx", "list", "--older-than=9h") == (3, [])
+    assert ask(story, "tx", "list", "--since=1ms") == (3, [])
+    assert ask(story, "tx", "list", "--group=nobody") == (3, [])
+    some = everything[0]["transaction_id"]
+    assert [row["transaction_id"] for row in ask(story, "tx", "list", "--where", f"transaction_id = '{some}'")[1]] == [
+        some
+    ]
+    assert ask(story, "tx", "hanging")[0] in (0, 3)
+    done = CliRunner().invoke(app, ["tx", "list", "--where", "no_such = 1", f"--set=warehouse={story.lake.warehouse}"])
+    assert "--where: " in str(done.exception)
+
+
+def test_a_history_has_all_that_sparks_ledger_has_and_what_is_visible(story: Story, spark: SparkSession) -> None:
+    seen = {
+        (row["source_queue"], row["source_offset"])
+        for row in story.lake.rows("topics/orders")
+        if row["source"] == "half"
+    }
+    ids = sorted({row["transaction_id"] for row in story.lake.rows("half")})
+    wanted = expected(story)
+    for transaction_id in ids[::4]:
+        with opened(str(story.lake.warehouse)) as tables:
+            told = history(tables, transaction_id)
+        assert told is not None
+        rows = ledger.transaction(spark, str(story.lake.warehouse), transaction_id).collect()
+        visible = [half for half in told["half_messages"] if half["visible"]]
+        assert len(told["events"]) == len(rows) + len(visible)
+        assert {(half["queue"], half["queue_offset"]) for half in visible if half["topic"] == "orders"} <= seen
+        first = told["half_messages"][0]
+        at = (first["queue"], first["queue_offset"])
+        if at in wanted:
+            assert (told["state"], told["reason"], told["checks"]) == wanted[at]
+
+
+def test_one_transaction_is_one_object_of_the_contract(story: Story) -> None:
+    some = ask(story, "tx", "list", "--state=COMMITTED", "--limit=1")[1][0]["transaction_id"]
+    code, (told,) = ask(story, "tx", "show", some)
+    assert code == 0
+    names = ["transaction_id", "producer_group", "state", "reason", "checks", "round", "half_messages", "events"]
+    assert list(told) == names
+    half = ["queue", "queue_offset", "topic", "message_id", "state", "visible", "batch_id"]
+    assert list(told["half_messages"][0]) == half
+    assert list(told["events"][0]) == ["at", "what", "detail"]
+    assert [event["at"] for event in told["events"]] == sorted(event["at"] for event in told["events"])
+    done = CliRunner().invoke(app, ["tx", "show", "unheard", f"--set=warehouse={story.lake.warehouse}"])
+    assert (done.exit_code, done.output) == (3, "nothing is known of the transaction unheard\n")
+
+
+def test_counts_are_those_of_the_tables(story: Story) -> None:
+    code, rows = ask(story, "stats")
+    ended = sum(row["messages"] for row in rows if row["state"] != "PENDING")
+    assert (code, ended) == (0, len(story.lake.rows("transactions")))
+    pending = sum(row["messages"] for row in rows if row["state"] == "PENDING")
+    assert pending == sum(state == "PENDING" for state, *_ in expected(story).values())
+    topics = {row["topic"]: row["messages"] for row in ask(story, "topics")[1]}
+    assert topics["orders"] == len(story.lake.rows("topics/orders"))
+    assert len(ask(story, "rejected", "--limit=1000")[1]) == len(story.lake.rows("rejected"))
+    reasons = {row["reason"] for row in ask(story, "rejected", "--reason=BAD_OP")[1]}
+    assert reasons <= {"BAD_OP"}
+
+
+def test_a_plan_keeps_those_that_a_business_table_has(story: Story, tmp_path: Path) -> None:
+    discarded = ask(story, "tx", "list", "--state=DISCARDED", "--limit=1000")[1]
+    some = [row["transaction_id"] for row in discarded[:2]]
+    write_deltalake(str(tmp_path / "business"), pa.table({"id": [*some, "other"]}))
+    with opened(str(story.lake.warehouse)) as tables:
+        plan = bulk.Plan(
+            "RESUME", Wanted(states=("DISCARDED",)), (), f"delta:{tmp_path}/business ON transaction_id = id", "", 10
+        )
+        assert sorted(bulk.chosen_by(tables, plan)["transaction_id"].to_pylist()) == sorted(some)
