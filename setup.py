@@ -13,7 +13,8 @@ README = HERE / "README.md"
 SPARK = ["pyspark>=4.0.1,<4.3", "delta-spark>=4.1,<4.5", "pandas>=2.2,<3", "pyarrow>=18"]
 # What reads tables without Spark: consumers, and questions that people ask.
 CONSUMER = ["deltalake>=1.6", "duckdb>=1.3", "pyarrow>=18", "sqlglot>=26"]
-NOTEBOOK = [*SPARK, *CONSUMER, "matplotlib>=3.9"]
+METRICS = [*CONSUMER, "prometheus-client>=0.20"]
+NOTEBOOK = [*SPARK, *METRICS, "matplotlib>=3.9"]
 DEV = [
     *NOTEBOOK,
     "build",
@@ -44,7 +45,7 @@ setup(
         "consumer": CONSUMER,
         "fast": ["crc32c>=2.7"],
         "spark": SPARK,
-        "all": [*SPARK, *CONSUMER],
+        "all": [*SPARK, *METRICS],
         "notebook": NOTEBOOK,
         "dev": DEV,
     },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from commitlake.coordination.events import Events
 from commitlake.coordination.input_table import SegmentKey
 from commitlake.landing.land import Landed, Landing
 from commitlake.landing.positions import Offsets, Position
+from commitlake.rounds import Rounds
 from commitlake.spark.frames import in_few_tasks
 from commitlake.spark.parallel import run_all
 from commitlake.tables import TableName
@@ -58,6 +60,7 @@ class Chain:
         self._stopping = threading.Event()
         self._wakes: dict[SegmentKey, int] = {}
         self._heard: dict[int, int] = {}
+        self.rounds = Rounds()
         self._idle_since = now_ms()
         self._busy = threading.Lock()
         self.failure: Exception | None = None
@@ -99,10 +102,13 @@ class Chain:
         """
         with self._one_at_a_time() as goes_on:
             if goes_on:
+                begun = time.monotonic()
                 landed = self._landing.judge(raw, self._idle_since)
+                judged = time.monotonic()
                 self._running.result()
                 if landed is not None:
                     self._land_and_coordinate(landed)
+                    self.rounds.add(landed.rows, judged - begun, time.monotonic() - judged)
             self._idle_since = now_ms()
 
     def tick(self, is_landed: Callable[[], bool]) -> None:
@@ -113,6 +119,7 @@ class Chain:
         """
         asked = now_ms()
         if not self._due(asked):
+            self.rounds.idle()
             return
         with self._one_at_a_time() as goes_on:
             self._running.result()
@@ -122,6 +129,7 @@ class Chain:
             if goes_on and due:
                 self._around.inputs.append(self._around.inputs.ticks(due, self._heard))
                 self.coordinate()
+            self.rounds.idle()
 
     def stop(self, timeout_s: float) -> None:
         """Lets the round under way end, and none begin."""

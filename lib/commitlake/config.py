@@ -149,6 +149,19 @@ class MaintenanceConfig:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """Where the coordinator tells of itself.
+
+    Attributes:
+        port: of `/metrics` and `/healthz`; 0: none.
+        host: the address that it listens on.
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
 class AcceptConfig:
     """What an operator accepts once that otherwise stops the start.
 
@@ -180,6 +193,7 @@ class Config:
         max_message_size: the largest value of a record, in bytes.
         maintenance: compaction and retention.
         accept: what is accepted at this start.
+        metrics: where the coordinator tells of itself.
     """
 
     warehouse: str
@@ -194,6 +208,7 @@ class Config:
     max_message_size: int
     maintenance: MaintenanceConfig
     accept: AcceptConfig = AcceptConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def scratch(self) -> str:
@@ -365,5 +380,6 @@ def _build(values: Mapping[str, object]) -> Config:
         delay=DelayConfig(**sections["delay"]),
         maintenance=MaintenanceConfig(**sections["maintenance"]),
         accept=AcceptConfig(**sections["accept"]),
+        metrics=MetricsConfig(**sections["metrics"]),
         **sections[""],
     )

@@ -24,6 +24,7 @@ from commitlake.config_values import (
     servers,
     size,
     targets,
+    text,
     texts,
 )
 from commitlake.errors import ConfigError
@@ -110,6 +111,8 @@ KEYS: tuple[Key, ...] = (
     _time("maintenance.retention", "30d", "age after their end at which rows of all but topic tables may go"),
     _time("maintenance.file_retention", "1h", "how long files that a table no longer uses are kept", HOUR_MS),
     _time("maintenance.topic_file_retention", "7d", "the same of topic tables: a reader's longest absence", HOUR_MS),
+    _key("metrics.port", integer(0, 65_535), 0, "port of /metrics and /healthz in the coordinator; 0: none"),
+    _key("metrics.host", text, "127.0.0.1", "address that it listens on; 0.0.0.0 for all of the machine's"),
     _key("accept.lost_range", flag, False, "start though Kafka no longer holds records that never landed"),
     _key("accept.other_cluster", flag, False, "start though this is another Kafka cluster than before"),
     _key("accept.recreated_topic", flag, False, "start though a Kafka topic was deleted and created again"),

@@ -17,13 +17,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake import config as configuration
 from commitlake.chain import Chain
+from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.coordination import query
 from commitlake.coordination.batch import Surroundings
 from commitlake.coordination.commit import Committer
 from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
-from commitlake.errors import CommitLakeError, StreamError, root_reason
+from commitlake.errors import CommitLakeError, SetupError, StreamError, root_reason
 from commitlake.forwarding.to_kafka import ToKafka
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.admin_client import probe
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 60
 _LOOK_S = 0.2
+_SILENCE_S = 60.0
+"""A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
 _NOBODY_WAITS_S = 3.0
 """After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
 
@@ -218,7 +221,34 @@ class Coordinator:
         self._chain.tick(is_landed)
         self._raise_failure()
 
+    def _health(self) -> str | None:
+        """What is wrong, None when nothing is."""
+        assert self._chain is not None
+        if self._error is not None or any(not each.isActive for each in self._queries):
+            return f"a query has ended: {self._error or self._chain.failure}"
+        silent_s = (now_ms() - self._chain.rounds.alive_at) / 1_000
+        most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
+        return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
+
+    def _tell(self) -> None:
+        """Serves metrics. What reads the tables for them is an extra, so it is loaded where it is wanted."""
+        if not self.config.metrics.port:
+            return
+        try:
+            from commitlake.metrics import collect, server
+        except ModuleNotFoundError as error:
+            msg = f"metrics.port: the module {error.name} is missing; install it with pip install 'commitlake[all]'"
+            raise SetupError(msg) from error
+        assert self._chain is not None
+        chain, ends = self._chain, partial(collect.kafka_ends, self.config)
+        sources = collect.Sources(self.config.warehouse, chain.rounds, lambda: chain.position, ends, self.epoch)
+        where = self.config.metrics
+        self._stack.enter_context(
+            server.serving(where.host, where.port, partial(collect.collect, sources), self._health)
+        )
+
     def _serve(self, is_landed: Callable[[], bool]) -> None:
+        self._tell()
         ticks = partial(self._tick_and_watch, is_landed)
         threading.Thread(target=ticks, name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:

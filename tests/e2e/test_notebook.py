@@ -157,7 +157,7 @@ def test_a_start_changes_nothing_in_the_callers_session(
 
 def examples_run(environment: dict[str, str], servers: str, warehouse: str) -> None:
     transactions = subprocess.Popen(
-        [sys.executable, EXAMPLES / "rocketmq_transaction.py", servers],
+        [sys.executable, "-X", "faulthandler", EXAMPLES / "rocketmq_transaction.py", servers],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -167,7 +167,11 @@ def examples_run(environment: dict[str, str], servers: str, warehouse: str) -> N
         )  # fmt: skip
     finally:
         transactions.send_signal(signal.SIGINT)
-        printed, errors = transactions.communicate(timeout=60)
+        try:
+            printed, errors = transactions.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            transactions.send_signal(signal.SIGABRT)  # faulthandler shows what each thread does
+            raise AssertionError(transactions.communicate()[1]) from None
     assert (schedule.returncode, schedule.stderr) == (0, "")
     assert schedule.stdout.count(" s after it was stored\n") == 100
     assert (transactions.returncode, errors) == (0, "")

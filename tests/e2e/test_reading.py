@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SHOWN = {
     "reading": ["orders", "paid", "orders: 1 rows up to batch"],
-    "ledger": ["COMMITTED", "CHECK_MAX", "COMMIT op", "half message"],
+    "ledger": ["COMMITTED", "CHECK_MAX", "DISCARDED", "half message"],
     "operations": ["all is well", "true"],
 }
 """Notebooks, and what stands in their output."""

@@ -1,0 +1,110 @@
+"""`/metrics` for Prometheus and `/healthz` for whoever restarts processes, on a port of the driver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from commitlake.errors import SetupError
+
+log = logging.getLogger(__name__)
+
+_FRESH_S = 15.0
+"""Two that ask within so long get one answer: each reads the tables."""
+
+
+class Figures:
+    """A collector that keeps its answer for a while.
+
+    Args:
+        collect: makes the metrics.
+    """
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect, self._lock = collect, threading.Lock()
+        self._kept: list[Metric] = []
+        self._kept_at = float("-inf")
+
+    def collect(self) -> list[Metric]:
+        """The metrics of now, or of some seconds ago."""
+        with self._lock:
+            if time.monotonic() - self._kept_at > _FRESH_S:
+                self._kept = list(self._collect())
+                self._kept_at = time.monotonic()
+            return self._kept
+
+    def describe(self) -> list[Metric]:
+        """None: registering must not read the tables."""
+        return []
+
+
+@contextmanager
+def serving(
+    host: str, port: int, collect: Callable[[], Iterable[Metric]], health: Callable[[], str | None]
+) -> Iterator[int]:
+    """Serve while the context lasts; yields the port.
+
+    Args:
+        host: the address to listen on.
+        port: 0 for any that is free.
+        collect: makes the metrics.
+        health: what is wrong, None when nothing is.
+
+    Raises:
+        SetupError: the port is taken.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Figures(collect))
+    try:
+        server = ThreadingHTTPServer((host, port), _handler(registry, health))
+    except OSError as error:
+        msg = f"metrics.port: cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for none"
+        raise SetupError(msg) from error
+    thread = threading.Thread(target=server.serve_forever, name="commitlake-metrics", daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _handler(registry: CollectorRegistry, health: Callable[[], str | None]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            try:
+                self._answer()
+            except BrokenPipeError:
+                return
+            except Exception as error:
+                log.warning("no metrics: %s", error)
+                self._send(500, f"{type(error).__name__}: {error}\n".encode(), "text/plain")
+
+        def _answer(self) -> None:
+            if self.path == "/metrics":
+                self._send(200, generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+            elif self.path == "/healthz":
+                wrong = health()
+                self._send(200 if wrong is None else 503, f"{wrong or 'ok'}\n".encode(), "text/plain")
+            else:
+                self._send(404, b"/metrics and /healthz are here\n", "text/plain")
+
+        def _send(self, code: int, body: bytes, kind: str) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing of each request."""
+
+    return Handler
