@@ -161,7 +161,7 @@ def examples_run(environment: dict[str, str], servers: str, warehouse: str) -> N
         [sys.executable, EXAMPLES / "rocketmq_transaction.py", servers],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # What a shell runs in the background ignores SIGINT, and so do its children: Ctrl-C would do nothing.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     try:
         schedule = subprocess.run(

@@ -16,7 +16,7 @@ from commitlake.consumer.cursor import Cursor, Keys
 from commitlake.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.reading.table import Options, Table
 
-BUDGET = 32 << 20
+BUDGET = 4 << 20
 """Bytes of files that one window is read from; compressed bodies may take ten times that in memory."""
 _HIGHEST = 1 << 62
 
