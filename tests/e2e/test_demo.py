@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -124,6 +125,15 @@ def test_the_report_is_readable_and_without_stack_traces(played: tuple[Path, str
     assert "Exception" not in printed
     assert " WARN " not in printed
     assert max(map(len, printed.splitlines())) < 250
+
+
+def test_the_three_commands_at_the_end_work(played: tuple[Path, str]) -> None:
+    _, printed = played
+    commands = printed.split("try next:\n")[1].split("\n\n")[0].splitlines()
+    said = [subprocess.run(shlex.split(line), capture_output=True, text=True, check=True).stdout for line in commands]
+    assert "CHECK_MAX" in said[0]
+    assert "check 4" in said[1]
+    assert "ROLLED_BACK" in said[2]
 
 
 def test_nothing_is_left_running(played: tuple[Path, str]) -> None:

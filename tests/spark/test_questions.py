@@ -133,6 +133,19 @@ def test_counts_are_those_of_the_tables(story: Story) -> None:
     assert reasons <= {"BAD_OP"}
 
 
+def test_the_doctor_names_what_needs_a_look(story: Story) -> None:
+    kafka = f"--set=kafka.bootstrap_servers={story.lake.settings['kafka.bootstrap_servers']}"
+    prefix = f"--set=kafka.topic_prefix={story.lake.settings['kafka.topic_prefix']}"
+    code, findings = ask(story, "doctor", kafka, prefix)
+    found = {finding["what"]: finding for finding in findings}
+    assert code == 1
+    assert list(found) == ["tables", "disk", "coordinator", "pending", "discarded", "rejected", "files", "kafka"]
+    assert not found["discarded"]["is_well"] and "tx list --state DISCARDED" in found["discarded"]["detail"]
+    assert found["kafka"]["detail"].endswith(": 0 records have not landed")
+    code, findings = ask(story, "doctor", "--set=kafka.bootstrap_servers=127.0.0.1:1")
+    assert (code, findings[-1]["what"], findings[-1]["is_well"]) == (1, "kafka", False)
+
+
 def test_a_plan_keeps_those_that_a_business_table_has(story: Story, tmp_path: Path) -> None:
     discarded = ask(story, "tx", "list", "--state=DISCARDED", "--limit=1000")[1]
     some = [row["transaction_id"] for row in discarded[:2]]

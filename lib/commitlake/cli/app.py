@@ -239,6 +239,17 @@ def stats(since: tx.Since = None, as_json: AsJson = False, conf: Conf = None, se
     raise typer.Exit(questions.stats(load(conf, sets), since, as_json))
 
 
+@app.command()
+def doctor(as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
+    """Look whether the warehouse and its Kafka are well.
+
+    Needs no Spark. Exit code 1 when something needs a look.
+    """
+    from commitlake.cli import questions
+
+    raise typer.Exit(questions.doctor(load(conf, sets), as_json))
+
+
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 

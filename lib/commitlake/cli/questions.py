@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 
 import duckdb
@@ -18,6 +19,7 @@ from commitlake.consumer.receipts import Receipts
 from commitlake.consumer.rows import place_of
 from commitlake.errors import ConfigError
 from commitlake.questions import overview
+from commitlake.questions.doctor import examine
 from commitlake.questions.history import history as transaction_history
 from commitlake.questions.tables import opened
 from commitlake.questions.transactions import COLUMNS, STATES, Wanted, found
@@ -118,6 +120,17 @@ def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
     """Show counts by topic, state and reason."""
     with opened(settings.warehouse) as tables:
         return show(overview.stats(tables, _begin(since_ms), now_ms()), 10_000, as_json)
+
+
+def doctor(settings: Config, as_json: bool) -> int:
+    """Show whether all is well; 1 when something is not."""
+    findings = list(examine(settings))
+    for finding in findings:
+        if as_json:
+            print(json.dumps(asdict(finding), ensure_ascii=False))
+        else:
+            print(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}")
+    return int(not all(finding.is_well for finding in findings))
 
 
 def asked(question: Callable[[], pa.Table]) -> pa.Table:

@@ -42,6 +42,7 @@ class Keeper:
         self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
         self._watch = shares.Watch(lease_s)
         self._unread: set[int] = set(queues)
+        self._known: set[int] = set()
         self._begin = self._last_turn = self._last_look = time.monotonic()
         self._others = True
         self._failure: Exception | None = None
@@ -77,7 +78,10 @@ class Keeper:
     def _run(self) -> None:
         try:
             while not self._ended.wait(_WRITE_S):
-                self._turn()
+                is_quiet = not self.lanes.has_news() and not set(self.queues) - self._known
+                # Idle, a sign of life is enough: a commit a second would make 86 400 versions a day.
+                if not is_quiet or time.monotonic() - self._last_turn > self._lease_s / 5:
+                    self._turn()
         except Exception as error:  # whatever it is, the iterator tells it
             self._failure = error
 
@@ -100,6 +104,7 @@ class Keeper:
         if has_new or time.monotonic() - self._last_look > _LOOK_S:
             self._last_look = time.monotonic()
             self.retries.replace(self._receipts.waiting(), self.lanes.reading())
+        self._known = queues
         self._unread = queues - {int(queue) for queue, share in state["queues"].items() if share["owner"]}
 
     def _note(self, written: Iterable[Mapping[str, Any]]) -> None:

@@ -68,6 +68,11 @@ class Lanes:
         with self._lock:
             return {queue: lane for queue, lane in self._lanes.items() if not lane.is_closing}
 
+    def has_news(self) -> bool:
+        """Whether there is something to write."""
+        with self._lock:
+            return bool(self._receipts) or any(lane.handed for lane in self._lanes.values())
+
     def hand_over(self, queue: int, lane: Lane, item: ReceivedMessage | Cursor) -> bool:
         """Note that a message is handed over, or that a window ended; False when the queue is no longer read."""
         with self._lock:

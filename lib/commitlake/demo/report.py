@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from pathlib import Path
 
 from pyspark.sql import Row
 
@@ -24,7 +26,8 @@ def show(story: Scenario, differences: list[str], seconds: float) -> None:
         seconds: since the start of the demo.
     """
     warehouse = story.coordinator.warehouse
-    blocks = (summary(story, seconds), rows(warehouse, TOPIC), place(warehouse.root, TOPIC), verdict(differences))
+    where = place(warehouse.root, TOPIC)
+    blocks = (summary(story, seconds), rows(warehouse, TOPIC), where, next_steps(warehouse), verdict(differences))
     print("\n" + "\n\n".join("\n".join(block) for block in blocks), flush=True)
 
 
@@ -71,6 +74,15 @@ def place(warehouse: str, topic: str) -> list[str]:
         f"the tables are in {warehouse}; look with any Delta reader, for example (pip install deltalake pandas):",
         f'  python -c "{look}"',
     ]
+
+
+def next_steps(warehouse: Warehouse) -> list[str]:
+    """Return three commands to try on the demo's tables."""
+    beside = Path(sys.executable).with_name("commitlake")
+    program = str(beside) if beside.exists() else f"{sys.executable} -m commitlake.cli"
+    lost = warehouse.read("discarded").select("transaction_id").first()
+    words = ("tx list --state DISCARDED", f"tx show {lost['transaction_id'] if lost else 'TRANSACTION_ID'}", "stats")
+    return ["try next:", *(f"  {program} {each} --set warehouse={warehouse.root}" for each in words)]
 
 
 def verdict(differences: list[str]) -> list[str]:
