@@ -22,6 +22,7 @@ LAYERS = (
     ("reading",),
     ("consumer",),
     ("questions",),
+    ("report",),
     ("landing",),
     ("coordination",),
     ("forwarding",),

@@ -17,6 +17,7 @@ from commitlake.cli import tx
 from commitlake.cli.driver import in_driver
 from commitlake.cli.options import LOCAL, AsJson, Conf, DryRun, Limit, Master, Sets, load
 from commitlake.errors import ConfigError, RecordError, SetupError
+from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.encoding import Position
 from commitlake.spark import process
 
@@ -248,6 +249,32 @@ def doctor(as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> Non
     from commitlake.cli import questions
 
     raise typer.Exit(questions.doctor(load(conf, sets), as_json))
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the page there.")] = None,
+    since: Annotated[
+        int | None, typer.Option("--since", parser=tx.length, metavar="TIME", help="What it is about; default 24h.")
+    ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve it on this machine, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", help="For --serve; 0 for any.")] = 0,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Make a page about the last hours: one HTML file.
+
+    Needs no Spark, and the page no network.
+    """
+    if (out is None) == (not serve):
+        msg = "give one of --out and --serve"
+        raise typer.BadParameter(msg, context)
+    settings = load(conf, sets)
+    from commitlake.cli import report as pages
+
+    length = since or DAY_MS
+    raise typer.Exit(pages.write(settings, length, out) if out else pages.serve(settings, length, port))
 
 
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]

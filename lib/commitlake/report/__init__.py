@@ -1,0 +1,1 @@
+"""A page about the last hours: one HTML file that needs no network."""

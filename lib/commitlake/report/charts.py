@@ -1,0 +1,107 @@
+"""Charts as SVG: bars that are stacked, lines, bars that lie. Colours are the page's CSS variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+WIDTH, HEIGHT = 640, 200
+_LEFT, _BOTTOM, _TOP = 44, 22, 8
+_TICKS = 4
+
+
+def stacked(series: Mapping[str, Sequence[float]], labels: tuple[str, str], title: str) -> str:
+    """Bars over time, one on the other; `labels` stand below the first and the last."""
+    count = len(next(iter(series.values())))
+    top = _nice(max([sum(values) for values in zip(*series.values(), strict=True)], default=0))
+    width = (WIDTH - _LEFT) / count
+    parts = []
+    for place in range(count):
+        below = 0.0
+        for name, values in series.items():
+            if values[place]:
+                y, height = _y(below + values[place], top), _y(below, top) - _y(below + values[place], top)
+                tip = f"<title>{escape(name)}: {values[place]:g}</title>"
+                parts.append(
+                    f'<rect class="{_css(name)}" x="{_LEFT + place * width + 0.5:.1f}" y="{y:.1f}" '
+                    f'width="{max(width - 1, 1):.1f}" height="{max(height, 0.5):.1f}">{tip}</rect>'
+                )
+                below += values[place]
+    return _svg(title, [*_grid(top, labels), *parts])
+
+
+def lines(series: Mapping[str, Sequence[float | None]], labels: tuple[str, str], title: str) -> str:
+    """Lines over time; a line has a gap where a value is None."""
+    known = [value for values in series.values() for value in values if value is not None]
+    top = _nice(max(known, default=0))
+    parts = []
+    for name, values in series.items():
+        step = (WIDTH - _LEFT) / max(1, len(values) - 1)
+        for run in _runs(values):
+            points = " ".join(f"{_LEFT + place * step:.1f},{_y(value, top):.1f}" for place, value in run)
+            parts.append(f'<polyline class="{_css(name)}" points="{points}"/>')
+            parts += [
+                f'<circle class="{_css(name)}" cx="{_LEFT + place * step:.1f}" cy="{_y(value, top):.1f}" r="2.5">'
+                f"<title>{escape(name)}: {value:.1f} s</title></circle>"
+                for place, value in run
+            ]
+    return _svg(title, [*_grid(top, labels), *parts])
+
+
+def lying(values: Mapping[str, float], title: str) -> str:
+    """One bar for each name, from left to right."""
+    top, row = max([*values.values(), 1]), 28
+    parts = []
+    for number, (name, value) in enumerate(values.items()):
+        y, width = number * row + 4, (WIDTH - 220) * value / top
+        parts.append(f'<text x="0" y="{y + 14}">{escape(name)}</text>')
+        parts.append(f'<rect class="bar" x="130" y="{y}" width="{width:.1f}" height="18"/>')
+        parts.append(f'<text x="{138 + width:.1f}" y="{y + 14}">{value:,.0f}</text>')
+    return _svg(title, parts, height=len(values) * row + 4)
+
+
+def _grid(top: float, labels: tuple[str, str]) -> list[str]:
+    found = []
+    for number in range(_TICKS + 1):
+        value = top * number / _TICKS
+        y = _y(value, top)
+        found.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        found.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}">{value:g}</text>')
+    found.append(f'<text x="{_LEFT}" y="{HEIGHT - 4}">{escape(labels[0])}</text>')
+    found.append(f'<text class="end" x="{WIDTH}" y="{HEIGHT - 4}">{escape(labels[1])}</text>')
+    return found
+
+
+def _svg(title: str, parts: Sequence[str], height: int = HEIGHT) -> str:
+    name = escape(title)
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}">{"".join(parts)}</svg>'
+
+
+def _y(value: float, top: float) -> float:
+    return _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
+
+
+def _nice(highest: float) -> float:
+    """The end of the axis: 1, 2, 4, 10, 20, ... and not below what is shown."""
+    top = 1.0
+    while top < highest:
+        for factor in (2, 4, 10):
+            if top * factor >= highest:
+                return top * factor
+        top *= 10
+    return top
+
+
+def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """Neighbours that have a value."""
+    found: list[list[tuple[int, float]]] = [[]]
+    for place, value in enumerate(values):
+        if value is None:
+            found.append([])
+        else:
+            found[-1].append((place, value))
+    return [run for run in found if run]
+
+
+def _css(name: str) -> str:
+    return name.lower().replace("_", "-")

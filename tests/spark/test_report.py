@@ -1,0 +1,98 @@
+"""The page about the last hours: its numbers, and what a browser draws where there is one."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.story import Story
+from typer.testing import CliRunner
+
+from commitlake.cli.app import app
+from commitlake.report import charts
+
+MEASURE = """<script>
+const shown = (kind) => [...document.querySelectorAll(kind)].filter((e) => e.getBoundingClientRect().height > 0);
+document.title = JSON.stringify({
+  wide: document.documentElement.scrollWidth > innerWidth, width: innerWidth,
+  bars: shown("rect.committed").length, dots: shown("circle.p99").length, cards: shown("section").length,
+  rows: shown("section.wide tbody tr").length, ground: getComputedStyle(document.body).backgroundColor,
+  outside: shown("svg text").filter((e) => e.getBoundingClientRect().right > innerWidth + 1).length,
+});
+</script>"""
+QUIET = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+
+
+@pytest.fixture(scope="module")
+def page(story: Story, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("report") / "page.html"
+    words = ["report", f"--out={place}", "--since=2h", f"--set=warehouse={story.lake.warehouse}"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return place
+
+
+def drawn(page: Path, place: Path, size: str, *more: str) -> dict[str, Any]:
+    """What a browser says of the page in a window of that size."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium")
+    measured = place / "measured.html"
+    measured.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+    own = (f"--user-data-dir={place}/profile", f"--window-size={size}")
+    done = subprocess.run(
+        [browser, *QUIET, *more, *own, "--dump-dom", measured.as_uri()],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return json.loads(html.unescape(re.findall("<title>(.*?)</title>", done.stdout)[0]))  # type: ignore[no-any-return]
+
+
+def test_the_page_has_the_numbers_of_the_tables_and_needs_no_network(story: Story, page: Path) -> None:
+    text = page.read_text()
+    tiles = re.findall(r"<b>([\d,]+)</b><span>([\w ]+)</span>", text)
+    states = Counter(row["state"] for row in story.lake.rows("transactions"))
+    shown = {
+        name: int(count.replace(",", "")) for count, name in re.findall(r"<b>([\d,]+)</b><span>([\w ]+)</span>", text)
+    }
+    assert len(tiles) > 1
+    assert {name: shown[name.lower().replace("_", " ")] for name in states} == dict(states)
+    assert shown["rejected"] == len(story.lake.rows("rejected"))
+    assert re.findall(r"(?:src|href)=|https?://|@import|url\(", text) == []
+    assert "commitlake tx rollback " in text
+
+
+@pytest.mark.parametrize("size", ["500,900", "1280,900"])  # Chromium makes no narrower window
+def test_a_browser_draws_all_of_it_in_its_width(page: Path, tmp_path: Path, size: str) -> None:
+    found = drawn(page, tmp_path, size)
+    assert not found["wide"], "the page must not be wider than the window"
+    assert found["bars"] >= 1
+    assert found["dots"] >= 1
+    assert found["cards"] == 8
+    assert found["rows"] >= 1
+    assert found["outside"] == 0
+
+
+def test_the_page_is_light_or_dark_as_the_reader_has_it(page: Path, tmp_path: Path) -> None:
+    light = drawn(page, tmp_path, "800,600", "--blink-settings=preferredColorScheme=1")["ground"]
+    dark = drawn(page, tmp_path, "800,600", "--blink-settings=preferredColorScheme=0")["ground"]
+    assert (light, dark) == ("rgb(251, 251, 250)", "rgb(18, 21, 26)")
+
+
+def test_charts_escape_what_others_have_named_and_scale_to_their_highest_value() -> None:
+    assert "<b>" not in charts.lying({"<b>": 3}, "a & b")
+    assert "a &amp; b" in charts.lying({"x": 3}, "a & b")
+    ticks = re.findall(r'class="tick"[^>]*>([\d.e+]+)<', charts.stacked({"COMMITTED": [0, 121]}, ("a", "b"), "t"))
+    assert ticks == ["0", "50", "100", "150", "200"]
+    line = charts.lines({"p50": [1.0, None, 2.0, 3.0]}, ("a", "b"), "t")
+    assert line.count("<polyline") == 2
+    assert charts.stacked({"COMMITTED": [0, 0]}, ("a", "b"), "t").count("<rect") == 0
