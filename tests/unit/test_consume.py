@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from tests.support.polling import wait_for
-from tests.support.topic_table import message, write
+from tests.support.topic_table import compact, message, write
 
 import commitlake
 from commitlake.cli.app import app
+from commitlake.consumer.cursor import Cursor
 from commitlake.consumer.message import ReceivedMessage
 from commitlake.consumer.receipts import Receipts
+from commitlake.consumer.topic import Topic
 from commitlake.errors import ConfigError, ConsumerError, WarehouseError
 
 
@@ -298,3 +300,16 @@ def test_what_a_group_has_not_done_is_a_question_that_needs_no_spark(
     ]
     assert ids(warehouse) == ["m1"]
     assert ask("--where", "KEYS = 'k9'") == (3, [])
+
+
+def test_files_that_maintenance_has_removed_meanwhile_are_read_from_the_newest_version(warehouse: Path) -> None:
+    place = f"{warehouse}/topics/orders"
+    reader = Topic(place)
+    cursors = {queue: Cursor() for queue in reader.queues()}
+    compact(warehouse, "orders")
+    DeltaTable(place).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    found = reader.next(cursors)
+    assert found is not None
+    assert sorted(found.rows["message_id"].to_pylist()) == sorted(ALL + NORMAL)
+    some = [{"source": "half", "source_queue": 0, "source_offset": 1, "source_index": 0}]
+    assert reader.find(some)["message_id"].to_pylist() == ["m1"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from commitlake.reading.table import Options, Table
 BUDGET = 4 << 20
 """Bytes of files that one window is read from; compressed bodies may take ten times that in memory."""
 _HIGHEST = 1 << 62
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,17 @@ class Topic:
 
     def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
         """The next rows of these queues behind their cursors, None when there are none."""
+        return self._at_newest(lambda: self._next(cursors))
+
+    def _at_newest(self, read: Callable[[], T]) -> T:
+        """Read; once more from the newest version where maintenance has removed files that the snapshot names."""
+        try:
+            return read()
+        except FileNotFoundError:
+            self._table.refresh()
+            return read()
+
+    def _next(self, cursors: Mapping[int, Cursor]) -> Window | None:
         files = self._unfinished(cursors)
         budget = BUDGET
         while files.num_rows:
@@ -81,8 +93,11 @@ class Topic:
             files = self._unfinished(cursors)
         return None
 
-    def find(self, places: Iterable[Mapping[str, Any]]) -> pa.Table:
+    def find(self, places: Collection[Mapping[str, Any]]) -> pa.Table:
         """Rows of messages by their `PLACE_COLUMNS`; rows that are not there are left out."""
+        return self._at_newest(lambda: self._find(places))
+
+    def _find(self, places: Collection[Mapping[str, Any]]) -> pa.Table:
         wanted = pa.Table.from_pylist([{name: place[name] for name in PLACE_COLUMNS} for place in places])
         wanted = wanted.cast(pa.schema([self._table.schema.field(name) for name in PLACE_COLUMNS]))
         offsets = wanted["source_offset"]
