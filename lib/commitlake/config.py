@@ -188,6 +188,7 @@ class Config:
         trigger_interval_ms: time from one micro-batch to the next.
         standby_after_ms: time without a sign of the coordinator after which a standby takes over.
         transaction: when transactions are checked and discarded.
+        checks: rules by which a table answers for a producer group.
         topics: destination topics.
         delay: delays of messages.
         max_message_size: the largest value of a record, in bytes.
@@ -203,6 +204,7 @@ class Config:
     trigger_interval_ms: int
     standby_after_ms: int
     transaction: TransactionConfig
+    checks: Mapping[str, Mapping[str, str]] = field(hash=False)
     topics: TopicsConfig
     delay: DelayConfig
     max_message_size: int

@@ -21,6 +21,7 @@ from commitlake.config_values import (
     location,
     options,
     prefix,
+    rules,
     servers,
     size,
     targets,
@@ -32,7 +33,8 @@ from commitlake.protocol.durations import HOUR_MS
 
 OPTIONS_KEY = "kafka.options"
 TO_KAFKA = "topics.to_kafka"
-MAPS = frozenset({OPTIONS_KEY, TO_KAFKA})
+CHECKS = "checks"
+MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, CHECKS})
 """Keys whose value is a map."""
 
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
@@ -100,6 +102,7 @@ KEYS: tuple[Key, ...] = (
     _time("transaction.retention", "72h", "age at which an open transaction is discarded", 1),
     _time("transaction.op_park_time", "10m", "how long an op waits for its half message"),
     _key("transaction.reject", flag, False, "refuse new half messages"),
+    _key(CHECKS, rules, {}, "by producer group: the table that answers its checks, see Checks answered by a table"),
     _key("topics.allowed", texts, ["*"], "shell patterns of the destination topics"),
     _key("topics.max", integer(1, 100_000), 1_000, "destination topics there may be"),
     _key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),

@@ -131,6 +131,27 @@ def levels(value: object) -> tuple[str, ...]:
     return parsed
 
 
+_RULE = {"table": True, "match": True, "commit": False, "rollback": False, "every": False}
+"""Keys of a rule, and whether it must have them."""
+
+
+def rules(value: object) -> dict[str, dict[str, str]]:
+    """Parse a map of producer groups to rules; their conditions are read where they are used."""
+    if isinstance(value, str):
+        value = yaml.safe_load(value)
+    well = isinstance(value, dict) and all(
+        isinstance(rule, dict)
+        and set(rule) <= set(_RULE)
+        and all(isinstance(rule.get(key), str) for key in rule)
+        and {key for key, needed in _RULE.items() if needed} <= set(rule)
+        for rule in value.values()
+    )
+    if not well:
+        msg = f"a map of producer groups to maps with {', '.join(_RULE)}, of which table and match are needed"
+        raise ValueError(msg)
+    return {str(group): dict(rule) for group, rule in dict(value).items()}  # type: ignore[call-overload]
+
+
 def targets(value: object) -> dict[str, str]:
     """Parse a map of destination topics to Kafka topics."""
     if isinstance(value, str):

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from commitlake import companions
 from commitlake import config as configuration
 from commitlake.chain import Chain
 from commitlake.clock import now_ms
@@ -24,7 +25,7 @@ from commitlake.coordination.batch import Surroundings
 from commitlake.coordination.commit import Committer
 from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
-from commitlake.errors import CommitLakeError, SetupError, StreamError, root_reason
+from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.forwarding.to_kafka import ToKafka
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.admin_client import probe
@@ -230,29 +231,13 @@ class Coordinator:
         most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
         return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
 
-    def _tell(self) -> None:
-        """Serves metrics. What reads the tables for them is an extra, so it is loaded where it is wanted."""
-        if not self.config.metrics.port:
-            return
-        try:
-            from commitlake.metrics import collect, server
-        except ModuleNotFoundError as error:
-            msg = f"metrics.port: the module {error.name} is missing; install it with pip install 'commitlake[all]'"
-            raise SetupError(msg) from error
-        assert self._chain is not None
-        chain, ends = self._chain, partial(collect.kafka_ends, self.config)
-        sources = collect.Sources(self.config.warehouse, chain.rounds, lambda: chain.position, ends, self.epoch)
-        where = self.config.metrics
-        self._stack.enter_context(
-            server.serving(where.host, where.port, partial(collect.collect, sources), self._health)
-        )
-
     def _serve(self, is_landed: Callable[[], bool]) -> None:
-        self._tell()
+        assert self._chain is not None
+        self._stack.enter_context(companions.telling(self.config, self._chain, self.epoch, self._health))
+        companions.answer_by_rules(self.config, self._stopping)
         ticks = partial(self._tick_and_watch, is_landed)
         threading.Thread(target=ticks, name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
-            assert self._chain is not None
             tidy = Maintenance(
                 self.spark, self.config, self._chain.between_rounds, lambda: not self._stopping.is_set(), is_owner=True
             )

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from commitlake import config as configuration
+from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.consumer import receipts as receipt_table
 from commitlake.consumer.filters import Filter
@@ -18,7 +19,7 @@ from commitlake.consumer.group import Group
 from commitlake.consumer.keeper import Keeper
 from commitlake.consumer.lanes import Lane
 from commitlake.consumer.message import ReceivedMessage
-from commitlake.consumer.receipts import Outcome, Receipt, Receipts, now_ms
+from commitlake.consumer.receipts import Outcome, Receipt, Receipts
 from commitlake.consumer.retries import Waiting
 from commitlake.consumer.rows import Rows, place_of, place_texts
 from commitlake.consumer.topic import Topic, Window

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -199,11 +198,6 @@ def compact(table: DeltaTable) -> None:
         table.cleanup_metadata()
     except DeltaError:
         return
-
-
-def now_ms() -> int:
-    """Ms since epoch, UTC."""
-    return time.time_ns() // 1_000_000
 
 
 def _us(ms: int | None) -> int | None:

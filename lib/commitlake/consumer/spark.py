@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake import config as configuration
+from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.consumer import receipts as receipt_table
 from commitlake.errors import ConsumerError
@@ -78,7 +79,7 @@ class SparkReceipts:
     def _write(self, messages: DataFrame, state: str, remark: str | None) -> None:
         taken = messages.select(*receipt_table.TAKEN).toArrow()
         if taken.num_rows:
-            now = receipt_table.now_ms()
+            now = now_ms()
             one = receipt_table.Outcome(state, 1, 0, None, remark, now)
             self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [one] * taken.num_rows))
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from commitlake.consumer.cursor import Cursor, Keys
 
-_ANY_BATCH = -1
 _UNLIMITED = 1 << 62
 Numbers = npt.NDArray[np.int64]
 
@@ -27,8 +26,8 @@ class Files:
     Attributes:
         written: ms since epoch, UTC.
         size: bytes.
-        first_batch: lowest batch_id, `no_batch` where all rows lack one; -1 where it is not known.
-        last_batch: highest batch_id; `_UNLIMITED` where it is not known.
+        first_batch: lowest batch_id; above all where no row has one, -1 where it is not known.
+        last_batch: highest batch_id; above all where it is not known.
         has_normal: whether rows without a batch may be there.
         first_queue: lowest source_queue.
         last_queue: highest source_queue.

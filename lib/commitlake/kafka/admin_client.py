@@ -58,6 +58,31 @@ def single_records(kafka: KafkaConfig, **options: Any) -> Iterator[KafkaProducer
         producer.close(timeout=1)
 
 
+@contextmanager
+def many_records(kafka: KafkaConfig) -> Iterator[KafkaProducer]:
+    """Yield a producer of many records, which are sent together; at the end all are acknowledged.
+
+    Raises:
+        KafkaError: Kafka is out of reach, or did not acknowledge one.
+    """
+    failed: list[BaseException] = []
+    try:
+        with single_records(kafka, linger_ms=20, batch_size=1 << 18) as producer:
+            send = producer.send
+
+            def noted(*args: Any, **given: Any) -> Any:
+                return send(*args, **given).add_errback(failed.append)
+
+            producer.send = noted
+            yield producer
+            producer.flush(timeout=CONNECT_TIMEOUT_MS / 1_000)
+    except kafka_errors.KafkaError as error:
+        raise KafkaError(explain(kafka, error)) from error
+    if failed:
+        msg = f"Kafka at {kafka.bootstrap_servers} did not acknowledge {len(failed)} records: {failed[0]}"
+        raise KafkaError(msg)
+
+
 def probe(config: Config) -> None:
     """Return when Kafka answers and accepts this client.
 

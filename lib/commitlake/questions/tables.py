@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from commitlake.errors import WarehouseError
 from commitlake.places import has_scheme
-from commitlake.protocol.topic_names import path_name
 from commitlake.reading.table import Options, Table, location
 
 
@@ -96,11 +95,6 @@ def opened(warehouse: str, options: Options = None) -> Iterator[Tables]:
     with duckdb.connect(":memory:") as db:
         db.execute("SET TimeZone = 'UTC'")
         yield Tables(db, warehouse, options)
-
-
-def topic_path(topic: str) -> str:
-    """Directory of a topic's table below the warehouse."""
-    return f"topics/{path_name(topic)}"
 
 
 def _files(table: Table) -> str:

@@ -1,0 +1,122 @@
+"""Answers checks by rules: one join for all that is due, then an op for each decision.
+
+An op answers the check that is out, as an instance of the producer group would: the coordinator decides by its own
+rules, so the same answer twice is harmless, and a kill anywhere leaves the rest to the next look.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import duckdb
+
+from commitlake.clock import now_ms
+from commitlake.config import Config
+from commitlake.errors import CommitLakeError, ConfigError
+from commitlake.kafka.admin_client import many_records
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import OP
+from commitlake.questions import open as open_transactions
+from commitlake.questions.tables import Tables, opened
+from commitlake.resolving.rules import Rule, rule_of
+
+log = logging.getLogger(__name__)
+
+_DECISIONS = """
+SELECT transaction_id, queue, queue_offset, round, checks,
+       bool_or(coalesce({commit}, false)) AS commits, bool_or(coalesce({rollback}, false)) AS rolls_back
+FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {pending}
+      WHERE producer_group = $group AND checks > 0) d
+LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
+GROUP BY ALL
+"""
+
+
+class Resolver:
+    """Answers the checks of the groups that have a rule.
+
+    Args:
+        config: of the coordinator; `checks` holds the rules.
+
+    Raises:
+        ConfigError: a rule can't be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        timeout = config.transaction.timeout_ms
+        self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
+
+    def once(self, rules: Iterable[Rule] | None = None) -> Counter[str]:
+        """Answer all that rules decide now; return how many answers were COMMIT and ROLLBACK."""
+        sent: Counter[str] = Counter()
+        with opened(self._config.warehouse) as tables:
+            open_transactions.make(tables)
+            for rule in self.rules if rules is None else rules:
+                sent += self._send(rule, decided(tables, rule))
+        return sent
+
+    def run(self, stop: threading.Event) -> None:
+        """Look at each rule at its own interval, until told to stop."""
+        due = {rule.group: 0 for rule in self.rules}
+        while not stop.wait(0.5):
+            now = [rule for rule in self.rules if due[rule.group] <= now_ms()]
+            try:
+                if now:
+                    self.once(now)
+            except CommitLakeError as error:
+                log.warning("no checks were answered by rules: %s", error)
+            for rule in now:
+                due[rule.group] = now_ms() + rule.every_ms
+
+    def _send(self, rule: Rule, rows: list[Mapping[str, Any]]) -> Counter[str]:
+        sent: Counter[str] = Counter()
+        if not rows:
+            return sent
+        with many_records(self._config.kafka) as producer:
+            for row in rows:
+                record = wire.encode_op(_answer(rule, row))
+                topic = self._config.kafka.topic(OP)
+                producer.send(topic, key=record.key, value=record.value, partition=row["queue"])
+                sent[row["decision"]] += 1
+        log.info("%s by the rule checks.%s", dict(sent), rule.group)
+        return sent
+
+
+def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
+    """The transactions that a rule decides, with their decision. Where both conditions hold it decides nothing.
+
+    Raises:
+        ConfigError: the table has no such column.
+    """
+    kind, _, place = rule.table.partition(":")
+    try:
+        table = tables.outside(place) if kind == "delta" else f"read_parquet('{place.replace(chr(39), chr(39) * 2)}')"
+        sql = _DECISIONS.format(
+            commit=rule.commit, rollback=rule.rollback, on=rule.on, table=table, now=now_ms(),
+            pending=open_transactions.VIEW,
+        )  # fmt: skip
+        rows = tables.rows(sql, group=rule.group).to_pylist()
+    except duckdb.Error as error:
+        msg = f"checks.{rule.group}: {str(error).splitlines()[0]}; compare columns that {rule.table} has"
+        raise ConfigError(msg) from error
+    one = [row for row in rows if row["commits"] != row["rolls_back"]]
+    return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
+
+
+def _answer(rule: Rule, row: Mapping[str, Any]) -> wire.OpRecord:
+    first = Position(row["queue"], row["queue_offset"])
+    return wire.OpRecord(
+        transaction_id=row["transaction_id"],
+        producer_group=rule.group,
+        decision=row["decision"],
+        half_messages=(first,),
+        from_check=True,
+        check_id=f"{first}-{row['round']}-{row['checks']}",
+        remark=f"by the rule checks.{rule.group} of the coordinator",
+    )

@@ -1,0 +1,65 @@
+"""A coordinator whose rules answer the checks of a group that has no producer any more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
+from tests.support.lake import Lake
+from tests.support.polling import wait_for
+
+import commitlake
+from commitlake.errors import ConfigError
+
+
+def rule(place: Path) -> dict[str, str]:
+    return {
+        "table": f"delta:{place}",
+        "match": "keys = id",
+        "commit": "state = 'PAID'",
+        "rollback": "state = 'CANCELLED' OR (absent AND age > '2s')",
+        "every": "1s",
+    }
+
+
+def ends(lake: Lake) -> dict[str, tuple[str, str]]:
+    return {row["transaction_id"]: (row["state"], row["reason"]) for row in lake.rows("transactions")}
+
+
+def test_transactions_of_a_dead_group_end_by_what_its_table_says(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    states = {f"order-{number}": ("PAID", "CANCELLED", "NEW")[number % 3] for number in range(30)}
+    write_deltalake(str(tmp_path / "orders"), pa.table({"id": list(states), "state": list(states.values())}))
+    for name in [*states, "lost"]:
+        lake.half(name, keys=name, group="gone")
+    lake.half("order-0-of-others", keys="order-0", group="others")
+    settings = {**lake.settings, "transaction.timeout": "1s", "checks": {"gone": rule(tmp_path / "orders")}}
+    with commitlake.start(spark, settings):
+        wait_for(lambda: len(ends(lake)) == 21, why=lambda: ends(lake))
+        wanted: dict[str, tuple[str, str]] = {
+            name: ("COMMITTED", "CHECK") if state == "PAID" else ("ROLLED_BACK", "CHECK")
+            for name, state in states.items()
+            if state != "NEW"
+        }
+        assert ends(lake) == wanted | {"lost": ("ROLLED_BACK", "CHECK")}
+        write_deltalake(str(tmp_path / "orders"), pa.table({"id": ["order-2"], "state": ["PAID"]}), mode="append")
+        wait_for(lambda: ends(lake).get("order-2") == ("COMMITTED", "CHECK"))
+    remarks = Counter(row["remark"] for row in lake.rows("op"))
+    assert set(remarks) == {"by the rule checks.gone of the coordinator"}
+    assert lake.rows("rejected") == []
+    visible: list[dict[str, Any]] = lake.rows("topics/orders")
+    assert sorted(row["transaction_id"] for row in visible) == sorted(
+        [name for name, state in states.items() if state == "PAID"] + ["order-2"]
+    )
+
+
+def test_a_rule_that_can_not_be_used_stops_the_start(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    unsafe = {**rule(tmp_path), "rollback": "absent"}
+    with pytest.raises(ConfigError, match="'absent' is not allowed without an age"):
+        commitlake.start(spark, {**lake.settings, "checks": {"gone": unsafe}})

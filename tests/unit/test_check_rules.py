@@ -1,0 +1,133 @@
+"""Rules that answer checks: what a rule may say, and what it decides on real tables."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from commitlake.config import from_mapping
+from commitlake.errors import ConfigError
+from commitlake.questions import open as open_transactions
+from commitlake.questions.tables import opened
+from commitlake.resolving.resolve import Resolver, decided
+from commitlake.resolving.rules import rule_of
+
+GIVEN = {
+    "table": "delta:/lake/orders",
+    "match": "keys = id",
+    "commit": "state = 'PAID'",
+    "rollback": "state = 'CANCELLED' OR (absent AND age > '10m')",
+}
+MINUTE = 60_000
+
+
+def test_a_rule_becomes_sql_over_due_transactions_and_the_table() -> None:
+    rule = rule_of("g", {**GIVEN, "match": "keys = id AND properties['shop'] = shop", "every": "5s"}, 6_000)
+    assert rule.on == "d.keys = CAST(b.id AS VARCHAR) AND d.properties['shop'] = CAST(b.shop AS VARCHAR)"
+    assert rule.commit == "b.state = 'PAID'"
+    assert rule.rollback == "b.state = 'CANCELLED' OR ((b.commitlake_here IS NULL) AND d.age_ms > 600000)"
+    assert rule.every_ms == 5_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rollback": "absent"}, "'absent' is not allowed without an age"),
+        ({"rollback": "absent OR age > '10m'"}, "'absent' is not allowed without an age"),
+        ({"rollback": "absent AND age > '5s'"}, r"at least transaction.timeout \(6000ms\)"),
+        ({"rollback": "absent AND age > 'long'"}, "give a text with a unit"),
+        ({"commit": "SELECT 1"}, "is no condition"),
+        ({"commit": "state ="}, "can't be read"),
+        ({"match": "id = keys"}, "write keys or message_id or transaction_id"),
+        ({"match": "keys > id"}, "write keys or message_id or transaction_id"),
+        ({"table": "jdbc:postgresql://db"}, "give delta:PLACE or parquet:PLACE"),
+        ({"every": "often"}, "every: 'often' is not allowed"),
+    ],
+)
+def test_what_a_rule_may_not_say_is_told(changes: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        rule_of("g", {**GIVEN, **changes}, 6_000)
+
+
+@pytest.mark.parametrize("given", [{"g": {"table": "delta:x"}}, {"g": {**GIVEN, "when": "now"}}, "text", {"g": 1}])
+def test_a_map_of_rules_has_known_keys_only(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"checks: .* is not allowed; allowed is a map of producer groups"):
+        from_mapping({"checks": given})
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """Six transactions with a check out, one that was not checked, one of another group; half an hour old."""
+    place = tmp_path / "warehouse"
+    old = time.time_ns() // 1_000 - 30 * 60_000_000
+    names = ["paid", "cancelled", "absent", "open", "both", "twice", "unchecked", "foreign"]
+    stamp = pa.array([old] * 8, pa.timestamp("us", "UTC"))
+    offsets = pa.array(range(8), pa.int64())
+    zero = pa.array([0] * 8, pa.int32())
+    half = {
+        "queue": zero, "queue_offset": offsets, "first_queue": zero, "first_offset": offsets,
+        "transaction_id": names, "message_id": names, "keys": names, "tags": pa.nulls(8, pa.string()),
+        "producer_group": ["g"] * 7 + ["other"], "topic": ["orders"] * 8, "stored_at": stamp,
+        "properties": pa.array([[("shop", "1")]] * 8, pa.map_(pa.string(), pa.string())),
+    }  # fmt: skip
+    write_deltalake(str(place / "half"), pa.table(half))
+    asked = {
+        "queue": zero.slice(0, 7), "round": zero.slice(0, 7),
+        "half_offset": pa.array([0, 1, 2, 3, 4, 5, 7], pa.int64()),
+        "check_no": pa.array([2, 1, 1, 1, 1, 1, 1], pa.int32()), "requested_at": stamp.slice(0, 7),
+    }  # fmt: skip
+    write_deltalake(str(place / "checks"), pa.table(asked))
+    ended = [("queue", pa.int32()), ("half_offset", pa.int64()), ("round", pa.int32())]
+    ended += [("transaction_id", pa.string()), ("stored_at", pa.timestamp("us", "UTC"))]
+    reentries = [("queue", pa.int32()), ("offset", pa.int64()), ("kind", pa.int32()), ("round", pa.int32())]
+    nexts = pa.list_(pa.struct([("source", pa.string()), ("partition", pa.int32()), ("next", pa.int64())]))
+    empty = {
+        "transactions": ended,
+        "reentries": reentries,
+        "open_rows": [*reentries, ("landing_id", pa.int64())],
+        "positions": [("landing_id", pa.int64()), ("offsets", nexts)],
+    }
+    for name, columns in empty.items():
+        DeltaTable.create(str(place / name), pa.schema(columns))
+    return place
+
+
+def business(place: Path) -> str:
+    rows = {
+        "id": ["paid", "cancelled", "open", "both", "twice", "twice", "unchecked", "foreign"],
+        "state": ["PAID", "CANCELLED", "NEW", "BOTH", "PAID", "NEW", "PAID", "PAID"],
+    }
+    write_deltalake(str(place), pa.table(rows))
+    return f"delta:{place}"
+
+
+def test_a_rule_decides_what_its_table_knows_and_leaves_the_rest(warehouse: Path, tmp_path: Path) -> None:
+    given = {
+        **GIVEN,
+        "table": business(tmp_path / "orders"),
+        "commit": "state IN ('PAID', 'BOTH')",
+        "rollback": "state IN ('CANCELLED', 'BOTH') OR (absent AND age > '10m')",
+    }
+    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": given}})
+    (rule,) = Resolver(conf).rules
+    with opened(conf.warehouse) as tables:
+        open_transactions.make(tables)
+        found = {row["transaction_id"]: (row["decision"], row["checks"]) for row in decided(tables, rule)}
+    assert found == {
+        "paid": ("COMMIT", 2),
+        "cancelled": ("ROLLBACK", 1),
+        "absent": ("ROLLBACK", 1),
+        "twice": ("COMMIT", 1),
+    }
+
+
+def test_a_column_that_the_table_has_not_is_told(warehouse: Path, tmp_path: Path) -> None:
+    given = {**GIVEN, "table": business(tmp_path / "orders"), "commit": "paid = 1"}
+    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": given}})
+    with pytest.raises(ConfigError, match=r"checks.g: Binder Error.*paid.*compare columns that delta:"):
+        Resolver(conf).once()
