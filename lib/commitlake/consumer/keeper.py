@@ -109,7 +109,7 @@ class Keeper:
 
     def _note(self, written: Iterable[Mapping[str, Any]]) -> None:
         for row in written:
-            if row["state"] == "RETRY":
+            if row["state"] == "RETRY" and row["queue_id"] in self.lanes.reading():
                 self.retries.add(row)
             else:
                 self.retries.end(place_of(row))

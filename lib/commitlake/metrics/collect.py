@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from commitlake.clock import now_ms
+from commitlake.errors import WarehouseError
 from commitlake.kafka import topics
 from commitlake.landing.positions import Position
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, opened
 from commitlake.rounds import Rounds
+
+log = logging.getLogger(__name__)
 
 WINDOW_MS = 300_000
 """What ended, came or was asked in the last five minutes: a count since the beginning would read all of history."""
@@ -68,8 +72,11 @@ def collect(sources: Sources) -> Iterable[Metric]:
     """All metrics, as docs/operations.md lists them."""
     yield from of_rounds(sources)
     yield from of_lag(sources)
-    with opened(sources.warehouse) as tables:
-        yield from of_tables(tables)
+    try:
+        with opened(sources.warehouse) as tables:
+            yield from of_tables(tables)
+    except WarehouseError as error:  # HDFS, or a catalog: the rest is worth having
+        log.info("no figures of the tables: %s", error)
 
 
 def of_rounds(sources: Sources) -> Iterable[Metric]:
