@@ -31,6 +31,7 @@ def installed(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.soak  # npm fetches a package
 def test_a_node_client_commits_rolls_back_and_answers_a_check(coordinator: Coordinator, installed: Path) -> None:
     kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
     command = ["node", "transaction.js", kafka.bootstrap_servers, kafka.topic_prefix]

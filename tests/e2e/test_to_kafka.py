@@ -64,6 +64,7 @@ def test_committed_messages_go_to_kafka_in_the_order_of_the_topic(spark: SparkSe
     assert ids.count("t0") == 1, "what was sent long ago does not come again"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_coordinator_that_is_killed_misses_no_message(lake: Lake, prefix: str, tmp_path: Path) -> None:
     target = f"out-{prefix}orders"
