@@ -13,6 +13,8 @@ from functools import partial
 from commitlake.chain import Chain
 from commitlake.config import Config
 from commitlake.errors import SetupError
+from commitlake.landing import start as landing_start
+from commitlake.protocol.kafka_topics import LANDED
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def telling(config: Config, chain: Chain, epoch: int, health: Callable[[], str |
         return
     with _extra("metrics.port"):
         from commitlake.metrics import collect, server
-    ends = partial(collect.kafka_ends, config)
+    ends = partial(landing_start.ends, config, LANDED)
     sources = collect.Sources(config.warehouse, chain.rounds, lambda: chain.position, ends, epoch)
     with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
         yield

@@ -15,8 +15,8 @@ import typer
 
 from commitlake.cli import tx
 from commitlake.cli.driver import in_driver
-from commitlake.cli.options import LOCAL, AsJson, Conf, DryRun, Limit, Master, Sets, load
-from commitlake.errors import ConfigError, RecordError, SetupError
+from commitlake.cli.options import LOCAL, AsJson, Conf, DryRun, Limit, Master, Sets, load, need_address
+from commitlake.errors import RecordError, SetupError
 from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.encoding import Position
 from commitlake.spark import process
@@ -163,12 +163,7 @@ def admin(
 ) -> None:
     """Reopen a discarded transaction, or end a pending one by force."""
     settings = load(conf, sets)
-    if settings.kafka.is_embedded:
-        msg = (
-            "kafka.bootstrap_servers: 'embedded' is not allowed here; "
-            "give the address on the coordinator's READY line with --set kafka.bootstrap_servers=HOST:PORT"
-        )
-        raise ConfigError(msg)
+    need_address(settings)
     if at is None or dry_run:
         with in_driver(context):
             from commitlake.cli import commands

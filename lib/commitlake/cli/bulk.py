@@ -15,6 +15,7 @@ import pyarrow as pa
 import typer
 
 from commitlake.cli import output
+from commitlake.cli.options import need_address
 from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError, ConfigError
@@ -50,12 +51,8 @@ class Plan:
 
 def run(settings: Config, plan: Plan, *, dry_run: bool, ask: bool) -> int:
     """Show what is chosen, ask, and send; the exit code."""
-    if settings.kafka.is_embedded and not dry_run:
-        msg = (
-            "kafka.bootstrap_servers: 'embedded' is not allowed here; "
-            "give the address on the coordinator's READY line with --set kafka.bootstrap_servers=HOST:PORT"
-        )
-        raise ConfigError(msg)
+    if not dry_run:
+        need_address(settings)
     with opened(settings.warehouse) as tables:
         chosen = chosen_by(tables, plan)
     rows = chosen.to_pylist()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from commitlake.errors import ConfigError
+
 if TYPE_CHECKING:
     from commitlake.config import Config
 
@@ -42,3 +44,17 @@ def load(conf: str | None, sets: Sequence[str] | None) -> Config:
     from commitlake import config  # not needed for `--help`
 
     return config.load(conf, sets or ())
+
+
+def need_address(settings: Config) -> None:
+    """Refuse the embedded broker, whose address only its coordinator knows.
+
+    Raises:
+        ConfigError: `kafka.bootstrap_servers` is `embedded`.
+    """
+    if settings.kafka.is_embedded:
+        msg = (
+            "kafka.bootstrap_servers: 'embedded' is not allowed here; "
+            "give the address on the coordinator's READY line with --set kafka.bootstrap_servers=HOST:PORT"
+        )
+        raise ConfigError(msg)

@@ -107,8 +107,8 @@ def hanging(
     settings = load(conf, sets)
     age = older_than or settings.transaction.timeout_ms + 3 * settings.transaction.check_interval_ms
     wanted = questions.wanted([State.PENDING], group, topic, None, age, None, None, None)
-    work = lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True)  # noqa: E731
-    raise typer.Exit(questions.repeat(watch, work))
+    code = questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
+    raise typer.Exit(code)
 
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[TRANSACTION_ID]...", help="Or use --where and filters.")]

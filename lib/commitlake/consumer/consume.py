@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN = 10_000
 """Messages that were handed over and are not finished."""
+_LOOK_S, _LOOKS_A_WARNING = 0.01, 3_000
 Start = str | int | datetime
 _NAMED = {"first": 0, "newest": None}
 
@@ -232,13 +233,13 @@ class Consumer:
 
     def _wait_for_room(self, keeper: Keeper) -> None:
         """Wait while too much is open, or while nobody can tell whether this instance still owns its queues."""
-        warned = time.monotonic()
+        looks = 0
         while (keeper.lanes.open >= MOST_OPEN or keeper.is_late()) and not self._stop.is_set():
             keeper.raise_if_failed()
-            if time.monotonic() - warned > 30:
+            looks += 1
+            if looks % _LOOKS_A_WARNING == 0:
                 log.warning("%d messages are handed over and not finished; call done() or retry()", keeper.lanes.open)
-                warned = time.monotonic()
-            time.sleep(0.01)
+            time.sleep(_LOOK_S)
         keeper.raise_if_failed()
 
     def _wait(self, keeper: Keeper, wait_s: float) -> None:

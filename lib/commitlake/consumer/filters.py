@@ -13,6 +13,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from commitlake.consumer.tags import tags_of
 from commitlake.errors import ConsumerError
 
 _COLUMNS = ("tags", "keys")
@@ -36,7 +37,7 @@ class Filter:
     """
 
     def __init__(self, tags: str | None, where: str | None) -> None:
-        self._tags = None if tags in (None, "", "*") else [tag.strip() for tag in str(tags).split("||")]
+        self._tags = tags_of(tags)
         self._where = None if where is None else condition_sql(where)
         self._duckdb = duckdb.connect(":memory:", config={"threads": 1}) if where is not None else None
 

@@ -49,7 +49,7 @@ SCHEMA = pa.schema(
 )
 _STATS = "attempt,round,due_at,source_offset,batch_id,at"
 _NOT_SIMPLE = (pads.field("state") != "DONE") | (pads.field("attempt") > 1) | (pads.field("round") > 0)
-_RANK = {"RETRY": 0, "DEAD": 1, "DONE": 2}
+STATES = ("RETRY", "DEAD", "DONE")
 """Of two receipts of one attempt, which happens when it was handed over twice, the higher one counts."""
 
 
@@ -137,7 +137,7 @@ class Receipts:
         """The newest receipt of each message that was not simply done at its first attempt, by due time."""
         found = [row for rows in self._read().values() for row in rows]
         newest: dict[tuple[object, ...], dict[str, Any]] = {}
-        for row in sorted(found, key=lambda row: (row["round"], row["attempt"], _RANK[row["state"]])):
+        for row in sorted(found, key=lambda row: (row["round"], row["attempt"], STATES.index(row["state"]))):
             newest[place_of(row)] = row
         return sorted(newest.values(), key=lambda row: row["due_at"] or row["at"])
 

@@ -12,6 +12,7 @@ from commitlake import config as configuration
 from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.consumer import receipts as receipt_table
+from commitlake.consumer.tags import tags_of
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options
 from commitlake.tables import Warehouse, topic_table
@@ -54,8 +55,9 @@ def read_topic(
     rows = warehouse.stream(name) if stream else warehouse.read(name)
     if last is not None:
         rows = rows.where(F.col("batch_id").isNull() | (F.col("batch_id") <= int(last)))
-    if tags not in (None, "*"):
-        rows = rows.where(F.col("tags").isin([tag.strip() for tag in str(tags).split("||")]))
+    wanted = tags_of(tags)
+    if wanted is not None:
+        rows = rows.where(F.col("tags").isin(wanted))
     return rows if from_time is None else rows.where(F.col("visible_at") >= F.lit(from_time))
 
 

@@ -183,7 +183,5 @@ def _column(files: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _filled(files: pa.Table, name: str, default: int) -> window.Numbers:
-    values = _column(files, name)
-    if pa.types.is_timestamp(values.type):
-        values = values.cast(pa.int64())
-    return np.asarray(pc.fill_null(values.cast(pa.int64()), default).to_numpy(), np.int64)
+    values = _column(files, name).cast(pa.int64())
+    return np.asarray(pc.fill_null(values, default).to_numpy(), np.int64)

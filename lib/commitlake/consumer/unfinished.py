@@ -9,16 +9,16 @@ import pyarrow as pa
 
 from commitlake.config import Config
 from commitlake.consumer.filters import Filter
-from commitlake.consumer.receipts import SCHEMA
+from commitlake.consumer.receipts import SCHEMA, STATES
 from commitlake.consumer.rows import PLACE_COLUMNS
 from commitlake.errors import WarehouseError
 from commitlake.reading.table import Options, Table, location
 
 _SHOWN = ("tags", "keys", "properties")
-_SQL = """
+_SQL = f"""
 WITH newest AS (
     SELECT source, source_queue, source_offset, source_index, max(struct_pack(
-           round, attempt, rank := CASE state WHEN 'DONE' THEN 2 WHEN 'DEAD' THEN 1 ELSE 0 END, state, remark)) AS it
+           round, attempt, rank := list_position({list(STATES)}, state), state, remark)) AS it
     FROM receipts WHERE consumer_group = $group AND topic = $topic GROUP BY ALL)
 SELECT m.visible_at, m.message_id, m.transaction_id, m.tags, m.keys, m.properties,
        concat_ws('-', source, source_queue, source_offset, source_index) AS position,

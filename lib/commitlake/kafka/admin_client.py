@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,8 +59,8 @@ def single_records(kafka: KafkaConfig, **options: Any) -> Iterator[KafkaProducer
 
 
 @contextmanager
-def many_records(kafka: KafkaConfig) -> Iterator[KafkaProducer]:
-    """Yield a producer of many records, which are sent together; at the end all are acknowledged.
+def many_records(kafka: KafkaConfig) -> Iterator[Callable[..., None]]:
+    """Yield a `KafkaProducer.send` for many records, which go together; at the end all are acknowledged.
 
     Raises:
         KafkaError: Kafka is out of reach, or did not acknowledge one.
@@ -68,13 +68,11 @@ def many_records(kafka: KafkaConfig) -> Iterator[KafkaProducer]:
     failed: list[BaseException] = []
     try:
         with single_records(kafka, linger_ms=20, batch_size=1 << 18) as producer:
-            send = producer.send
 
-            def noted(*args: Any, **given: Any) -> Any:
-                return send(*args, **given).add_errback(failed.append)
+            def send(*args: Any, **given: Any) -> None:
+                producer.send(*args, **given).add_errback(failed.append)
 
-            producer.send = noted
-            yield producer
+            yield send
             producer.flush(timeout=CONNECT_TIMEOUT_MS / 1_000)
     except kafka_errors.KafkaError as error:
         raise KafkaError(explain(kafka, error)) from error

@@ -11,7 +11,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from commitlake.clock import now_ms
 from commitlake.errors import WarehouseError
-from commitlake.kafka import topics
 from commitlake.landing.positions import Position
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, opened
@@ -128,12 +127,6 @@ def of_tables(tables: Tables) -> Iterable[Metric]:
     yield _one("delivered_late_seconds", "how late the latest of them was", late["late"])
     names = ("half", "op", "transactions", "checks", "rejected")
     yield _family("table_files", "files of a table", "table", {name: tables.files(name).num_rows for name in names})
-
-
-def kafka_ends(config: Any) -> Mapping[str, Mapping[int, int]]:
-    """Next offsets in Kafka, by topic without prefix."""
-    prefix = config.kafka.topic_prefix
-    return {name.removeprefix(prefix): ends for name, ends in topics.end_offsets(config).items()}
 
 
 def _one(name: str, text: str, value: float) -> Metric:

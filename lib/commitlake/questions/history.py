@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from commitlake.protocol import headers
-from commitlake.protocol.states import Kind
+from commitlake.questions.open import REOPENED
 from commitlake.questions.tables import Tables
 from commitlake.questions.transactions import PENDING
 
@@ -14,9 +14,7 @@ _HALVES = f"""
 WITH ends AS (
     SELECT queue, half_offset, max_by(struct_pack(state, reason, checks, round, batch_id, deliver_at), round) AS it
     FROM transactions WHERE transaction_id = $id GROUP BY ALL),
-reopened AS (
-    SELECT queue, "offset" AS queue_offset, max(round) AS round FROM reentries
-    WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL)
+reopened AS ({REOPENED})
 SELECT h.queue, h.queue_offset, h.topic, h.message_id, h.producer_group, h.first_queue, h.first_offset, h.stored_at,
        e.it.state AS state, e.it.reason AS reason, e.it.checks AS checks, e.it.round AS round,
        e.it.batch_id AS batch_id, e.it.deliver_at AS deliver_at,

@@ -9,6 +9,10 @@ from commitlake.protocol.states import Kind
 from commitlake.questions.tables import Tables
 
 VIEW = "pending"
+REOPENED = f"""
+    SELECT queue, "offset" AS queue_offset, max(round) AS round FROM reentries
+    WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL"""
+"""First half messages that a RESUME has reopened, with their newest round."""
 
 _SAVED = f"""
 SELECT max(landing_id) AS landing_id FROM open_rows WHERE kind = {int(Kind.TICK)}
@@ -25,9 +29,7 @@ UNION SELECT queue, "offset" FROM reentries WHERE kind = {half} AND round > 0
 """
 _PENDING = f"""
 CREATE OR REPLACE TEMP VIEW {VIEW} AS
-WITH reopened AS (
-    SELECT queue, "offset" AS queue_offset, max(round) AS round FROM reentries
-    WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL),
+WITH reopened AS ({REOPENED}),
 ended AS (
     SELECT t.queue, t.half_offset AS queue_offset, max(t.round) AS round FROM transactions t
     SEMI JOIN candidates c ON t.queue = c.queue AND t.half_offset = c.queue_offset GROUP BY ALL),

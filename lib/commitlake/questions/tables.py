@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
@@ -65,13 +65,11 @@ class Tables:
 
     def rows(self, sql: str, **parameters: object) -> pa.Table:
         """The rows of a query; only parameters that it names are given to it."""
-        used = {name: value for name, value in parameters.items() if f"${name}" in sql}
-        return self.db.sql(sql, params=used or None).to_arrow_table()
+        return self.db.sql(sql, params=_named(sql, parameters) or None).to_arrow_table()
 
     def make(self, name: str, sql: str, **parameters: object) -> None:
         """Keep the rows of a query as a temporary table."""
-        used = {key: value for key, value in parameters.items() if f"${key}" in sql}
-        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}", used)
+        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}", _named(sql, parameters))
 
     def count(self, name: str) -> int:
         """How many rows a view or table has."""
@@ -124,6 +122,11 @@ def _kind(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
         return f"STRUCT({', '.join(f'{_quoted(field.name)} {_kind(field.type)}' for field in kind)})"
     return _KINDS[kind]
+
+
+def _named(sql: str, parameters: Mapping[str, object]) -> dict[str, object]:
+    """Those that the query names: DuckDB refuses others."""
+    return {name: value for name, value in parameters.items() if f"${name}" in sql}
 
 
 def _quoted(name: str) -> str:

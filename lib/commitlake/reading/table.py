@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from commitlake.errors import WarehouseError
-from commitlake.places import has_scheme
+from commitlake.places import has_scheme, is_local, local_path
 from commitlake.protocol.topic_names import path_name
 
 NO_SPARK = (
@@ -50,7 +50,7 @@ class Table:
     """
 
     def __init__(self, place: str, options: Options = None) -> None:
-        self.place = place.removeprefix("file://")
+        self.place = str(local_path(place)) if is_local(place) else place
         self._options = dict(options or {})
         try:
             self.delta = DeltaTable(self.place, storage_options=self._options or None)
@@ -98,10 +98,6 @@ class Table:
             for path, *values in zip(files["path"].to_pylist(), *columns, strict=True)
         ]
         return pads.FileSystemDataset(fragments, self.schema, kind, self._filesystem)
-
-    def rows(self, columns: Sequence[str] | None = None, condition: pads.Expression | None = None) -> pa.Table:
-        """Rows of the whole snapshot."""
-        return self.dataset().to_table(columns=columns, filter=condition)
 
     def _open(self) -> pyarrow.fs.FileSystem:
         if has_scheme(self.place):

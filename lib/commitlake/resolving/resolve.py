@@ -78,11 +78,11 @@ class Resolver:
         sent: Counter[str] = Counter()
         if not rows:
             return sent
-        with many_records(self._config.kafka) as producer:
+        with many_records(self._config.kafka) as send:
             for row in rows:
                 record = wire.encode_op(_answer(rule, row))
                 topic = self._config.kafka.topic(OP)
-                producer.send(topic, key=record.key, value=record.value, partition=row["queue"])
+                send(topic, key=record.key, value=record.value, partition=row["queue"])
                 sent[row["decision"]] += 1
         log.info("%s by the rule checks.%s", dict(sent), rule.group)
         return sent
