@@ -13,8 +13,10 @@ README = HERE / "README.md"
 SPARK = ["pyspark>=4.0.1,<4.3", "delta-spark>=4.1,<4.5", "pandas>=2.2,<3", "pyarrow>=18"]
 # What reads tables without Spark: consumers, and questions that people ask.
 CONSUMER = ["deltalake>=1.6", "duckdb>=1.3", "pyarrow>=18", "sqlglot>=26"]
+# Rules of `checks` that read PostgreSQL.
+POSTGRESQL = ["adbc-driver-postgresql>=1.2"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
-NOTEBOOK = [*SPARK, *METRICS, "matplotlib>=3.9"]
+NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "matplotlib>=3.9"]
 DEV = [
     *NOTEBOOK,
     "build",
@@ -45,7 +47,8 @@ setup(
         "consumer": CONSUMER,
         "fast": ["crc32c>=2.7"],
         "spark": SPARK,
-        "all": [*SPARK, *METRICS],
+        "postgresql": POSTGRESQL,
+        "all": [*SPARK, *METRICS, *POSTGRESQL],
         "notebook": NOTEBOOK,
         "dev": DEV,
     },

@@ -46,7 +46,8 @@ def answer_by_rules(config: Config, stop: threading.Event) -> None:
         return
     with _extra("checks"):
         from commitlake.resolving.resolve import Resolver
-    run = partial(Resolver(config).run, stop)
+
+        run = partial(Resolver(config).run, stop)
     threading.Thread(target=run, name="commitlake-rules", daemon=True).start()
 
 

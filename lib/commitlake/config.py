@@ -7,7 +7,6 @@ producer imports `KafkaConfig`.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ import yaml
 from commitlake.config_keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
 from commitlake.config_values import EMBEDDED, duration
 from commitlake.errors import ConfigError
+from commitlake.references import resolve
 
 ENVIRONMENT_PREFIX = "COMMITLAKE__"
 
@@ -62,7 +62,7 @@ class KafkaConfig:
         Raises:
             ConfigError: the variable is not set or the file is not readable.
         """
-        return {name: _resolve(name, value) for name, value in self.options.items()}
+        return {name: resolve(f"{OPTIONS_KEY}.{name}", value) for name, value in self.options.items()}
 
     def masked_options(self) -> dict[str, str]:
         """Return the options as they may be shown: secrets as `***`, references as they are."""
@@ -280,37 +280,6 @@ def of(conf: Config | str | Mapping[str, object]) -> Config:
     if isinstance(conf, Config):
         return conf
     return load(conf) if isinstance(conf, str) else from_mapping(conf)
-
-
-def _resolve(name: str, value: str) -> str:
-    scheme, _, target = value.partition(":")
-    try:
-        if scheme == "env":
-            return os.environ[target]
-        if scheme == "file":
-            return Path(target).read_text(encoding="utf-8").strip()
-        if scheme == "secret":
-            return _databricks_secret(name, *target.split("/", 1))
-    except KeyError as error:
-        msg = f"{OPTIONS_KEY}.{name}: the environment variable {target} is not set; set it, or change the option"
-        raise ConfigError(msg) from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        msg = f"{OPTIONS_KEY}.{name}: cannot read {target}: {reason}; make the file readable, or change the option"
-        raise ConfigError(msg) from error
-    return value
-
-
-def _databricks_secret(name: str, scope: str, key: str = "") -> str:
-    try:
-        runtime: Any = importlib.import_module("databricks.sdk.runtime")  # there on every cluster, and nowhere else
-        return str(runtime.dbutils.secrets.get(scope=scope, key=key))
-    except ImportError as error:
-        msg = f"{OPTIONS_KEY}.{name}: 'secret:' names a secret of Databricks; elsewhere use env:NAME or file:/path"
-        raise ConfigError(msg) from error
-    except Exception as error:  # of Databricks
-        msg = f"{OPTIONS_KEY}.{name}: cannot read the secret {scope}/{key}: {type(error).__name__}; create or allow it"
-        raise ConfigError(msg) from error
 
 
 def _read_file(path: str) -> Mapping[str, object]:

@@ -131,7 +131,8 @@ def levels(value: object) -> tuple[str, ...]:
     return parsed
 
 
-_RULE = {"table": True, "match": True, "commit": False, "rollback": False, "every": False}
+_RULE = {"table": True, "match": True, "commit": False, "rollback": False, "every": False, "user": False,
+         "password": False}  # fmt: skip
 """Keys of a rule, and whether it must have them."""
 
 

@@ -81,6 +81,10 @@ class MQClientException(CommitLakeError):
         self.reason = reason
 
 
+class DatabaseError(CommitLakeError):
+    """A database whose table answers checks can't be reached, or refuses."""
+
+
 class ConsumerError(CommitLakeError):
     """Raised when a consumer is given something that it can't use, or can't go on."""
 

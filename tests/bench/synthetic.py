@@ -14,8 +14,10 @@ import time
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from commitlake import config
 from commitlake.landing import positions
 from commitlake.landing.positions import Position
+from commitlake.recovery import rebuild, saved_rows
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
 
@@ -38,11 +40,13 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=0, help="delayed messages that are due in a month")
     given = parser.parse_args()
     spark = session.build(app_name="bench-synthetic")
+    session.apply_settings(spark, more=session.MAINTENANCE_SETTINGS)
     warehouse = Warehouse(spark, given.warehouse)
     if given.waiting:
         fill_delayed(warehouse, given.waiting)
     else:
         fill(warehouse, given.decided, given.open)
+        save_open_rows(warehouse)
     spark.stop()
 
 
@@ -71,6 +75,14 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
     epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version")
     warehouse.append(epoch.withColumn("started_at", F.timestamp_millis(begun)), "epochs")
+
+
+def save_open_rows(warehouse: Warehouse) -> None:
+    """As maintenance does, every 10 minutes."""
+    timing = config.load(None).transaction
+    at, since = saved_rows.reached(warehouse), saved_rows.newest(warehouse, timing)
+    assert at is not None
+    saved_rows.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, since, at))
 
 
 def fill_delayed(warehouse: Warehouse, count: int) -> None:
@@ -107,15 +119,16 @@ def _nth() -> Column:
 
 def _half(places: DataFrame, begun: Column) -> DataFrame:
     number = _nth() * QUEUES + F.col("queue") - FIRST_QUEUE
-    name = F.concat(F.lit("7F0000010ABC18B4AAC2"), F.lpad(F.hex(number), 12, "0"))
+    # Ids of many producers come in no order.
+    name, message = (F.upper(F.md5(F.concat(number, F.lit(kind)))) for kind in "tm")
     stored = F.timestamp_millis(begun + _nth() * _MS_APART)
     return places.select(
-        *("queue", "queue_offset", name.alias("transaction_id"), name.alias("message_id")),
+        *("queue", "queue_offset", name.alias("transaction_id"), message.alias("message_id")),
         F.lit("order-service").alias("producer_group"),
         F.lit(TOPIC).alias("topic"),
         (F.col("queue") - FIRST_QUEUE).alias("queue_id"),
         F.lit("new").alias("tags"),
-        F.concat(F.lit("order-"), number).alias("keys"),
+        F.concat(F.lit("order-"), F.hash(number)).alias("keys"),
         F.create_map(F.lit("region"), F.lit("Zürich")).alias("properties"),
         F.lit(None).alias("sharding_key"),
         F.rpad(F.concat(F.lit('{"order":'), number, F.lit("}")), BODY_BYTES, " ").cast("binary").alias("body"),
@@ -153,7 +166,7 @@ def _op(done: DataFrame) -> DataFrame:
         *("queue", "op_offset", F.lit(False).alias("admin"), "transaction_id", "producer_group"),
         F.when(F.col("state") == "COMMITTED", "COMMIT").otherwise("ROLLBACK").alias("decision"),
         F.array(F.struct("queue", F.col("queue_offset").alias("offset"))).alias("half_messages"),
-        *[F.lit(None).alias(absent) for absent in ("message_id", "topic", "remark")],
+        *[F.lit(None).alias(absent) for absent in ("message_id", "topic", "check_id", "remark")],
         F.lit(False).alias("from_check"),
         (F.col("stored_at") + F.expr("INTERVAL 10 MILLISECONDS")).alias("stored_at"),
     )

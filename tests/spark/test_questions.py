@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from delta.tables import DeltaTable
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 from tests.support.story import Story
@@ -18,6 +20,7 @@ from commitlake.ops import ledger
 from commitlake.questions.history import history
 from commitlake.questions.tables import opened
 from commitlake.questions.transactions import Wanted
+from commitlake.spark import session
 
 LISTED = [
     *("transaction_id", "producer_group", "topic", "state", "reason"),
@@ -118,6 +121,40 @@ def test_one_transaction_is_one_object_of_the_contract(story: Story) -> None:
     assert [event["at"] for event in told["events"]] == sorted(event["at"] for event in told["events"])
     done = CliRunner().invoke(app, ["tx", "show", "unheard", f"--set=warehouse={story.lake.warehouse}"])
     assert (done.exit_code, done.output) == (3, "nothing is known of the transaction unheard\n")
+
+
+def test_a_message_id_or_a_key_leads_to_its_transaction(story: Story) -> None:
+    row = next(row for row in story.lake.rows("half") if row["keys"] and row["queue"] == row["first_queue"])
+    (told,) = ask(story, "tx", "show", row["message_id"])[1]
+    assert told["transaction_id"] == row["transaction_id"]
+    found = ask(story, "tx", "list", "--keys", row["keys"].split(" ")[0], "--limit=1000")[1]
+    assert row["transaction_id"] in [each["transaction_id"] for each in found]
+    assert ask(story, "tx", "list", "--keys", "nobody's") == (3, [])
+
+
+def test_compacted_files_have_bloom_filters_for_ids_and_keys(spark: SparkSession, story: Story, tmp_path: Path) -> None:
+    own, place = session.beside(spark, story.lake.config, session.MAINTENANCE_SETTINGS), str(tmp_path / "half")
+    for name in ("one", "two"):
+        row = own.sql(f"SELECT '{name}' AS transaction_id, '{name}' AS message_id, 'k' AS keys, 'g' AS producer_group")
+        row.coalesce(1).write.format("delta").mode("append").save(place)
+    DeltaTable.forPath(own, place).optimize().executeCompaction()
+    with opened(str(tmp_path)) as tables:
+        path = tables.files("half")["path"][0].as_py()
+        sql = f"SELECT path_in_schema AS name FROM parquet_metadata('{place}/{path}') WHERE bloom_filter_offset > 0"
+        assert tables.rows(sql)["name"].to_pylist() == ["transaction_id", "message_id", "keys"]
+        assert tables.rows(f"SELECT count(*) AS n FROM '{place}/{path}'")["n"][0].as_py() == 2
+
+
+def test_files_with_timestamps_of_either_kind_are_one_table(spark: SparkSession, tmp_path: Path) -> None:
+    for kind in ("INT96", "TIMESTAMP_MICROS"):
+        own = spark.newSession()
+        own.conf.set("spark.sql.parquet.outputTimestampType", kind)
+        row = own.sql("SELECT TIMESTAMP '2026-11-22 10:00:00.123456+00:00' AS stored_at")
+        row.write.format("delta").mode("append").save(str(tmp_path / "half"))
+    with opened(str(tmp_path)) as tables:
+        tables.open("half")
+        rows = tables.rows("SELECT stored_at FROM half WHERE stored_at > TIMESTAMPTZ '2026-11-22 00:00:00+00'")
+    assert rows["stored_at"].to_pylist() == [datetime(2026, 11, 22, 10, 0, 0, 123456, UTC)] * 2
 
 
 def test_counts_are_those_of_the_tables(story: Story) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from tests.support import postgres
 
 from commitlake.config import from_mapping
-from commitlake.errors import ConfigError
+from commitlake.errors import CommitLakeError, ConfigError
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import opened
 from commitlake.resolving.resolve import Resolver, decided
@@ -45,7 +48,10 @@ def test_a_rule_becomes_sql_over_due_transactions_and_the_table() -> None:
         ({"commit": "state ="}, "can't be read"),
         ({"match": "id = keys"}, "write keys or message_id or transaction_id"),
         ({"match": "keys > id"}, "write keys or message_id or transaction_id"),
-        ({"table": "jdbc:postgresql://db"}, "give delta:PLACE or parquet:PLACE"),
+        ({"table": "jdbc:mysql://db"}, "'mysql:' is not allowed; give delta:PLACE"),
+        ({"table": "jdbc:postgresql://db/shop"}, "names no table, or a password"),
+        ({"table": "postgresql://u:p@db/shop?table=t"}, "names no table, or a password"),
+        ({"table": "postgresql://db/shop?table=t", "password": "open"}, "password: a secret is not allowed here"),
         ({"every": "often"}, "every: 'often' is not allowed"),
     ],
 )
@@ -124,6 +130,66 @@ def test_a_rule_decides_what_its_table_knows_and_leaves_the_rest(warehouse: Path
         "absent": ("ROLLBACK", 1),
         "twice": ("COMMIT", 1),
     }
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with postgres.server() as address:
+        postgres.execute(
+            address,
+            "CREATE TYPE stage AS ENUM ('NEW', 'PAID', 'CANCELLED', 'BOTH')",
+            'CREATE TABLE orders (id TEXT PRIMARY KEY, state stage, "Amount" NUMERIC(10, 2), note TEXT)',
+            "INSERT INTO orders VALUES ('paid', 'PAID', 10.50), ('cancelled', 'CANCELLED', 1), ('open', 'NEW', 1), "
+            "('both', 'BOTH', 11), ('twice', 'PAID', 10.49), ('unchecked', 'PAID', 20), ('foreign', 'PAID', 20)",
+        )
+        yield address
+
+
+def rule_of_database(address: str, **changes: str) -> dict[str, str]:
+    return {
+        **GIVEN,
+        "table": f"jdbc:postgresql://{address}/postgres?table=public.orders",
+        "commit": "state = 'PAID' AND \"Amount\" > 10.49",
+        "user": "shop",
+        "password": "env:SHOP_PASSWORD",
+        **changes,
+    }
+
+
+def test_a_table_of_postgresql_decides_too(warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database)}})
+    (rule,) = Resolver(conf).rules
+    with opened(conf.warehouse) as tables:
+        open_transactions.make(tables)
+        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule)}
+    assert found == {"paid": "COMMIT", "cancelled": "ROLLBACK", "absent": "ROLLBACK"}
+    assert postgres.PASSWORD not in conf.describe()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"commit": "paid = 1"}, "public.orders has no column paid; it has Amount, id, note, state"),
+        ({"table": "postgresql://{}/postgres?table=nothing"}, 'relation "nothing" does not exist'),
+        ({"password": "env:WRONG_PASSWORD"}, "password authentication failed"),
+        ({"table": "postgresql://127.0.0.1:1/postgres?table=orders"}, "Connection refused"),
+        ({"password": "env:NOT_SET"}, "checks.g.password: the environment variable NOT_SET is not set"),
+    ],
+)
+def test_a_database_that_does_not_answer_is_told_without_secrets(
+    warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], told: str
+) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    monkeypatch.setenv("WRONG_PASSWORD", "not the one")
+    given = {name: text.format(database) for name, text in changes.items()}
+    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database, **given)}})
+    with pytest.raises(CommitLakeError) as refused:
+        Resolver(conf).once()
+    assert told in str(refused.value)
+    shown = "".join(traceback.format_exception(refused.value))
+    assert postgres.PASSWORD not in shown
+    assert "not the one" not in shown
 
 
 def test_a_column_that_the_table_has_not_is_told(warehouse: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "lib" / "commitlake"
 LAYERS = (
     ("errors", "clock", "places"),
+    ("references",),
     ("protocol",),
     ("config_values",),
     ("config_keys",),

@@ -241,9 +241,9 @@ def doctor(as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> Non
 
     Needs no Spark. Exit code 1 when something needs a look.
     """
-    from commitlake.cli import questions
+    from commitlake.cli import health
 
-    raise typer.Exit(questions.doctor(load(conf, sets), as_json))
+    raise typer.Exit(health.doctor(load(conf, sets), as_json))
 
 
 @app.command()
@@ -293,9 +293,9 @@ def unfinished(
 
     Needs no Spark. Exit code 3 when there are none.
     """
-    from commitlake.cli import questions
+    from commitlake.cli import consumers
 
-    raise typer.Exit(questions.unfinished(load(conf, sets), topic, group, tags, where, limit, as_json))
+    raise typer.Exit(consumers.unfinished(load(conf, sets), topic, group, tags, where, limit, as_json))
 
 
 @app.command("send-again")
@@ -313,9 +313,9 @@ def send_again(
 
     Needs no Spark. Exit code 3 when there are none.
     """
-    from commitlake.cli import questions
+    from commitlake.cli import consumers
 
-    raise typer.Exit(questions.send_again(load(conf, sets), topic, group, positions or [], remark))
+    raise typer.Exit(consumers.send_again(load(conf, sets), topic, group, positions or [], remark))
 
 
 @app.command("config")

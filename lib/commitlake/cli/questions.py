@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 import duckdb
@@ -14,12 +13,8 @@ import pyarrow as pa
 from commitlake.cli import output
 from commitlake.clock import now_ms
 from commitlake.config import Config
-from commitlake.consumer import unfinished as unfinished_messages
-from commitlake.consumer.receipts import Receipts
-from commitlake.consumer.rows import place_of
 from commitlake.errors import ConfigError
 from commitlake.questions import overview
-from commitlake.questions.doctor import examine
 from commitlake.questions.history import history as transaction_history
 from commitlake.questions.tables import opened
 from commitlake.questions.transactions import COLUMNS, STATES, Wanted, found
@@ -27,26 +22,6 @@ from commitlake.questions.transactions import COLUMNS, STATES, Wanted, found
 FOUND, NOTHING = 0, 3
 _CLEAR = "\x1b[2J\x1b[H"
 _WATCH_S = 2.0
-
-
-def unfinished(
-    settings: Config, topic: str, group: str, tags: str | None, where: str | None, limit: int, as_json: bool
-) -> int:
-    """Show what a group has not done."""
-    found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where)
-    return show(found.drop_columns(["properties"]), limit, as_json)
-
-
-def send_again(settings: Config, topic: str, group: str, positions: Sequence[str], remark: str) -> int:
-    """Send dead letters again: these, or all."""
-    table = Receipts(f"{settings.receipts_place}/receipts", group, topic)
-    letters = {"-".join(map(str, place_of(row))): row for row in table.dead()}
-    chosen = [letters[position] for position in positions or letters if position in letters]
-    for position in sorted(set(positions) - letters.keys()):
-        print(f"{position} is no dead letter of the group {group}")
-    table.send_again(chosen, remark, now_ms())
-    print(f"{len(chosen)} of {len(letters)} dead letters are sent again, within some seconds")
-    return FOUND if chosen else NOTHING
 
 
 def wanted(
@@ -120,17 +95,6 @@ def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
     """Show counts by topic, state and reason."""
     with opened(settings.warehouse) as tables:
         return show(overview.stats(tables, _begin(since_ms), now_ms()), 10_000, as_json)
-
-
-def doctor(settings: Config, as_json: bool) -> int:
-    """Show whether all is well; 1 when something is not."""
-    findings = list(examine(settings))
-    for finding in findings:
-        if as_json:
-            print(json.dumps(asdict(finding), ensure_ascii=False))
-        else:
-            print(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}")
-    return int(not all(finding.is_well for finding in findings))
 
 
 def asked(question: Callable[[], pa.Table]) -> pa.Table:

@@ -80,7 +80,12 @@ def list_(
 
 
 @app.command()
-def show(transaction_id: str, as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
+def show(
+    transaction_id: Annotated[str, typer.Argument(metavar="ID", help="Of a transaction, or of one of its messages.")],
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
     """Show all that happened to a transaction, in time order. Exit code 3 when nothing is known of it."""
     from commitlake.cli import questions
 

@@ -13,7 +13,7 @@ from commitlake.clock import now_ms
 from commitlake.errors import WarehouseError
 from commitlake.landing.positions import Position
 from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import Tables, opened
+from commitlake.questions.tables import Tables, moment, opened
 from commitlake.rounds import Rounds
 
 log = logging.getLogger(__name__)
@@ -29,22 +29,20 @@ _ENDED = """
 SELECT topic, state, reason, count(*) AS n,
        quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000 AS p50,
        quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.99) / 1000 AS p99
-FROM transactions WHERE resolved_at >= make_timestamp({since} * 1000) GROUP BY ALL
+FROM transactions WHERE resolved_at >= {since} GROUP BY ALL
 """
-_REJECTED = (
-    "SELECT reason, count(*) AS n FROM rejected WHERE rejected_at >= make_timestamp({since} * 1000) GROUP BY ALL"
-)
+_REJECTED = "SELECT reason, count(*) AS n FROM rejected WHERE rejected_at >= {since} GROUP BY ALL"
 _CHECKS = """
 SELECT producer_group, count(*) FILTER (repeat = 0) AS sent, count(*) FILTER (repeat > 0) AS repeated
-FROM checks WHERE requested_at >= make_timestamp({since} * 1000) GROUP BY ALL
+FROM checks WHERE requested_at >= {since} GROUP BY ALL
 """
 _ANSWERED = """
 SELECT producer_group, count(*) AS n FROM op
-WHERE from_check AND stored_at >= make_timestamp({since} * 1000) GROUP BY ALL
+WHERE from_check AND stored_at >= {since} GROUP BY ALL
 """
 _LATE = """
 SELECT count(*) AS n, coalesce(max(epoch_ms(resolved_at) - epoch_ms(deliver_at)), 0) / 1000 AS late FROM deliveries
-WHERE state = 'DELIVERED' AND resolved_at >= make_timestamp({since} * 1000)
+WHERE state = 'DELIVERED' AND resolved_at >= {since}
 """
 
 
@@ -107,7 +105,7 @@ def of_tables(tables: Tables) -> Iterable[Metric]:
     open_transactions.make(tables)
 
     def rows(sql: str) -> list[dict[str, Any]]:
-        return list(tables.rows(sql.format(now=now, since=now - WINDOW_MS)).to_pylist())
+        return list(tables.rows(sql.format(now=now, since=moment(now - WINDOW_MS))).to_pylist())
 
     pending, ended, checks = rows(_PENDING), rows(_ENDED), rows(_CHECKS)
     yield _many("pending", "transactions that are pending", ("topic", "producer_group"), pending, "n")

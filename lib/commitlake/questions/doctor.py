@@ -12,7 +12,7 @@ from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
 from commitlake.places import is_local, local_path
 from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import Tables, opened
+from commitlake.questions.tables import Tables, moment, opened
 
 _MOST_LAG = 100_000
 _LEAST_FREE = 0.1
@@ -88,17 +88,15 @@ def _pending(tables: Tables, config: Config) -> Finding:
 
 
 def _discards(tables: Tables, config: Config) -> Finding:
-    since = (now_ms() - _DAY_MS) * 1_000
     sql = f"""SELECT count(*) AS n FROM transactions
-              WHERE state = 'DISCARDED' AND resolved_at >= make_timestamp({since})"""
+              WHERE state = 'DISCARDED' AND resolved_at >= {moment(now_ms() - _DAY_MS)}"""
     count = tables.rows(sql)["n"][0].as_py()
     text = f"{count} half messages in the last day"
     return Finding("discarded", count == 0, text if not count else f"{text}; `commitlake tx list --state DISCARDED`")
 
 
 def _rejects(tables: Tables, config: Config) -> Finding:
-    since = (now_ms() - _DAY_MS) * 1_000
-    sql = f"SELECT count(*) AS n FROM rejected WHERE rejected_at >= make_timestamp({since})"
+    sql = f"SELECT count(*) AS n FROM rejected WHERE rejected_at >= {moment(now_ms() - _DAY_MS)}"
     count = tables.rows(sql)["n"][0].as_py()
     text = f"{count} records in the last day"
     return Finding("rejected", count == 0, text if not count else f"{text}; `commitlake rejected`")

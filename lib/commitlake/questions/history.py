@@ -59,6 +59,10 @@ WHERE source = 'half' AND source_offset BETWEEN $low AND $high AND transaction_i
 def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
     """What became of a transaction; None when nothing is known of the id.
 
+    Args:
+        tables: of the warehouse.
+        transaction_id: its id, or the message id of one of its half messages.
+
     Returns:
         transaction_id, producer_group, state, reason, checks and round of the first half message; half_messages, each
         with queue, queue_offset, topic, message_id, state, visible, batch_id; events, each with at, what, detail. Times
@@ -66,6 +70,11 @@ def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
     """
     tables.open("half", "op", "checks", "transactions", "deliveries", "rejected", "reentries")
     halves = tables.rows(_HALVES, id=transaction_id).to_pylist()
+    if not halves:
+        # A question of its own: with OR no Bloom filter is used.
+        named = tables.rows("SELECT transaction_id FROM half WHERE message_id = $id LIMIT 1", id=transaction_id)
+        if named.num_rows:
+            return history(tables, named["transaction_id"][0].as_py())
     events = tables.rows(_EVENTS, id=transaction_id).to_pylist()
     if not halves and not events:
         return None

@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import Tables
+from commitlake.questions.tables import Tables, moment
 
 _ENDED = """
+SELECT * EXCLUDE ms, round(ms[1] / 1000, 1) AS p50_s, round(ms[2] / 1000, 1) AS p99_s FROM (
 SELECT topic, state, reason, count(*) AS messages,
-       round(quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000, 1) AS p50_s,
-       round(quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.99) / 1000, 1) AS p99_s
-FROM transactions WHERE resolved_at >= make_timestamp($since * 1000) GROUP BY ALL
+       quantile_disc(epoch_ms(resolved_at) - epoch_ms(stored_at), [0.5, 0.99]) AS ms
+FROM transactions WHERE resolved_at >= {since} GROUP BY ALL)
 """
 _PENDING = f"""
 SELECT topic, state, reason, count(*) AS messages, round(min({{now}} - epoch_ms(stored_at)) / 1000.0, 1) AS p50_s,
@@ -21,7 +21,7 @@ FROM {open_transactions.VIEW} GROUP BY ALL
 """
 _REJECTED = """
 SELECT rejected_at, reason, source, kafka_partition, kafka_offset, decode(key) AS key, detail FROM rejected
-WHERE ($reason IS NULL OR reason = $reason) AND rejected_at >= make_timestamp($since * 1000)
+WHERE ($reason IS NULL OR reason = $reason) AND rejected_at >= {since}
 ORDER BY rejected_at DESC, source, kafka_partition, kafka_offset
 """
 
@@ -36,7 +36,8 @@ def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
     tables.open("transactions")
     open_transactions.make(tables)
     found = pa.concat_tables(
-        [tables.rows(_ENDED, since=since_ms), tables.rows(_PENDING.format(now=now_ms))], promote_options="permissive"
+        [tables.rows(_ENDED.format(since=moment(since_ms))), tables.rows(_PENDING.format(now=now_ms))],
+        promote_options="permissive",
     )
     return found.sort_by([("topic", "ascending"), ("state", "ascending"), ("reason", "ascending")])
 
@@ -49,7 +50,7 @@ def topics(tables: Tables) -> pa.Table:
     for name in names:
         if tables.topic(name) is not None:
             files = tables.files(f"topics/{name}")
-            newest = pc.max(files["max.visible_at"]).as_py() if "max.visible_at" in files.column_names else None
+            newest = tables.greatest(f"topics/{name}", "visible_at")
             counts = {"messages": pc.sum(files["num_records"]).as_py(), "bytes": pc.sum(files["size_bytes"]).as_py()}
             found.append({"topic": name, **counts, "files": files.num_rows, "newest": newest})
     kinds = [
@@ -64,4 +65,4 @@ def topics(tables: Tables) -> pa.Table:
 def rejected(tables: Tables, reason: str | None, since_ms: int) -> pa.Table:
     """Records that changed nothing, the newest first."""
     tables.open("rejected")
-    return tables.rows(_REJECTED, reason=reason, since=since_ms)
+    return tables.rows(_REJECTED.format(since=moment(since_ms)), reason=reason)

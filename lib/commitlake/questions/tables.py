@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from commitlake.errors import WarehouseError
 from commitlake.places import has_scheme
@@ -71,12 +74,13 @@ class Tables:
         """Keep the rows of a query as a temporary table."""
         self.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}", _named(sql, parameters))
 
-    def count(self, name: str) -> int:
-        """How many rows a view or table has."""
-        return int(self.rows(f"SELECT count(*) AS rows FROM {name}")["rows"][0].as_py())
+    def greatest(self, name: str, column: str) -> Any:
+        """The greatest value of a column, by the statistics of the files; None where there is none."""
+        files = self.files(name)
+        return pc.max(files[f"max.{column}"]).as_py() if f"max.{column}" in files.column_names else None
 
     def _make(self, name: str, table: Table) -> None:
-        columns = ", ".join(_quoted(field.name) for field in table.schema)
+        columns = ", ".join(map(_typed, table.schema))
         if has_scheme(table.place):
             self.db.register(f"arrow {name}", table.dataset())
             source = f'"arrow {name}"'
@@ -104,13 +108,24 @@ def _files(table: Table) -> str:
     return f"read_parquet([{listed}], union_by_name = true{hive})" if paths else ""
 
 
+def moment(at_ms: int) -> str:
+    """SQL of a moment, from ms since epoch, UTC."""
+    return f"TIMESTAMPTZ '{datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec='milliseconds')}'"
+
+
+def epoch_ms(at: datetime) -> int:
+    """Ms since epoch, UTC."""
+    return int(at.timestamp() * 1_000)
+
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
 _KINDS = {
     pa.int32(): "INTEGER",
     pa.int64(): "BIGINT",
     pa.string(): "VARCHAR",
     pa.binary(): "BLOB",
     pa.bool_(): "BOOLEAN",
-    pa.timestamp("us", "UTC"): "TIMESTAMPTZ",
+    _TIMESTAMP: "TIMESTAMPTZ",
 }
 
 
@@ -122,6 +137,12 @@ def _kind(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
         return f"STRUCT({', '.join(f'{_quoted(field.name)} {_kind(field.type)}' for field in kind)})"
     return _KINDS[kind]
+
+
+def _typed(field: pa.Field) -> str:
+    """A column; what Spark writes by default is a timestamp without a zone, in the eyes of DuckDB."""
+    name = _quoted(field.name)
+    return f"{name}::TIMESTAMPTZ AS {name}" if field.type == _TIMESTAMP else name
 
 
 def _named(sql: str, parameters: Mapping[str, object]) -> dict[str, object]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from commitlake.protocol.states import Kind
 from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import Tables
+from commitlake.questions.tables import Tables, epoch_ms, moment
 
 PENDING = "PENDING"
 STATES = (PENDING, "COMMITTED", "ROLLED_BACK", "DISCARDED")
@@ -19,17 +19,25 @@ COLUMNS = (
 
 DETAILS = ("message_id", "keys", "round")
 
-# A RESUME opens a round, and each that ends has a row; a first half message that was reopened since is pending.
-_ENDED = f"""
+# A RESUME opens a round, and each that ends has a row; a first half message that was reopened since is pending. These
+# few are a table of their own: beside 20 million rows DuckDB takes them for many.
+_LATER = f"""
+SELECT queue, half_offset, round FROM transactions WHERE round > 0
+UNION SELECT queue, "offset", round FROM reentries WHERE kind = {int(Kind.HALF)} AND round > 0
+"""
+_ENDED = """
 CREATE OR REPLACE TEMP VIEW ended AS
-WITH later AS (SELECT queue, half_offset, round FROM transactions WHERE round > 0
-               UNION SELECT queue, "offset", round FROM reentries WHERE kind = {int(Kind.HALF)} AND round > 0)
 SELECT t.transaction_id, t.producer_group, t.topic, t.state, t.reason, t.checks, t.round, t.queue,
        t.half_offset AS queue_offset, t.message_id, t.stored_at, t.resolved_at
 FROM transactions t
 WHERE NOT EXISTS (SELECT 1 FROM later l
                   WHERE l.queue = t.queue AND l.half_offset = t.half_offset AND l.round > t.round)
 """
+_KEYED = """
+SELECT DISTINCT queue_offset FROM half
+WHERE keys = $keys OR (contains(keys, ' ') AND list_contains(string_split(keys, ' '), $keys))
+"""
+_MINUTE_MS = 60_000
 _FIRST = """
 SELECT e.*, h.tags, h.keys, h.properties
 FROM found e JOIN half h ON h.queue = e.queue AND h.queue_offset = e.queue_offset
@@ -67,9 +75,9 @@ class Wanted:
         found = [f"{column} = ${name}" for column, name in pairs if getattr(self, name) is not None]
         found += [f"state IN ({', '.join(repr(state) for state in self.states)})"]
         if self.older_than_ms is not None:
-            found.append(f"stored_at <= make_timestamp({(now_ms - self.older_than_ms) * 1_000})")
+            found.append(f"stored_at <= {moment(now_ms - self.older_than_ms)}")
         if self.since_ms is not None:
-            found.append(f"stored_at >= make_timestamp({self.since_ms * 1_000})")
+            found.append(f"stored_at >= {moment(self.since_ms)}")
         return " AND ".join(found)
 
     def more(self) -> str:
@@ -112,13 +120,29 @@ def _shown(now_ms: int) -> str:
 def _ended(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None) -> pa.Table:
     """Candidates first, by the narrow ledger; then the first half messages among them."""
     tables.open("transactions", "reentries", "half")
+    tables.make("later", _LATER)
     tables.db.execute(_ENDED)
-    most = limit if wanted.more() == "true" else None
-    while True:
-        cut = "" if most is None else f"ORDER BY stored_at DESC LIMIT {most}"
-        tables.make("found", f"SELECT * FROM ended WHERE {wanted.conditions(now_ms)} {cut}", **wanted.parameters())
+    conditions = wanted.conditions(now_ms)
+    begins = ["true"] if limit is None else _begins(tables)
+    if wanted.keys is not None:
+        begins = [_keyed(tables, wanted.keys)]
+    for begin in begins:
+        tables.make("found", f"SELECT * FROM ended WHERE {conditions} AND {begin}", **wanted.parameters())
         sql = f"SELECT {_shown(now_ms)} FROM ({_FIRST}) WHERE {wanted.more()}"
         rows = tables.rows(sql, **wanted.parameters())
-        if most is None or limit is None or rows.num_rows >= limit or tables.count("found") < most:
-            return rows
-        most *= 4  # among them were parts, whose first half message stands elsewhere
+        if limit is not None and rows.num_rows >= limit:
+            break
+    return rows
+
+
+def _keyed(tables: Tables, keys: str) -> str:
+    """A condition that skips nearly all files; `more` compares the keys of what it leaves."""
+    offsets = tables.rows(_KEYED, keys=keys)["queue_offset"].to_pylist()
+    return f"queue_offset IN ({', '.join(map(str, offsets))})" if offsets else "false"
+
+
+def _begins(tables: Tables) -> list[str]:
+    """Conditions that reach further and further back: the newest few of millions are in the last minutes."""
+    newest = tables.greatest("transactions", "stored_at")
+    reach = [] if newest is None else [epoch_ms(newest) - _MINUTE_MS * 10**power for power in range(5)]
+    return [*(f"stored_at >= {moment(begin)}" for begin in reach), "true"]

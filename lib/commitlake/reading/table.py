@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.dataset as pads
-import pyarrow.fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 
 from commitlake.errors import WarehouseError
 from commitlake.places import has_scheme, is_local, local_path
 from commitlake.protocol.topic_names import path_name
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads
+    import pyarrow.fs
 
 NO_SPARK = (
     "without Spark a warehouse may be a local directory, or a URI of s3, abfs(s) or gs; read others with Spark: "
@@ -62,7 +63,6 @@ class Table:
             raise WarehouseError(msg) from error
         self.schema = pa.schema(self.delta.schema().to_arrow())
         self.partitions = tuple(self.delta.metadata().partition_columns)
-        self._filesystem = self._open()
         self._actions: tuple[int, pa.Table] | None = None
 
     def refresh(self) -> bool:
@@ -78,7 +78,8 @@ class Table:
         `min.batch_id` where the table has them.
         """
         if self._actions is None or self._actions[0] != self.delta.version():
-            self._actions = self.delta.version(), pa.table(self.delta.get_add_actions(flatten=True))
+            actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
+            self._actions = self.delta.version(), pa.RecordBatchReader.from_stream(actions).read_all()
         return self._actions[1]
 
     def dataset(self, files: pa.Table | None = None) -> pads.Dataset:
@@ -90,22 +91,30 @@ class Table:
         Args:
             files: rows of `files()`; None for all.
         """
+        import pyarrow.dataset as pads  # with it comes pandas, half a second that most questions need not wait
+
+        filesystem = self._filesystem()
         files = self.files() if files is None else files
         columns = [files[f"{_PARTITION}{name}"].to_pylist() for name in self.partitions]
         kind = pads.ParquetFileFormat()
         fragments = [
-            kind.make_fragment(unquote(path), self._filesystem, _all_equal(self.partitions, values))
+            kind.make_fragment(unquote(path), filesystem, _all_equal(self.partitions, values))
             for path, *values in zip(files["path"].to_pylist(), *columns, strict=True)
         ]
-        return pads.FileSystemDataset(fragments, self.schema, kind, self._filesystem)
+        return pads.FileSystemDataset(fragments, self.schema, kind, filesystem)
 
-    def _open(self) -> pyarrow.fs.FileSystem:
+    def _filesystem(self) -> pyarrow.fs.FileSystem:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow import fs
+
         if has_scheme(self.place):
-            return pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.place, self._options))
-        return pyarrow.fs.SubTreeFileSystem(str(Path(self.place).absolute()), pyarrow.fs.LocalFileSystem())
+            return fs.PyFileSystem(DeltaStorageHandler(self.place, self._options))
+        return fs.SubTreeFileSystem(str(Path(self.place).absolute()), fs.LocalFileSystem())
 
 
 def _all_equal(names: Iterable[str], values: Iterable[Any]) -> pads.Expression:
+    import pyarrow.dataset as pads
+
     found: pads.Expression | None = None
     for name, value in zip(names, values, strict=True):
         one = pads.field(name).is_null() if value is None else pads.field(name) == value

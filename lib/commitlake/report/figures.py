@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import Tables
+from commitlake.questions.tables import Tables, moment
 
 BUCKETS = 48
 STATES = ("COMMITTED", "ROLLED_BACK", "DISCARDED")
@@ -36,7 +36,7 @@ SELECT count(*) FILTER (c.repeat = 0) AS sent, count(*) FILTER (c.repeat > 0) AS
 FROM checks c LEFT JOIN (
     SELECT check_id, min(stored_at) AS answered_at FROM op WHERE check_id IS NOT NULL GROUP BY ALL) a
   ON a.check_id = concat_ws('-', c.queue, c.half_offset, c.round, c.check_no)
-WHERE c.requested_at >= make_timestamp({since} * 1000)
+WHERE c.requested_at >= {begin}
 """
 _DISCARDS = """
 SELECT producer_group, topic, reason, count(*) AS messages FROM transactions
@@ -45,7 +45,7 @@ LIMIT 20
 """
 _REJECTS = """
 SELECT reason, count(*) AS records, max(rejected_at) AS newest FROM rejected
-WHERE rejected_at >= make_timestamp({since} * 1000) GROUP BY ALL ORDER BY records DESC, reason
+WHERE rejected_at >= {begin} GROUP BY ALL ORDER BY records DESC, reason
 """
 _SLOWEST = """
 SELECT producer_group, count(*) AS committed,
@@ -100,10 +100,10 @@ def read(tables: Tables, since: int, now: int) -> Figures:
     open_transactions.make(tables)
     width = max(1, (now - since) // BUCKETS)
     bucket = _BUCKET.format(column="resolved_at", since=since, width=width, last=BUCKETS - 1)
-    recent = f"resolved_at >= make_timestamp({since} * 1000)"
+    recent = f"resolved_at >= {moment(since)}"
 
     def rows(sql: str) -> list[dict[str, Any]]:
-        return list(tables.rows(sql.format(bucket=bucket, recent=recent, since=since, now=now)).to_pylist())
+        return list(tables.rows(sql.format(bucket=bucket, recent=recent, begin=moment(since), now=now)).to_pylist())
 
     ended = {state: [0] * BUCKETS for state in STATES}
     for row in rows(_ENDED):

@@ -6,6 +6,7 @@ rules, so the same answer twice is harmless, and a kill anywhere leaves the rest
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from collections import Counter
@@ -23,15 +24,15 @@ from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, opened
-from commitlake.resolving.rules import Rule, rule_of
+from commitlake.resolving.rules import POSTGRESQL, Rule, rule_of
 
 log = logging.getLogger(__name__)
 
+_DUE = f"(SELECT * FROM {open_transactions.VIEW} WHERE producer_group = $group AND checks > 0)"
 _DECISIONS = """
 SELECT transaction_id, queue, queue_offset, round, checks,
        bool_or(coalesce({commit}, false)) AS commits, bool_or(coalesce({rollback}, false)) AS rolls_back
-FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {pending}
-      WHERE producer_group = $group AND checks > 0) d
+FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due}) d
 LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
 GROUP BY ALL
 """
@@ -45,12 +46,15 @@ class Resolver:
 
     Raises:
         ConfigError: a rule can't be used.
+        ModuleNotFoundError: a rule needs a module that is an extra.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         timeout = config.transaction.timeout_ms
         self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
+        if any(rule.table.startswith(POSTGRESQL) for rule in self.rules):
+            importlib.import_module("commitlake.resolving.database")
 
     def once(self, rules: Iterable[Rule] | None = None) -> Counter[str]:
         """Answer all that rules decide now; return how many answers were COMMIT and ROLLBACK."""
@@ -94,12 +98,9 @@ def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
     Raises:
         ConfigError: the table has no such column.
     """
-    kind, _, place = rule.table.partition(":")
     try:
-        table = tables.outside(place) if kind == "delta" else f"read_parquet('{place.replace(chr(39), chr(39) * 2)}')"
         sql = _DECISIONS.format(
-            commit=rule.commit, rollback=rule.rollback, on=rule.on, table=table, now=now_ms(),
-            pending=open_transactions.VIEW,
+            commit=rule.commit, rollback=rule.rollback, on=rule.on, table=_table(tables, rule), now=now_ms(), due=_DUE,
         )  # fmt: skip
         rows = tables.rows(sql, group=rule.group).to_pylist()
     except duckdb.Error as error:
@@ -107,6 +108,19 @@ def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
         raise ConfigError(msg) from error
     one = [row for row in rows if row["commits"] != row["rolls_back"]]
     return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
+
+
+def _table(tables: Tables, rule: Rule) -> str:
+    """The business table, as DuckDB's SQL names it."""
+    if rule.table.startswith(POSTGRESQL):
+        from commitlake.resolving.database import matched
+
+        keys = ", ".join(f"{left} AS k{number}" for number, (left, _) in enumerate(rule.match))
+        due = tables.rows(f"SELECT DISTINCT {keys} FROM {_DUE} d", group=rule.group)
+        tables.db.register("matched", matched(rule, due))
+        return "matched"
+    kind, _, place = rule.table.partition(":")
+    return tables.outside(place) if kind == "delta" else f"read_parquet('{place.replace(chr(39), chr(39) * 2)}')"
 
 
 def _answer(rule: Rule, row: Mapping[str, Any]) -> wire.OpRecord:

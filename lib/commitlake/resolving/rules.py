@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
 
 import sqlglot
 from sqlglot import exp
@@ -15,7 +16,10 @@ from sqlglot.errors import SqlglotError
 
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import duration_ms
+from commitlake.references import is_reference
 
+POSTGRESQL = "postgresql://"
+_EXAMPLE = f"{POSTGRESQL}HOST/DATABASE?table=NAME"
 HALF_COLUMNS = ("keys", "message_id", "transaction_id")
 _ABSENT, _AGE = "absent", "age"
 
@@ -26,19 +30,30 @@ class Rule:
 
     Attributes:
         group: the producer group.
-        table: `delta:PLACE` or `parquet:PLACE`.
-        on: the join's condition.
+        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`.
+        match: pairs that the join compares: SQL over `d`, and a column of the table.
         commit: when to commit.
         rollback: when to roll back.
+        columns: those of the table that the conditions name.
         every_ms: how often to look.
+        user: of the database.
+        password: where the password is, such as `env:NAME`.
     """
 
     group: str
     table: str
-    on: str
+    match: tuple[tuple[str, str], ...]
     commit: str
     rollback: str
+    columns: tuple[str, ...]
     every_ms: int
+    user: str | None = None
+    password: str | None = None
+
+    @property
+    def on(self) -> str:
+        """The join's condition."""
+        return " AND ".join(f"{left} = CAST(b.{_name(right)} AS VARCHAR)" for left, right in self.match)
 
 
 def rule_of(group: str, given: Mapping[str, str], timeout_ms: int) -> Rule:
@@ -57,19 +72,37 @@ def rule_of(group: str, given: Mapping[str, str], timeout_ms: int) -> Rule:
     if not every:
         msg = f"{name}.every: {given['every']!r} is not allowed; give a number with a unit, such as 30s"
         raise ConfigError(msg)
-    if not given["table"].startswith(("delta:", "parquet:")):
-        msg = f"{name}.table: {given['table']!r} is not allowed; give delta:PLACE or parquet:PLACE"
-        raise ConfigError(msg)
-    for each in ("commit", "rollback"):
-        _check_absent(f"{name}.{each}", _parsed(f"{name}.{each}", given.get(each, "false")), timeout_ms)
+    table = given["table"].removeprefix("jdbc:")
+    _check_table(name, table, given.get("password"))
+    conditions = [_parsed(f"{name}.{each}", given.get(each, "false")) for each in ("commit", "rollback")]
+    for each, tree in zip(("commit", "rollback"), conditions, strict=True):
+        _check_absent(f"{name}.{each}", tree, timeout_ms)
+    named = {column.name for tree in conditions for column in tree.find_all(exp.Column)} - {_ABSENT, _AGE}
     return Rule(
         group=group,
-        table=given["table"],
-        on=_on(f"{name}.match", given["match"]),
-        commit=_condition(f"{name}.commit", given.get("commit", "false")),
-        rollback=_condition(f"{name}.rollback", given.get("rollback", "false")),
+        table=table,
+        match=_pairs(f"{name}.match", given["match"]),
+        commit=_condition(conditions[0]),
+        rollback=_condition(conditions[1]),
+        columns=tuple(sorted(named)),
         every_ms=every,
+        user=given.get("user"),
+        password=given.get("password"),
     )
+
+
+def _check_table(name: str, table: str, password: str | None) -> None:
+    if not table.startswith(("delta:", "parquet:", POSTGRESQL)):
+        kind = table.partition(":")[0]
+        msg = f"{name}.table: '{kind}:' is not allowed; give delta:PLACE, parquet:PLACE or {_EXAMPLE}"
+        raise ConfigError(msg)
+    url = urlsplit(table)
+    if table.startswith(POSTGRESQL) and (not parse_qs(url.query).get("table") or url.password is not None):
+        msg = f"{name}.table: it names no table, or a password; write {_EXAMPLE}, and user and password as keys"
+        raise ConfigError(msg)
+    if password is not None and not is_reference(password):
+        msg = f"{name}.password: a secret is not allowed here; write where it is, as env:NAME or file:/path"
+        raise ConfigError(msg)
 
 
 def _parsed(name: str, text: str) -> exp.Expr:
@@ -84,7 +117,7 @@ def _parsed(name: str, text: str) -> exp.Expr:
     return tree
 
 
-def _on(name: str, text: str) -> str:
+def _pairs(name: str, text: str) -> tuple[tuple[str, str], ...]:
     """The join: in each equation the half message's column stands left."""
     tree = _parsed(name, text)
     equations = list(tree.flatten()) if isinstance(tree, exp.And) else [tree]
@@ -96,8 +129,8 @@ def _on(name: str, text: str) -> str:
             msg = f"{name}: {text!r} is not allowed; write {' or '.join(HALF_COLUMNS)} or properties['x'] = column"
             raise ConfigError(msg)
         assert isinstance(right, exp.Expr)
-        found.append(f"{_qualified(left, 'd')} = CAST({_qualified(right, 'b')} AS VARCHAR)")
-    return " AND ".join(found)
+        found.append((_qualified(left), right.name))
+    return tuple(found)
 
 
 def _is_of_half(left: exp.Expr) -> bool:
@@ -106,14 +139,18 @@ def _is_of_half(left: exp.Expr) -> bool:
     return isinstance(left, exp.Column) and left.name in HALF_COLUMNS
 
 
-def _qualified(tree: exp.Expr, table: str) -> str:
+def _name(column: str) -> str:
+    return exp.to_identifier(column).sql(dialect="duckdb")
+
+
+def _qualified(tree: exp.Expr) -> str:
     def qualify(node: exp.Expr) -> exp.Expr:
-        return exp.column(node.name, table=table) if isinstance(node, exp.Column) else node
+        return exp.column(node.name, table="d") if isinstance(node, exp.Column) else node
 
     return tree.copy().transform(qualify).sql(dialect="duckdb")
 
 
-def _condition(name: str, text: str) -> str:
+def _condition(tree: exp.Expr) -> str:
     """A condition over `b`, `absent` and `age`; a missing row makes all else unknown."""
 
     def look_up(node: exp.Expr) -> exp.Expr:
@@ -123,7 +160,7 @@ def _condition(name: str, text: str) -> str:
         ms = duration_ms(node.name) if is_beside_age else None
         return node if ms is None else exp.Literal.number(ms)
 
-    sql = _parsed(name, text).transform(look_up).sql(dialect="duckdb")
+    sql = tree.transform(look_up).sql(dialect="duckdb")
     return sql.replace(f"d.{_ABSENT}", "(b.commitlake_here IS NULL)").replace(f"d.{_AGE}", "d.age_ms")
 
 
