@@ -60,7 +60,7 @@ class Chain:
         self._stopping = threading.Event()
         self._wakes: dict[SegmentKey, int] = {}
         self._heard: dict[int, int] = {}
-        self.rounds = Rounds()
+        self.rounds = Rounds(around.config.trigger_interval_ms)
         self._idle_since = now_ms()
         self._busy = threading.Lock()
         self.failure: Exception | None = None

@@ -241,7 +241,8 @@ class Coordinator:
             tidy = Maintenance(
                 self.spark, self.config, self._chain.between_rounds, lambda: not self._stopping.is_set(), is_owner=True
             )
-            thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping)
+            ended = self._chain.rounds.maintained
+            thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
             # Where there is a lock it must not be free while a commit of ours is under way.
             self._stack.callback(thread.join, _STOP_TIMEOUT_S)
 

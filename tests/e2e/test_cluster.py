@@ -64,6 +64,7 @@ def commitlake(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_executors_that_do_not_see_the_project_work_off_a_backlog(workers: Spark, lake: Lake, tmp_path: Path) -> None:
     for name in ("paid", "sent"):
         lake.op("COMMIT", name, lake.half(name))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.polling import patience
 
 LIBRARY = Path(__file__).parents[2] / "lib"
 
@@ -71,8 +72,15 @@ def launch(script: Path, *arguments: str) -> subprocess.Popen[str]:
     return start("-c", LAUNCH, str(script), *arguments)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("send", [os.kill, os.killpg])
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (os.kill, signal.SIGTERM),
+        (os.killpg, signal.SIGINT),
+        pytest.param(os.kill, signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param(os.killpg, signal.SIGTERM, marks=pytest.mark.soak),
+    ],
+)
 def test_a_signal_to_the_process_or_its_group_ends_in_a_clean_stop(
     jobs: Path, number: signal.Signals, send: object
 ) -> None:
@@ -90,7 +98,7 @@ def test_a_signal_to_the_process_or_its_group_ends_in_a_clean_stop(
 def test_a_signal_before_the_driver_runs_is_not_lost(jobs: Path, seconds: float) -> None:
     process = launch(jobs / "waits.py")
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(seconds)
+        process.wait(seconds * patience())
     os.kill(process.pid, signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 0

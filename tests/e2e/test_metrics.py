@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -22,6 +25,7 @@ import commitlake
 from commitlake.coordinator import Coordinator
 from commitlake.errors import SetupError
 from commitlake.metrics.server import serving
+from commitlake.protocol import headers
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 
@@ -57,6 +61,7 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
         lake.op("COMMIT", f"t{number}", lake.half(f"t{number}"))
     lake.op("ROLLBACK", "no", lake.half("no"))
     lake.half("open")
+    lake.message("later", delays={headers.TIMER_DELAY_MS: "3600000"})
     lake.op("COMMIT", "wrong", lake.half("right"))
     wait_for(lambda: len(lake.rows("transactions")) == 4 and len(lake.rows("checks")) == 2)
     found = wait_for(lambda: ended(samples(port)), 60)
@@ -71,6 +76,9 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     assert found["commitlake_rejected_5m"] == {("WRONG_TRANSACTION_ID",): 1}
     assert found["commitlake_epoch"][()] == coordinator.epoch
     assert found["commitlake_round_records"][()] >= 1
+    assert found["commitlake_delayed_waiting"][()] == 1
+    assert 0 < found["commitlake_disk_free_ratio"][()] < 1
+    assert found["commitlake_table_log_entries"][("half",)] >= 2
     assert set(found["commitlake_round_seconds"]) == {("judge",), ("write",)}
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/")[0] == 404
@@ -82,7 +90,9 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     assert documented == set(found) | EMPTY
 
 
-EMPTY = {"commitlake_checks_repeated_5m", "commitlake_checks_answered_5m"}
+EMPTY = {
+    "commitlake_checks_repeated_5m", "commitlake_checks_answered_5m", "commitlake_maintained_timestamp_seconds",
+}  # fmt: skip
 """Metrics that may have no sample."""
 
 
@@ -123,3 +133,49 @@ def test_alerts_and_dashboard_have_the_shape_that_prometheus_and_grafana_read() 
     places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
     assert len(places) == len(set(places)) == 12
     assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
+
+
+def promtool(*words: str, place: Path) -> str:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("Prometheus is not on this machine")
+    done = subprocess.run([program, *words], check=False, cwd=place, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_path: Path) -> None:
+    board = json.loads((ROOT / "conf/grafana/commitlake.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(expressions)]
+    (tmp_path / "board.yml").write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
+    alerts = ROOT / "conf/prometheus/alerts.yml"
+    told = promtool("check", "rules", "board.yml", str(alerts), place=tmp_path)
+    assert f"{len(expressions)} rules found" in told
+
+
+@pytest.mark.parametrize(
+    ("alert", "metric", "well", "ill"),
+    [
+        ("CommitLakeDiskNearlyFull", "commitlake_disk_free_ratio", "0.5", "0.05"),
+        ("CommitLakeOldestPending", "commitlake_oldest_pending_seconds", "5", "97"),
+        ("CommitLakeNoMaintenance", "commitlake_maintained_timestamp_seconds", "3600", "0"),
+        ("CommitLakeDown", "commitlake_alive_timestamp_seconds", "4500", "0"),
+    ],
+)
+def test_an_alert_fires_when_it_should_and_not_before(
+    tmp_path: Path, alert: str, metric: str, well: str, ill: str
+) -> None:
+    def case(value: str, *firing: str) -> dict[str, object]:
+        series = [{"series": metric, "values": f"{value}x75"}, {"series": "commitlake_epoch", "values": "1x75"}]
+        query = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}}) or vector(0)'
+        sample = {"labels": "{}", "value": len(firing)}
+        return {
+            "interval": "1m",
+            "input_series": series,
+            "promql_expr_test": [{"expr": query, "eval_time": "75m", "exp_samples": [sample]}],
+        }
+
+    tests = {"rule_files": [str(ROOT / "conf/prometheus/alerts.yml")], "tests": [case(well), case(ill, alert)]}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests))
+    promtool("test", "rules", "tests.yml", place=tmp_path)

@@ -76,6 +76,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield stack.enter_context(connect_server(tmp_path_factory.mktemp("connect") / "log"))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("notebook", SHOWN)
 def test_a_notebook_runs_without_a_classic_session(notebook: str, server: str, story: str, tmp_path: Path) -> None:
     own = {"SPARK_REMOTE": server, "READ_WAREHOUSE": story}

@@ -46,7 +46,9 @@ def point(story: Story, name: str) -> Point:
     return Point(row["landing_id"], offsets, story.until[name])
 
 
-@pytest.mark.parametrize("name", ["ops", "parked", "resumed"])
+@pytest.mark.parametrize(
+    "name", ["ops", pytest.param("parked", marks=pytest.mark.soak), pytest.param("resumed", marks=pytest.mark.soak)]
+)
 def test_rows_saved_at_any_time_lead_to_the_same_rows(
     story: Story, lake: Lake, warehouse: Warehouse, everything: DataFrame, name: str
 ) -> None:

@@ -6,7 +6,10 @@ import html
 import json
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -96,3 +99,19 @@ def test_charts_escape_what_others_have_named_and_scale_to_their_highest_value()
     line = charts.lines({"p50": [1.0, None, 2.0, 3.0]}, ("a", "b"), "t")
     assert line.count("<polyline") == 2
     assert charts.stacked({"COMMITTED": [0, 0]}, ("a", "b"), "t").count("<rect") == 0
+
+
+def test_a_page_is_served_anew_for_each_who_asks(story: Story) -> None:
+    words = [sys.executable, "-m", "commitlake.cli", "report", "--serve", f"--set=warehouse={story.lake.warehouse}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            for _ in range(2):
+                with urllib.request.urlopen(address, timeout=60) as answer:
+                    text = answer.read().decode()
+                assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+                assert 'http-equiv="refresh"' in text
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0

@@ -197,13 +197,16 @@ def _compact(table: DeltaTable) -> int:
     return int(done[0]["numFilesRemoved"])
 
 
-def at_intervals(maintenance: Maintenance, interval_ms: int, stopping: threading.Event) -> threading.Thread:
+def at_intervals(
+    maintenance: Maintenance, interval_ms: int, stopping: threading.Event, ended: Callable[[], None]
+) -> threading.Thread:
     """Runs maintenance in a thread until `stopping`; a failure is logged and tried again, and stops nothing.
 
     Args:
         maintenance: what is run.
         interval_ms: time between the end of a run and the next one.
         stopping: ends the thread when it is set.
+        ended: called after each run.
     """
 
     def serve() -> None:
@@ -211,6 +214,7 @@ def at_intervals(maintenance: Maintenance, interval_ms: int, stopping: threading
             try:
                 report = maintenance.run()
                 log.log(logging.WARNING if report.failed else logging.INFO, "maintenance: %s", report)
+                ended()
             except Exception as error:  # without this thread the tables' files would grow for ever
                 if not stopping.is_set():
                     log.warning("maintenance failed, and is tried again: %s", root_reason(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from commitlake.clock import now_ms
 from commitlake.errors import WarehouseError
 from commitlake.landing.positions import Position
+from commitlake.places import is_local, local_path
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, moment, opened
 from commitlake.rounds import Rounds
@@ -44,6 +46,11 @@ _LATE = """
 SELECT count(*) AS n, coalesce(max(epoch_ms(resolved_at) - epoch_ms(deliver_at)), 0) / 1000 AS late FROM deliveries
 WHERE state = 'DELIVERED' AND resolved_at >= {since}
 """
+_WAITING = """
+SELECT (SELECT count(*) FROM delayed WHERE deliver_at > {moment})
+     + (SELECT count(*) FROM transactions WHERE state = 'COMMITTED' AND deliver_at > {moment})
+     - (SELECT count(*) FROM deliveries WHERE deliver_at > {moment}) AS n
+"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ def collect(sources: Sources) -> Iterable[Metric]:
     """All metrics, as docs/operations.md lists them."""
     yield from of_rounds(sources)
     yield from of_lag(sources)
+    yield from of_disk(sources)
     try:
         with opened(sources.warehouse) as tables:
             yield from of_tables(tables)
@@ -77,8 +85,10 @@ def collect(sources: Sources) -> Iterable[Metric]:
 
 
 def of_rounds(sources: Sources) -> Iterable[Metric]:
-    """What the rounds of this run took."""
+    """What the rounds of this run took, and when maintenance ended."""
     rounds, newest = sources.rounds, sources.rounds.newest
+    if rounds.maintained_at is not None:
+        yield _one("maintained_timestamp_seconds", "when maintenance ended last", rounds.maintained_at / 1_000)
     yield _one("epoch", "number of this start", sources.epoch)
     yield _one("rounds", "rounds since this start", rounds.count)
     yield _one("alive_timestamp_seconds", "when a round ended or none was needed", rounds.alive_at / 1_000)
@@ -98,14 +108,21 @@ def of_lag(sources: Sources) -> Iterable[Metric]:
     yield _family("landing_lag_records", "records in Kafka that have not landed", "topic", lag)
 
 
+def of_disk(sources: Sources) -> Iterable[Metric]:
+    """Room on the disk of a local warehouse."""
+    if is_local(sources.warehouse):
+        space = shutil.disk_usage(local_path(sources.warehouse))
+        yield _one("disk_free_ratio", "the part of the warehouse's disk that is free", space.free / space.total)
+
+
 def of_tables(tables: Tables) -> Iterable[Metric]:
     """What the tables say now."""
     now = now_ms()
-    tables.open("transactions", "rejected", "checks", "op", "deliveries")
+    tables.open("transactions", "rejected", "checks", "op", "delayed", "deliveries")
     open_transactions.make(tables)
 
     def rows(sql: str) -> list[dict[str, Any]]:
-        return list(tables.rows(sql.format(now=now, since=moment(now - WINDOW_MS))).to_pylist())
+        return list(tables.rows(sql.format(now=now, moment=moment(now), since=moment(now - WINDOW_MS))).to_pylist())
 
     pending, ended, checks = rows(_PENDING), rows(_ENDED), rows(_CHECKS)
     yield _many("pending", "transactions that are pending", ("topic", "producer_group"), pending, "n")
@@ -123,8 +140,12 @@ def of_tables(tables: Tables) -> Iterable[Metric]:
     (late,) = rows(_LATE)
     yield _one("delivered_5m", "delayed messages delivered in the last 5 minutes", late["n"])
     yield _one("delivered_late_seconds", "how late the latest of them was", late["late"])
+    (waiting,) = rows(_WAITING)
+    yield _one("delayed_waiting", "messages that are due later", waiting["n"])
     names = ("half", "op", "transactions", "checks", "rejected")
     yield _family("table_files", "files of a table", "table", {name: tables.files(name).num_rows for name in names})
+    logs = {name: tables.log_length(name) for name in names}
+    yield _family("table_log_entries", "files in the log of a table", "table", logs)
 
 
 def _one(name: str, text: str, value: float) -> Metric:

@@ -66,6 +66,11 @@ class Tables:
         self.open(name)
         return self._open[name].files()
 
+    def log_length(self, name: str) -> int:
+        """How many files the log of a table has."""
+        self.open(name)
+        return self._open[name].log_length()
+
     def rows(self, sql: str, **parameters: object) -> pa.Table:
         """The rows of a query; only parameters that it names are given to it."""
         return self.db.sql(sql, params=_named(sql, parameters) or None).to_arrow_table()

@@ -82,6 +82,12 @@ class Table:
             self._actions = self.delta.version(), pa.RecordBatchReader.from_stream(actions).read_all()
         return self._actions[1]
 
+    def log_length(self) -> int:
+        """How many files its log has."""
+        from pyarrow import fs
+
+        return len(self._filesystem().get_file_info(fs.FileSelector("_delta_log")))
+
     def dataset(self, files: pa.Table | None = None) -> pads.Dataset:
         """Rows of some of the files.
 

@@ -1,0 +1,48 @@
+"""What is told of rounds."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from commitlake.rounds import FORMAT, Rounds
+
+
+def test_a_round_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO)
+    rounds = Rounds(1_000)
+    rounds.add(10, 0.5, 1.25)
+    monkeypatch.setenv(FORMAT, "json")
+    rounds.add(20, 0.5, 1.25)
+    words, line = caplog.messages
+    assert words == "round: 10 records, judged in 0.50 s, visible 1.25 s later"
+    assert json.loads(line).items() >= {"event": "round", "records": 20, "judge_s": 0.5, "write_s": 1.25}.items()
+    assert rounds.count == 2
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(message.startswith("falling behind: ") for message in caplog.messages)
+
+
+def test_three_rounds_in_a_row_that_are_too_long_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = Rounds(1_000)
+    for took in (11.0, 11.0, 9.0, 11.0, 11.0):
+        rounds.add(1, took, 0.0)
+    assert warnings(caplog) == 0
+    rounds.add(1, 5.0, 6.0)
+    assert warnings(caplog) == 1
+    rounds.add(1, 11.0, 0.0)
+    assert warnings(caplog) == 1
+
+
+def test_a_long_interval_allows_long_rounds_and_an_idle_look_ends_a_row(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = Rounds(10_000)
+    for _ in range(5):
+        rounds.add(1, 40.0, 0.0)
+    for _ in range(5):
+        rounds.add(1, 60.0, 0.0)
+        rounds.add(1, 60.0, 0.0)
+        rounds.idle()
+    assert warnings(caplog) == 0
