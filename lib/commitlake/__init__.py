@@ -13,6 +13,7 @@ _HOMES = {
     "read_topic": "commitlake.consumer.spark",
     "receipts": "commitlake.consumer.spark",
     "start": "commitlake.coordinator",
+    "delta_transaction": "commitlake.writing.delta_transaction",
     **dict.fromkeys(
         (
             "AsyncTransactionMQProducer",

@@ -131,7 +131,7 @@ def levels(value: object) -> tuple[str, ...]:
     return parsed
 
 
-_RULE = {"table": True, "match": True, "commit": False, "rollback": False, "every": False, "user": False,
+_RULE = {"table": True, "match": False, "commit": False, "rollback": False, "every": False, "user": False,
          "password": False}  # fmt: skip
 """Keys of a rule, and whether it must have them."""
 
@@ -148,7 +148,7 @@ def rules(value: object) -> dict[str, dict[str, str]]:
         for rule in value.values()
     )
     if not well:
-        msg = f"a map of producer groups to maps with {', '.join(_RULE)}, of which table and match are needed"
+        msg = f"a map of producer groups to maps with {', '.join(_RULE)}, of which table is needed"
         raise ValueError(msg)
     return {str(group): dict(rule) for group, rule in dict(value).items()}  # type: ignore[call-overload]
 

@@ -60,7 +60,13 @@ def test_what_a_rule_may_not_say_is_told(changes: dict[str, str], told: str) -> 
         rule_of("g", {**GIVEN, **changes}, 6_000)
 
 
-@pytest.mark.parametrize("given", [{"g": {"table": "delta:x"}}, {"g": {**GIVEN, "when": "now"}}, "text", {"g": 1}])
+def test_a_rule_of_a_table_needs_a_match_and_that_of_logs_none() -> None:
+    with pytest.raises(ConfigError, match=r"checks.g.match: it is missing"):
+        rule_of("g", {"table": "delta:x"}, 6_000)
+    assert rule_of("g", {"table": "delta-log", "every": "5s"}, 6_000).every_ms == 5_000
+
+
+@pytest.mark.parametrize("given", [{"g": {"match": "keys = id"}}, {"g": {**GIVEN, "when": "now"}}, "text", {"g": 1}])
 def test_a_map_of_rules_has_known_keys_only(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"checks: .* is not allowed; allowed is a map of producer groups"):
         from_mapping({"checks": given})

@@ -23,6 +23,7 @@ LAYERS = (
     ("reading",),
     ("consumer",),
     ("questions",),
+    ("writing",),
     ("resolving",),
     ("report",),
     ("landing",),

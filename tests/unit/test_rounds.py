@@ -11,7 +11,7 @@ from commitlake.rounds import FORMAT, Rounds
 
 
 def test_a_round_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="commitlake")
     rounds = Rounds(1_000)
     rounds.add(10, 0.5, 1.25)
     monkeypatch.setenv(FORMAT, "json")

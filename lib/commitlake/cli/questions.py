@@ -72,7 +72,8 @@ def history(settings: Config, transaction_id: str, as_json: bool) -> int:
         found["events"] = [{**event, "at": _text(event["at"])} for event in found["events"]]
         print(json.dumps(found, ensure_ascii=False))
         return FOUND
-    lines = [f"{name} {found[name]}" for name in ("producer_group", "state", "reason", "checks", "round")]
+    named = ("producer_group", "state", "reason", "checks", "round")
+    lines = [f"{name} {found[name]}" for name in named if found[name] is not None]
     print(f"{transaction_id}: {', '.join(lines)}")
     output.show(list(found["half_messages"][0]) if found["half_messages"] else [], map(_values, found["half_messages"]))
     output.show(["at", "what", "detail"], map(_values, found["events"]))

@@ -145,13 +145,16 @@ class TransactionMQProducer(DefaultMQProducer):
             local_transaction_state=state,
         )
 
-    def begin_transaction(self) -> Transaction:
+    def begin_transaction(self, *, is_answered: bool = False) -> Transaction:
         """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
 
         Without a listener nobody can answer for it after a crash: it stays open until `transaction.retention` or an
         administrator ends it.
+
+        Args:
+            is_answered: a rule of the coordinator answers its checks, so no listener is missed.
         """
-        if self._listener is None and not self._is_warned:
+        if self._listener is None and not is_answered and not self._is_warned:
             self._is_warned = True
             log.warning(
                 "the group %s begins transactions without a listener: when this process dies before a decision, nobody "

@@ -7,6 +7,7 @@ rules, so the same answer twice is harmless, and a kill anywhere leaves the rest
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import threading
 from collections import Counter
@@ -17,18 +18,25 @@ import duckdb
 
 from commitlake.clock import now_ms
 from commitlake.config import Config
-from commitlake.errors import CommitLakeError, ConfigError
+from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, opened
-from commitlake.resolving.rules import POSTGRESQL, Rule, rule_of
+from commitlake.resolving.rules import DELTA_LOG, POSTGRESQL, Rule, rule_of
+from commitlake.writing import marks
+from commitlake.writing.properties import DEADLINE, TABLES
 
 log = logging.getLogger(__name__)
 
 _DUE = f"(SELECT * FROM {open_transactions.VIEW} WHERE producer_group = $group AND checks > 0)"
+_BY_LOG = f"""
+SELECT transaction_id, queue, queue_offset, round, checks,
+       properties[$tables] AS places, coalesce(properties[$deadline], '0') AS deadline
+FROM {_DUE} d WHERE properties[$tables] IS NOT NULL
+"""
 _DECISIONS = """
 SELECT transaction_id, queue, queue_offset, round, checks,
        bool_or(coalesce({commit}, false)) AS commits, bool_or(coalesce({rollback}, false)) AS rolls_back
@@ -62,7 +70,8 @@ class Resolver:
         with opened(self._config.warehouse) as tables:
             open_transactions.make(tables)
             for rule in self.rules if rules is None else rules:
-                sent += self._send(rule, decided(tables, rule))
+                found = by_log(tables, rule) if rule.table == DELTA_LOG else decided(tables, rule)
+                sent += self._send(rule, found)
         return sent
 
     def run(self, stop: threading.Event) -> None:
@@ -108,6 +117,21 @@ def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
         raise ConfigError(msg) from error
     one = [row for row in rows if row["commits"] != row["rolls_back"]]
     return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
+
+
+def by_log(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
+    """The transactions of `commitlake.delta_transaction` that the logs of their tables decide."""
+    found: list[Mapping[str, Any]] = []
+    for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
+        try:
+            is_over = now_ms() > int(row["deadline"])
+            decision = marks.decision(json.loads(row["places"]), row["transaction_id"], is_over)
+        except (WarehouseError, ValueError) as error:
+            log.warning("the transaction %s stays open: %s", row["transaction_id"], error)
+            continue
+        if decision is not None:
+            found.append({**row, "decision": decision})
+    return found
 
 
 def _table(tables: Tables, rule: Rule) -> str:

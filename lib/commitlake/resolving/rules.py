@@ -18,6 +18,8 @@ from commitlake.errors import ConfigError
 from commitlake.protocol.durations import duration_ms
 from commitlake.references import is_reference
 
+DELTA_LOG = "delta-log"
+"""In the place of a table: the logs of the tables that a `delta_transaction` writes to answer."""
 POSTGRESQL = "postgresql://"
 _EXAMPLE = f"{POSTGRESQL}HOST/DATABASE?table=NAME"
 HALF_COLUMNS = ("keys", "message_id", "transaction_id")
@@ -30,7 +32,7 @@ class Rule:
 
     Attributes:
         group: the producer group.
-        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`.
+        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`, or `delta-log`.
         match: pairs that the join compares: SQL over `d`, and a column of the table.
         commit: when to commit.
         rollback: when to roll back.
@@ -68,10 +70,12 @@ def rule_of(group: str, given: Mapping[str, str], timeout_ms: int) -> Rule:
         ConfigError: a condition can't be read, or would roll back what may still be running.
     """
     name = f"checks.{group}"
-    every = duration_ms(given.get("every", "30s"))
-    if not every:
-        msg = f"{name}.every: {given['every']!r} is not allowed; give a number with a unit, such as 30s"
+    if given["table"] == DELTA_LOG:
+        return Rule(group, DELTA_LOG, (), "false", "false", (), _every(name, given))
+    if "match" not in given:
+        msg = f"{name}.match: it is missing; write for example match: keys = id"
         raise ConfigError(msg)
+    every = _every(name, given)
     table = given["table"].removeprefix("jdbc:")
     _check_table(name, table, given.get("password"))
     conditions = [_parsed(f"{name}.{each}", given.get(each, "false")) for each in ("commit", "rollback")]
@@ -91,10 +95,18 @@ def rule_of(group: str, given: Mapping[str, str], timeout_ms: int) -> Rule:
     )
 
 
+def _every(name: str, given: Mapping[str, str]) -> int:
+    every = duration_ms(given.get("every", "30s"))
+    if not every:
+        msg = f"{name}.every: {given['every']!r} is not allowed; give a number with a unit, such as 30s"
+        raise ConfigError(msg)
+    return every
+
+
 def _check_table(name: str, table: str, password: str | None) -> None:
     if not table.startswith(("delta:", "parquet:", POSTGRESQL)):
         kind = table.partition(":")[0]
-        msg = f"{name}.table: '{kind}:' is not allowed; give delta:PLACE, parquet:PLACE or {_EXAMPLE}"
+        msg = f"{name}.table: '{kind}:' is not allowed; give delta:PLACE, parquet:PLACE, {_EXAMPLE} or {DELTA_LOG}"
         raise ConfigError(msg)
     url = urlsplit(table)
     if table.startswith(POSTGRESQL) and (not parse_qs(url.query).get("table") or url.password is not None):

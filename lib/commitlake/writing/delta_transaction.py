@@ -1,0 +1,164 @@
+"""`commitlake.delta_transaction`: messages become visible exactly when rows are appended to Delta tables.
+
+First the half messages, which name the tables and a deadline; then the tables' commits, each with the transaction's
+mark; then the decision. Whoever looks later, after a kill anywhere, finds the answer in the tables' logs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import DataFrame, SparkSession
+
+from commitlake import config as configuration
+from commitlake.clock import now_ms
+from commitlake.config import Config
+from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
+from commitlake.places import is_local, local_path
+from commitlake.producer.message import Message
+from commitlake.producer.transactional import TransactionMQProducer
+from commitlake.protocol.durations import duration_ms
+from commitlake.writing import marks
+from commitlake.writing.properties import DEADLINE, TABLES
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def delta_transaction(
+    spark: SparkSession, conf: Config | str | Mapping[str, object], group: str, *, deadline: str = "1h"
+) -> Iterator[DeltaTransaction]:
+    """A transaction of messages and appends to Delta tables, which ends with its `with` block.
+
+    The coordinator needs the rule `checks: {<group>: {table: delta-log}}`: it ends those of a killed process.
+
+    Args:
+        spark: a session with Delta.
+        conf: the configuration of the coordinator; its Kafka and `kafka.options` count.
+        group: the producer group.
+        deadline: how long after the first half message rows may come, such as `1h`. Later they are refused.
+
+    Raises:
+        ConfigError: the Kafka address is `embedded`, or the deadline is no duration.
+        MQClientException: a message is refused.
+        WarehouseError: a table is not there, or the deadline was over; then nothing is visible.
+    """
+    kafka, ms = configuration.of(conf).kafka, duration_ms(deadline)
+    if not ms or kafka.is_embedded:
+        msg = (
+            f"delta_transaction: deadline {deadline!r} and Kafka at {kafka.bootstrap_servers!r} are not allowed; "
+            "give a time such as '1h', and the address of the broker in kafka.bootstrap_servers"
+        )
+        raise ConfigError(msg)
+    with TransactionMQProducer(
+        group,
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=kafka.topic_prefix,
+        options=kafka.options,
+    ) as producer:
+        transaction = DeltaTransaction(spark, producer, ms)
+        try:
+            yield transaction
+            transaction.commit()
+        except BaseException:
+            try:
+                transaction.give_up()
+            except CommitLakeError as error:
+                log.warning("the transaction %s is left to its checks: %s", transaction.transaction_id, error)
+            raise
+
+
+class DeltaTransaction:
+    """Made by `delta_transaction`. For one thread.
+
+    Args:
+        spark: a session with Delta.
+        producer: a running one.
+        deadline_ms: time from the first half message to the last commit of a table.
+
+    Attributes:
+        transaction_id: its id, in the ledger and as `txnAppId` in the tables' logs.
+    """
+
+    def __init__(self, spark: SparkSession, producer: TransactionMQProducer, deadline_ms: int) -> None:
+        self._spark, self._deadline_ms = spark, deadline_ms
+        self._messages: list[Message] = []
+        self._appends: list[tuple[DataFrame, str]] = []
+        self._places: list[str] = []
+        self._halves = producer.begin_transaction(is_answered=True)
+        self.transaction_id = uuid.uuid4().hex.upper()
+
+    def send(self, message: Message) -> None:
+        """Send a message when the transaction commits; its body is read then."""
+        self._need_open()
+        self._messages.append(message)
+
+    def append(self, rows: DataFrame, place: str) -> None:
+        """Append rows to the Delta table at a path or URI when the transaction commits; it is created if need be."""
+        self._need_open()
+        self._appends.append((rows, place))
+
+    def delta_options(self, *places: str) -> dict[str, str]:
+        """Options for writers of your own, which write to these tables within the `with` block, once each.
+
+        Half messages go out now, so call it after `send` and `append`. The tables must be there.
+        """
+        self._prepare([*(place for _, place in self._appends), *places])
+        return {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
+
+    def commit(self) -> None:
+        """Write what is to be appended, and commit the messages."""
+        if not self._places:
+            self._prepare([place for _, place in self._appends])
+        options = {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
+        for rows, place in self._appends:
+            rows.write.format("delta").mode("append").options(**options).save(place)
+        self._end(is_over=False)
+
+    def give_up(self) -> None:
+        """Let no more rows in. Where all tables have them, the messages are committed all the same."""
+        if self._places:
+            self._end(is_over=True)
+
+    def _end(self, is_over: bool) -> None:
+        found = marks.decision(self._places, self.transaction_id, is_over)
+        if found == "COMMIT":
+            self._halves.commit()
+        elif found == "ROLLBACK":
+            self._halves.rollback()
+        if found != "COMMIT" and not is_over:
+            why = "its deadline is over" if found else "no rows with the options of delta_options() were written"
+            msg = f"the transaction {self.transaction_id} is not committed: {why}; look at {', '.join(self._places)}"
+            raise WarehouseError(msg)
+
+    def _prepare(self, places: list[str]) -> None:
+        """Send the half messages, which name all tables that are to have rows."""
+        self._need_open()
+        if not self._messages or not places:
+            msg = "delta_transaction: it has no message or no table; call send(), and append() or delta_options()"
+            raise ConfigError(msg)
+        for rows, place in self._appends:
+            _create(self._spark, rows, place)
+        self._places = [str(local_path(place).absolute()) if is_local(place) else place for place in places]
+        for place in self._places:
+            marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
+        named = {TABLES: json.dumps(self._places), DEADLINE: str(now_ms() + self._deadline_ms)}
+        for message in self._messages:
+            message.transaction_id = self.transaction_id
+            message.properties |= named
+            self._halves.send(message)
+
+    def _need_open(self) -> None:
+        if self._places:
+            msg = "delta_transaction: its half messages are sent, and name its tables; call delta_options() last"
+            raise ConfigError(msg)
+
+
+def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:
+    from delta.tables import DeltaTable
+
+    DeltaTable.createIfNotExists(spark).location(place).addColumns(rows.schema).execute()

@@ -1,0 +1,80 @@
+"""The mark of a transaction in the log of a Delta table: `SetTransaction`, with its id as the application's.
+
+`WRITTEN` stands in the commit that holds its rows. `FENCED` is a commit of its own that says: no rows of it, ever.
+Delta's writer does nothing when its `txnVersion` is not above the one in the log, and fails when a mark comes while it
+commits (ConcurrentTransactionException), so only one of both can be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from commitlake.errors import WarehouseError
+
+WRITTEN, FENCED = 1, 2
+Options = Mapping[str, str] | None
+
+
+def mark(place: str, transaction_id: str, options: Options = None) -> int | None:
+    """`WRITTEN`, `FENCED`, or None where the table has neither.
+
+    Raises:
+        WarehouseError: the table can't be read.
+    """
+    return _open(place, options).transaction_version(transaction_id)
+
+
+def fence(place: str, transaction_id: str, options: Options = None) -> int:
+    """Make sure that no rows come any more; `FENCED`, or `WRITTEN` where they are there already.
+
+    Raises:
+        WarehouseError: the table can't be read or written.
+    """
+    table = _open(place, options)
+    properties = CommitProperties(app_transactions=[Transaction(transaction_id, FENCED)], max_commit_retries=0)
+    while (found := table.transaction_version(transaction_id)) is None:
+        try:  # without retries it is the very next version, so nothing came between the look and this
+            table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
+        except CommitFailedError:
+            pass
+        except DeltaError as error:
+            msg = f"cannot write to the log of {place}: {error}; give the coordinator the right to write there"
+            raise WarehouseError(msg) from error
+        table.update_incremental()
+    return found
+
+
+def _open(place: str, options: Options) -> DeltaTable:
+    try:
+        return DeltaTable(place, storage_options=dict(options or {}) or None)
+    except TableNotFoundError as error:
+        msg = f"there is no table at {place}; it was there when its transaction began"
+        raise WarehouseError(msg) from error
+    except (DeltaError, OSError) as error:
+        msg = f"cannot read the table at {place}: {error}"
+        raise WarehouseError(msg) from error
+
+
+def decision(places: Sequence[str], transaction_id: str, is_over: bool, options: Options = None) -> str | None:
+    """COMMIT when all tables have its rows, ROLLBACK when one of them never will, None while that is open.
+
+    Once given, an answer stays: rows do not go, and neither does a fence.
+
+    Args:
+        places: of the tables.
+        transaction_id: id of the transaction.
+        is_over: whether to fence tables that have no rows of it yet.
+        options: deltalake's `storage_options`.
+
+    Raises:
+        WarehouseError: a table can't be read or written.
+    """
+    found = [mark(place, transaction_id, options) for place in places]
+    if is_over or FENCED in found:
+        found = [fence(place, transaction_id, options) for place in places]
+    if None in found:
+        return None
+    return "COMMIT" if set(found) == {WRITTEN} else "ROLLBACK"

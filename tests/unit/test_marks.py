@@ -1,0 +1,84 @@
+"""Marks in the logs of Delta tables: who comes first decides, and it stays so."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
+
+from commitlake.errors import WarehouseError
+from commitlake.writing.marks import FENCED, WRITTEN, decision, fence, mark
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> list[str]:
+    made = [str(tmp_path / name) for name in ("orders", "lines")]
+    for place in made:
+        write_deltalake(place, pa.table({"id": [0]}))
+    return made
+
+
+def write(place: str, name: str) -> None:
+    marks = CommitProperties(app_transactions=[Transaction(name, WRITTEN)], max_commit_retries=0)
+    write_deltalake(place, pa.table({"id": [1]}), mode="append", commit_properties=marks)
+
+
+def test_a_table_without_a_mark_is_open_until_it_is_fenced(places: list[str]) -> None:
+    assert mark(places[0], "t") is None
+    assert decision(places, "t", is_over=False) is None
+    assert decision(places, "t", is_over=True) == "ROLLBACK"
+    assert [mark(place, "t") for place in places] == [FENCED, FENCED]
+    assert DeltaTable(places[0]).to_pyarrow_table().num_rows == 1
+
+
+def test_rows_in_all_tables_commit_also_after_the_deadline(places: list[str]) -> None:
+    for place in places:
+        write(place, "t")
+    assert decision(places, "t", is_over=False) == "COMMIT"
+    assert decision(places, "t", is_over=True) == "COMMIT"
+    assert fence(places[0], "t") == WRITTEN
+
+
+def test_rows_in_one_of_two_tables_roll_back_once_it_is_over_and_it_stays_so(places: list[str]) -> None:
+    write(places[0], "t")
+    assert decision(places, "t", is_over=False) is None
+    assert decision(places, "t", is_over=True) == "ROLLBACK"
+    assert [mark(place, "t") for place in places] == [WRITTEN, FENCED]
+    assert decision(places, "t", is_over=False) == "ROLLBACK"
+
+
+def test_one_fence_that_a_kill_left_is_enough_to_roll_back(places: list[str]) -> None:
+    fence(places[1], "t")
+    assert decision(places, "t", is_over=False) == "ROLLBACK"
+
+
+def test_a_writer_and_a_fence_at_the_same_time_have_one_winner(places: list[str]) -> None:
+    for number in range(20):
+        name, barrier = f"t{number}", threading.Barrier(2)
+        wrote: list[bool] = []
+
+        def writer(name: str = name, barrier: threading.Barrier = barrier, wrote: list[bool] = wrote) -> None:
+            marks = CommitProperties(app_transactions=[Transaction(name, WRITTEN)], max_commit_retries=0)
+            table = DeltaTable(places[0])
+            barrier.wait()
+            try:
+                write_deltalake(table, pa.table({"id": [1]}), mode="append", commit_properties=marks)
+                wrote.append(True)
+            except CommitFailedError:
+                wrote.append(False)
+
+        thread = threading.Thread(target=writer)
+        thread.start()
+        barrier.wait()
+        won = fence(places[0], name)
+        thread.join()
+        assert wrote == [won == WRITTEN], name
+
+
+def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(WarehouseError, match="there is no table at"):
+        mark(str(tmp_path / "nothing"), "t")
