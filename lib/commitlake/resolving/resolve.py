@@ -61,6 +61,7 @@ class Resolver:
         self._config = config
         timeout = config.transaction.timeout_ms
         self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
+        self._answered: dict[str, set[str]] = {rule.group: set() for rule in self.rules}
         if any(rule.table.startswith(POSTGRESQL) for rule in self.rules):
             importlib.import_module("commitlake.resolving.database")
 
@@ -71,8 +72,13 @@ class Resolver:
             open_transactions.make(tables)
             for rule in self.rules if rules is None else rules:
                 found = by_log(tables, rule) if rule.table == DELTA_LOG else decided(tables, rule)
-                sent += self._send(rule, found)
+                sent += self._send(rule, self._new(rule, found))
         return sent
+
+    def _new(self, rule: Rule, rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those that were not answered yet: while a coordinator works off many answers, it has them as pending."""
+        before, self._answered[rule.group] = self._answered[rule.group], {_check_id(row) for row in rows}
+        return [row for row in rows if _check_id(row) not in before]
 
     def run(self, stop: threading.Event) -> None:
         """Look at each rule at its own interval, until told to stop."""
@@ -147,6 +153,10 @@ def _table(tables: Tables, rule: Rule) -> str:
     return tables.outside(place) if kind == "delta" else f"read_parquet('{place.replace(chr(39), chr(39) * 2)}')"
 
 
+def _check_id(row: Mapping[str, Any]) -> str:
+    return f"{Position(row['queue'], row['queue_offset'])}-{row['round']}-{row['checks']}"
+
+
 def _answer(rule: Rule, row: Mapping[str, Any]) -> wire.OpRecord:
     first = Position(row["queue"], row["queue_offset"])
     return wire.OpRecord(
@@ -155,6 +165,6 @@ def _answer(rule: Rule, row: Mapping[str, Any]) -> wire.OpRecord:
         decision=row["decision"],
         half_messages=(first,),
         from_check=True,
-        check_id=f"{first}-{row['round']}-{row['checks']}",
+        check_id=_check_id(row),
         remark=f"by the rule checks.{rule.group} of the coordinator",
     )
