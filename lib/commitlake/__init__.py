@@ -13,6 +13,7 @@ _HOMES = {
     "read_topic": "commitlake.consumer.spark",
     "receipts": "commitlake.consumer.spark",
     "start": "commitlake.coordinator",
+    "delayed": "commitlake.questions.delayed",
     "delta_transaction": "commitlake.writing.delta_transaction",
     **dict.fromkeys(
         (

@@ -20,7 +20,19 @@ from commitlake.spark import process, submit
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain")
-QUESTIONS = ("rejected", "topics", "stats", "doctor", "report", "unfinished", "send-again", "config", "tx")
+QUESTIONS = (
+    "rejected",
+    "topics",
+    "stats",
+    "doctor",
+    "report",
+    "delayed",
+    "recall",
+    "unfinished",
+    "send-again",
+    "config",
+    "tx",
+)
 LINES = (
     ("run", "--conf", "conf/local.yaml", "--set", "kafka.queues=2", "--set", "delay.max=1d"),
     ("run", "--available-now"),

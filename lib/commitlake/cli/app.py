@@ -272,6 +272,45 @@ def report(
     raise typer.Exit(pages.write(settings, length, out) if out else pages.serve(settings, length, port))
 
 
+Key = Annotated[str, typer.Option("--keys", metavar="KEY", help="Only with this business key.")]
+
+
+@app.command()
+def delayed(
+    topic: tx.Topic = None,
+    keys: tx.Keys = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Show delayed messages that are waiting, the first due first.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.cli import delayed as messages
+
+    raise typer.Exit(messages.list_waiting(load(conf, sets), topic, keys, limit, as_json))
+
+
+@app.command()
+def recall(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    keys: Key,
+    dry_run: tx.DryRun = False,
+    yes: tx.Yes = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Recall delayed messages by their business key.
+
+    Needs no Spark. Shows them first, and asks. Exit code 3 when there are none.
+    """
+    from commitlake.cli import delayed as messages
+
+    raise typer.Exit(messages.recall(load(conf, sets), topic, keys, dry_run=dry_run, ask=not yes))
+
+
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 
