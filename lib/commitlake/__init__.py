@@ -14,6 +14,7 @@ _HOMES = {
     "receipts": "commitlake.consumer.spark",
     "start": "commitlake.coordinator",
     "delayed": "commitlake.questions.delayed",
+    "sink": "commitlake.writing.sink",
     "delta_transaction": "commitlake.writing.delta_transaction",
     **dict.fromkeys(
         (

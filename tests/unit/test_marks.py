@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from commitlake.errors import WarehouseError
-from commitlake.writing.marks import FENCED, WRITTEN, decision, fence, mark
+from commitlake.writing.marks import FENCED, WRITTEN, decision, fence, mark, put, reached
 
 
 @pytest.fixture
@@ -77,6 +77,18 @@ def test_a_writer_and_a_fence_at_the_same_time_have_one_winner(places: list[str]
         won = fence(places[0], name)
         thread.join()
         assert wrote == [won == WRITTEN], name
+
+
+def test_several_transactions_are_marked_together_once_and_only_once(places: list[str]) -> None:
+    place = places[0]
+    assert put(place, ["a", "b"], WRITTEN, after=("sink", 0))
+    assert ([mark(place, name) for name in "ab"], reached(place, "sink")) == ([WRITTEN, WRITTEN], 0)
+    assert not put(place, ["c"], WRITTEN, after=("sink", 0))
+    assert mark(place, "c") is None
+    assert put(place, ["c", "d"], FENCED)
+    assert not put(place, ["d", "e"], WRITTEN, after=("sink", 1))
+    assert (mark(place, "e"), reached(place, "sink"), reached(place, "other")) == (None, 0, -1)
+    assert put(place, [], WRITTEN, after=("sink", 1))
 
 
 def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ def mark(place: str, transaction_id: str, options: Options = None) -> int | None
     Raises:
         WarehouseError: the table can't be read.
     """
-    return _open(place, options).transaction_version(transaction_id)
+    found = reached(place, transaction_id, options)
+    return None if found < 0 else found
 
 
 def fence(place: str, transaction_id: str, options: Options = None) -> int:
@@ -33,18 +34,66 @@ def fence(place: str, transaction_id: str, options: Options = None) -> int:
     Raises:
         WarehouseError: the table can't be read or written.
     """
+    return (
+        FENCED if put(place, [transaction_id], FENCED, options=options) else mark(place, transaction_id, options) or 0
+    )
+
+
+def put(
+    place: str,
+    transaction_ids: Sequence[str],
+    version: int,
+    *,
+    after: tuple[str, int] | None = None,
+    options: Options = None,
+) -> bool:
+    """Write the same mark for several transactions in one commit, unless one of them has a mark.
+
+    Args:
+        place: of the table.
+        transaction_ids: ids of the transactions.
+        version: `WRITTEN` or `FENCED`.
+        after: another application, which must have come less far, and the version that it gets by the same commit.
+        options: deltalake's `storage_options`.
+
+    Returns:
+        Whether they have it now; False when one had a mark, or the other application had come as far.
+
+    Raises:
+        WarehouseError: the table can't be read or written.
+    """
     table = _open(place, options)
-    properties = CommitProperties(app_transactions=[Transaction(transaction_id, FENCED)], max_commit_retries=0)
-    while (found := table.transaction_version(transaction_id)) is None:
-        try:  # without retries it is the very next version, so nothing came between the look and this
+    written = [Transaction(each, version) for each in transaction_ids] + ([Transaction(*after)] if after else [])
+    # Without retries it is the very next version, so nothing comes between the look and this.
+    properties = CommitProperties(app_transactions=written, max_commit_retries=0)
+    while True:
+        if any(table.transaction_version(each) is not None for each in transaction_ids):
+            return False
+        if after is not None and _version(table, after[0]) >= after[1]:
+            return False
+        try:
             table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
         except CommitFailedError:
-            pass
+            table.update_incremental()
         except DeltaError as error:
-            msg = f"cannot write to the log of {place}: {error}; give the coordinator the right to write there"
+            msg = f"cannot write to the log of {place}: {error}; give the right to write there"
             raise WarehouseError(msg) from error
-        table.update_incremental()
-    return found
+        else:
+            return True
+
+
+def reached(place: str, name: str, options: Options = None) -> int:
+    """The version of an application, -1 where it has none.
+
+    Raises:
+        WarehouseError: the table can't be read.
+    """
+    return _version(_open(place, options), name)
+
+
+def _version(table: DeltaTable, name: str) -> int:
+    found = table.transaction_version(name)
+    return -1 if found is None else int(found)
 
 
 def _open(place: str, options: Options) -> DeltaTable:

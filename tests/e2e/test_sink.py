@@ -1,0 +1,105 @@
+"""Rows of a streaming query as messages, each once: batches done again, errors, kills around the deciding commit."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from tests.support.killing import ENVIRONMENT, ROOT
+from tests.support.lake import Lake
+from tests.support.polling import wait_for, wait_until_equal
+
+import commitlake
+from commitlake.errors import ConfigError
+
+COLUMNS = {"keys": "concat('order-', id)", "body": "CAST(id AS STRING)", "deadline": "15s"}
+
+
+@pytest.fixture
+def settings(spark: SparkSession, lake: Lake) -> Iterator[dict[str, Any]]:
+    """Of a coordinator that runs."""
+    rule = {"nightly": {"table": "delta-log", "every": "1s"}}
+    given = {**lake.settings, "transaction.timeout": "1s", "transaction.check_interval": "1s", "checks": rule}
+    with commitlake.start(spark, given):
+        yield given
+
+
+@pytest.fixture
+def source(spark: SparkSession, tmp_path: Path) -> str:
+    """A table of 30 rows."""
+    place = str(tmp_path / "source")
+    spark.range(30).coalesce(1).write.format("delta").save(place)
+    return place
+
+
+def run(spark: SparkSession, settings: dict[str, Any], source: str, checkpoint: Path, **columns: str) -> None:
+    to = commitlake.sink(settings, "orders", name="export", group="nightly", **{**COLUMNS, **columns})
+    writer = spark.readStream.format("delta").load(source).writeStream.foreachBatch(to)
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+
+def shown(lake: Lake) -> Counter[bytes]:
+    return Counter(row["body"] for row in lake.rows("topics/orders"))
+
+
+def once(count: int) -> Counter[bytes]:
+    return Counter(str(number).encode() for number in range(count))
+
+
+def test_each_row_is_a_message_and_a_batch_done_again_adds_nothing(
+    spark: SparkSession, lake: Lake, settings: dict[str, Any], source: str, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    run(spark, settings, source, checkpoint)
+    wait_until_equal(lambda: shown(lake), once(30))
+    assert {row["keys"] for row in lake.rows("topics/orders")} == {f"order-{number}" for number in range(30)}
+    (checkpoint / "commits" / "0").unlink()
+    (checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
+    run(spark, settings, source, checkpoint)
+    spark.range(30, 33).write.format("delta").mode("append").save(source)
+    run(spark, settings, source, checkpoint)
+    wait_until_equal(lambda: shown(lake), once(33))
+    assert {row["state"] for row in lake.rows("transactions")} == {"COMMITTED"}
+
+
+def test_a_batch_that_fails_sends_nothing_and_is_done_again(
+    spark: SparkSession, lake: Lake, settings: dict[str, Any], source: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StreamingQueryException):
+        run(spark, settings, source, tmp_path / "checkpoint", tags="CAST(assert_true(id < 20) AS STRING)")
+    run(spark, settings, source, tmp_path / "checkpoint")
+    wait_until_equal(lambda: shown(lake), once(30))
+
+
+def test_a_sink_needs_an_address(lake: Lake) -> None:
+    with pytest.raises(ConfigError, match="give a time such as '1h', and the address"):
+        commitlake.sink({"kafka.bootstrap_servers": "embedded"}, "orders", name="x", group="g")
+
+
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
+def test_a_driver_that_is_killed_leaves_each_row_once(
+    spark: SparkSession, lake: Lake, settings: dict[str, Any], source: str, tmp_path: Path, moment: str
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    given = {"conf": settings, "source": source, "checkpoint": str(checkpoint), "moment": moment, "columns": COLUMNS}
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.support.sink_child", json.dumps(given)],
+        cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
+    )  # fmt: skip
+    assert child.returncode == -signal.SIGKILL
+    run(spark, settings, source, checkpoint)
+    wait_until_equal(lambda: shown(lake), once(30))
+    halves = {row["transaction_id"] for row in lake.rows("half")}
+    wait_for(lambda: {row["transaction_id"] for row in lake.rows("transactions")} == halves)
+    states = Counter(row["transaction_id"] for row in lake.rows("transactions") if row["state"] == "COMMITTED")
+    assert (len(states), len(halves)) == (1, 2 if moment == "before" else 1)
+    assert shown(lake) == once(30)
