@@ -107,6 +107,13 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(spark: SparkSessio
     ):
         tx.append(spark.range(1), "nowhere")
     with (
+        pytest.raises(ConfigError, match="gets rows twice, and Delta would skip the second"),
+        commitlake.delta_transaction(spark, settings, "nightly") as tx,
+    ):
+        tx.send(Message("orders", b"one"))
+        tx.append(spark.range(1), "nowhere")
+        tx.append(spark.range(1), "./nowhere")
+    with (
         pytest.raises(ConfigError, match="give a time such as '1h', and the address"),
         commitlake.delta_transaction(spark, {"kafka.bootstrap_servers": "embedded"}, "nightly"),
     ):

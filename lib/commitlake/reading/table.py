@@ -39,6 +39,22 @@ def location(warehouse: str, name: str) -> str:
     return f"{warehouse.rstrip('/')}/{path_name(name)}"
 
 
+def delta_table(place: str, options: Options = None) -> DeltaTable:
+    """A table at its newest version.
+
+    Raises:
+        WarehouseError: there is no table, or it can't be read.
+    """
+    try:
+        return DeltaTable(place, storage_options=dict(options or {}) or None)
+    except TableNotFoundError as error:
+        msg = f"there is no table at {place}; check the configuration, or wait for its first row"
+        raise WarehouseError(msg) from error
+    except (DeltaError, OSError) as error:
+        msg = f"cannot read the table at {place}: {error}; {NO_SPARK}"
+        raise WarehouseError(msg) from error
+
+
 class Table:
     """A snapshot of a table, which `refresh` renews.
 
@@ -53,14 +69,7 @@ class Table:
     def __init__(self, place: str, options: Options = None) -> None:
         self.place = str(local_path(place)) if is_local(place) else place
         self._options = dict(options or {})
-        try:
-            self.delta = DeltaTable(self.place, storage_options=self._options or None)
-        except TableNotFoundError as error:
-            msg = f"there is no table at {place}; check the configuration, or wait for its first row"
-            raise WarehouseError(msg) from error
-        except (DeltaError, OSError) as error:
-            msg = f"cannot read the table at {place}: {error}; {NO_SPARK}"
-            raise WarehouseError(msg) from error
+        self.delta = delta_table(self.place, self._options)
         self.schema = pa.schema(self.delta.schema().to_arrow())
         self.partitions = tuple(self.delta.metadata().partition_columns)
         self._actions: tuple[int, pa.Table] | None = None

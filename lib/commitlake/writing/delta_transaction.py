@@ -21,8 +21,8 @@ from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
 from commitlake.places import is_local, local_path
 from commitlake.producer.message import Message
 from commitlake.producer.transactional import TransactionMQProducer
-from commitlake.protocol.durations import duration_ms
 from commitlake.writing import marks
+from commitlake.writing.producing import deadline_ms, producer_of
 from commitlake.writing.properties import DEADLINE, TABLES
 
 log = logging.getLogger(__name__)
@@ -47,19 +47,9 @@ def delta_transaction(
         MQClientException: a message is refused.
         WarehouseError: a table is not there, or the deadline was over; then nothing is visible.
     """
-    kafka, ms = configuration.of(conf).kafka, duration_ms(deadline)
-    if not ms or kafka.is_embedded:
-        msg = (
-            f"delta_transaction: deadline {deadline!r} and Kafka at {kafka.bootstrap_servers!r} are not allowed; "
-            "give a time such as '1h', and the address of the broker in kafka.bootstrap_servers"
-        )
-        raise ConfigError(msg)
-    with TransactionMQProducer(
-        group,
-        bootstrap_servers=kafka.bootstrap_servers,
-        topic_prefix=kafka.topic_prefix,
-        options=kafka.options,
-    ) as producer:
+    settings = configuration.of(conf)
+    ms = deadline_ms("delta_transaction", settings, deadline)
+    with producer_of(settings, group) as producer:
         transaction = DeltaTransaction(spark, producer, ms)
         try:
             yield transaction
@@ -141,9 +131,14 @@ class DeltaTransaction:
         if not self._messages or not places:
             msg = "delta_transaction: it has no message or no table; call send(), and append() or delta_options()"
             raise ConfigError(msg)
+        absolute = [str(local_path(place).absolute()) if is_local(place) else place for place in places]
+        for place in absolute:
+            if absolute.count(place) > 1:
+                msg = f"delta_transaction: {place} gets rows twice, and Delta would skip the second; unite them"
+                raise ConfigError(msg)
         for rows, place in self._appends:
             _create(self._spark, rows, place)
-        self._places = [str(local_path(place).absolute()) if is_local(place) else place for place in places]
+        self._places = absolute
         for place in self._places:
             marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
         named = {TABLES: json.dumps(self._places), DEADLINE: str(now_ms() + self._deadline_ms)}

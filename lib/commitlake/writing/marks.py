@@ -7,15 +7,15 @@ commits (ConcurrentTransactionException), so only one of both can be there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from commitlake.errors import WarehouseError
+from commitlake.reading.table import Options, delta_table
 
 WRITTEN, FENCED = 1, 2
-Options = Mapping[str, str] | None
 
 
 def mark(place: str, transaction_id: str, options: Options = None) -> int | None:
@@ -62,7 +62,7 @@ def put(
     Raises:
         WarehouseError: the table can't be read or written.
     """
-    table = _open(place, options)
+    table = delta_table(place, options)
     written = [Transaction(each, version) for each in transaction_ids] + ([Transaction(*after)] if after else [])
     # Without retries it is the very next version, so nothing comes between the look and this.
     properties = CommitProperties(app_transactions=written, max_commit_retries=0)
@@ -88,23 +88,12 @@ def reached(place: str, name: str, options: Options = None) -> int:
     Raises:
         WarehouseError: the table can't be read.
     """
-    return _version(_open(place, options), name)
+    return _version(delta_table(place, options), name)
 
 
 def _version(table: DeltaTable, name: str) -> int:
     found = table.transaction_version(name)
     return -1 if found is None else int(found)
-
-
-def _open(place: str, options: Options) -> DeltaTable:
-    try:
-        return DeltaTable(place, storage_options=dict(options or {}) or None)
-    except TableNotFoundError as error:
-        msg = f"there is no table at {place}; it was there when its transaction began"
-        raise WarehouseError(msg) from error
-    except (DeltaError, OSError) as error:
-        msg = f"cannot read the table at {place}: {error}"
-        raise WarehouseError(msg) from error
 
 
 def decision(places: Sequence[str], transaction_id: str, is_over: bool, options: Options = None) -> str | None:

@@ -22,13 +22,13 @@ from pyspark.sql import functions as F
 from commitlake import config as configuration
 from commitlake.clock import now_ms
 from commitlake.config import Config
-from commitlake.errors import ConfigError, WarehouseError
+from commitlake.errors import WarehouseError
 from commitlake.producer.message import Message
 from commitlake.producer.transaction import Transaction
 from commitlake.producer.transactional import TransactionMQProducer
-from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 from commitlake.writing import marks
+from commitlake.writing.producing import deadline_ms, producer_of
 from commitlake.writing.properties import DEADLINE, TABLES
 
 _THREADS = 8
@@ -68,13 +68,8 @@ def sink(
     Raises:
         ConfigError: the Kafka address is `embedded`, or the deadline is no duration.
     """
-    settings, ms = configuration.of(conf), duration_ms(deadline)
-    if not ms or settings.kafka.is_embedded:
-        msg = (
-            f"sink: deadline {deadline!r} and Kafka at {settings.kafka.bootstrap_servers!r} are not allowed; "
-            "give a time such as '1h', and the address of the broker in kafka.bootstrap_servers"
-        )
-        raise ConfigError(msg)
+    settings = configuration.of(conf)
+    ms = deadline_ms("sink", settings, deadline)
     named = zip(_FIELDS, (body, keys, tags, sharding_key), strict=True)
     columns = [F.expr(given or "CAST(NULL AS STRING)").alias(field) for field, given in named]
     return _Sink(settings, topic, name, group, columns, ms)
@@ -84,7 +79,7 @@ class _Sink:
     def __init__(
         self, settings: Config, topic: str, name: str, group: str, columns: list[Column], deadline_ms: int
     ) -> None:
-        self._kafka, self._topic, self._name, self._group = settings.kafka, topic, name, group
+        self._settings, self._topic, self._name, self._group = settings, topic, name, group
         self._columns, self._deadline_ms = columns, deadline_ms
         self._place = f"{settings.receipts_place}/sinks"
 
@@ -94,12 +89,7 @@ class _Sink:
         if marks.reached(self._place, self._name) >= batch_id:
             return
         rows = frame.select(*self._columns).toLocalIterator()
-        with TransactionMQProducer(
-            self._group,
-            bootstrap_servers=self._kafka.bootstrap_servers,
-            topic_prefix=self._kafka.topic_prefix,
-            options=self._kafka.options,
-        ) as producer:
+        with producer_of(self._settings, self._group) as producer:
             sent: dict[str, Transaction] = {}
             try:
                 self._send(producer, rows, sent)

@@ -1,0 +1,32 @@
+"""What a Delta transaction and a sink need of the configuration: a deadline, and a producer."""
+
+from __future__ import annotations
+
+from commitlake.config import Config
+from commitlake.errors import ConfigError
+from commitlake.producer.transactional import TransactionMQProducer
+from commitlake.protocol.durations import duration_ms
+
+
+def deadline_ms(what: str, settings: Config, deadline: str) -> int:
+    """The deadline in ms.
+
+    Raises:
+        ConfigError: it is no duration, or the Kafka address is `embedded`.
+    """
+    ms = duration_ms(deadline)
+    if not ms or settings.kafka.is_embedded:
+        msg = (
+            f"{what}: deadline {deadline!r} and Kafka at {settings.kafka.bootstrap_servers!r} are not allowed; "
+            "give a time such as '1h', and the address of the broker in kafka.bootstrap_servers"
+        )
+        raise ConfigError(msg)
+    return ms
+
+
+def producer_of(settings: Config, group: str) -> TransactionMQProducer:
+    """A producer, not started. It has no listener: the coordinator's rule answers its checks."""
+    kafka = settings.kafka
+    return TransactionMQProducer(
+        group, bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka.topic_prefix, options=kafka.options
+    )
