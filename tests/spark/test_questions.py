@@ -135,7 +135,9 @@ def test_a_message_id_or_a_key_leads_to_its_transaction(story: Story) -> None:
 def test_compacted_files_have_bloom_filters_for_ids_and_keys(spark: SparkSession, story: Story, tmp_path: Path) -> None:
     own, place = session.beside(spark, story.lake.config, session.MAINTENANCE_SETTINGS), str(tmp_path / "half")
     for name in ("one", "two"):
-        row = own.sql(f"SELECT '{name}' AS transaction_id, '{name}' AS message_id, '{name}' AS keys, 'g' AS producer_group")
+        row = own.sql(
+            f"SELECT '{name}' AS transaction_id, '{name}' AS message_id, '{name}' AS keys, 'g' AS producer_group"
+        )
         row.coalesce(1).write.format("delta").mode("append").save(place)
     DeltaTable.forPath(own, place).optimize().executeCompaction()
     with opened(str(tmp_path)) as tables:
