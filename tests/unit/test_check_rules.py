@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support import postgres
 
 from commitlake.config import from_mapping
-from commitlake.errors import CommitLakeError, ConfigError
+from commitlake.errors import CommitLakeError, ConfigError, KafkaError
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import opened
 from commitlake.resolving.resolve import Resolver, decided
-from commitlake.resolving.rules import rule_of
+from commitlake.resolving.rules import Rule, rule_of
 
 GIVEN = {
     "table": "delta:/lake/orders",
@@ -196,6 +200,48 @@ def test_a_database_that_does_not_answer_is_told_without_secrets(
     shown = "".join(traceback.format_exception(refused.value))
     assert postgres.PASSWORD not in shown
     assert "not the one" not in shown
+
+
+def test_a_rule_that_fails_stops_no_other_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {**GIVEN, "every": "1ms"}
+    conf = from_mapping({"warehouse": str(tmp_path), "checks": {"ill": given, "well": given}})
+    resolver, stop, seen = Resolver(conf), threading.Event(), list[str]()
+
+    def once(rules: list[Rule]) -> None:
+        seen.append(rules[0].group)
+        if seen.count("well") == 2:
+            stop.set()
+        if rules[0].group == "ill":
+            raise duckdb.IOException("No files found")
+
+    monkeypatch.setattr(resolver, "once", once)
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    resolver.run(stop)
+    assert seen == ["ill", "well", "ill", "well"]
+    assert caplog.messages == ["the rule checks.ill answers nothing now: No files found"] * 2
+
+
+def test_an_answer_is_sent_once_but_again_when_that_failed(
+    warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {**GIVEN, "table": business(tmp_path / "orders")}
+    resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}))
+    sends: list[int] = []
+
+    def send(rule: Rule, rows: list[Any]) -> Counter[str]:
+        sends.append(len(rows))
+        if len(sends) == 1:
+            raise KafkaError("not acknowledged")
+        return Counter()
+
+    monkeypatch.setattr(resolver, "_send", send)
+    with pytest.raises(KafkaError):
+        resolver.once()
+    resolver.once()
+    resolver.once()
+    assert sends == [4, 4, 0]
 
 
 def test_a_column_that_the_table_has_not_is_told(warehouse: Path, tmp_path: Path) -> None:

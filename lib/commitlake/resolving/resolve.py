@@ -18,7 +18,7 @@ import duckdb
 
 from commitlake.clock import now_ms
 from commitlake.config import Config
-from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
+from commitlake.errors import ConfigError, WarehouseError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -72,26 +72,27 @@ class Resolver:
             open_transactions.make(tables)
             for rule in self.rules if rules is None else rules:
                 found = by_log(tables, rule) if rule.table == DELTA_LOG else decided(tables, rule)
-                sent += self._send(rule, self._new(rule, found))
+                # While a coordinator works off many answers, it has them as pending: each is sent once.
+                before, ids = self._answered[rule.group], {_check_id(row) for row in found}
+                sent += self._send(rule, [row for row in found if _check_id(row) not in before])
+                self._answered[rule.group] = ids  # not before: what failed is sent again
         return sent
-
-    def _new(self, rule: Rule, rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those that were not answered yet: while a coordinator works off many answers, it has them as pending."""
-        before, self._answered[rule.group] = self._answered[rule.group], {_check_id(row) for row in rows}
-        return [row for row in rows if _check_id(row) not in before]
 
     def run(self, stop: threading.Event) -> None:
         """Look at each rule at its own interval, until told to stop."""
         due = {rule.group: 0 for rule in self.rules}
         while not stop.wait(0.5):
-            now = [rule for rule in self.rules if due[rule.group] <= now_ms()]
-            try:
-                if now:
-                    self.once(now)
-            except CommitLakeError as error:
-                log.warning("no checks were answered by rules: %s", error)
-            for rule in now:
-                due[rule.group] = now_ms() + rule.every_ms
+            for rule in self.rules:
+                if due[rule.group] <= now_ms():
+                    self._try(rule)
+                    due[rule.group] = now_ms() + rule.every_ms
+
+    def _try(self, rule: Rule) -> None:
+        """Whatever fails is tried again: a file that maintenance has removed, a database that is away."""
+        try:
+            self.once([rule])
+        except Exception as error:  # without this thread no rule would ever answer again
+            log.warning("the rule checks.%s answers nothing now: %s", rule.group, error)
 
     def _send(self, rule: Rule, rows: list[Mapping[str, Any]]) -> Counter[str]:
         sent: Counter[str] = Counter()
