@@ -118,6 +118,20 @@ def test_the_quickstart_shows_each_end_of_a_transaction(
     assert (tmp_path / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
+def test_delta_commits_and_streams_are_local_transactions(alone: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "notebooks" / "delta_tables.py"],
+        env={**alone, "DELTA_PLACE": str(tmp_path)}, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "the job fails",
+        "1000 rows in the table",
+        "1 message of it, 20 of the streaming query",
+    ]
+
+
 def test_a_session_that_is_there_needs_only_the_defaults(
     spark: SparkSession, alone: dict[str, str], tmp_path: Path
 ) -> None:

@@ -1,0 +1,98 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # CommitLake: Delta commits and streaming queries as local transactions
+# MAGIC
+# MAGIC A job appends rows to a Delta table and tells others, both or neither. A streaming query sends each row once, also
+# MAGIC when Spark does a micro-batch again. Nobody writes a listener: checks look into the tables' logs.
+# MAGIC
+# MAGIC As a script, `.venv/bin/python notebooks/delta_tables.py`, it starts a Kafka broker of its own and writes to a temporary
+# MAGIC directory. **The coordinator needs a cluster with dedicated access mode.**
+
+# COMMAND ----------
+
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+
+import commitlake
+from commitlake import Message, config
+from commitlake.kafka.embedded import provide
+from commitlake.spark import session
+
+place = os.environ.get("DELTA_PLACE") or tempfile.mkdtemp(prefix="commitlake-delta-")
+conf = config.from_mapping(
+    {
+        "warehouse": f"{place}/warehouse",
+        "checkpoints": f"{place}/checkpoints",
+        "trigger_interval": "500ms",
+        "transaction": {"timeout": "1s", "check_interval": "1s"},
+        "checks": {"nightly": {"table": "delta-log", "every": "1s"}},
+    }
+)
+running = ExitStack()
+conf = running.enter_context(provide(conf))
+spark = session.build(conf, app_name="delta", short_lived=True)
+running.enter_context(commitlake.start(spark, conf))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Rows and a message, both or neither
+
+# COMMAND ----------
+
+with commitlake.delta_transaction(spark, conf, group="nightly") as tx:
+    tx.send(Message("orders-ready", "2026-11-22", keys="day"))
+    tx.append(spark.range(1_000), f"{place}/orders")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A job that fails leaves neither
+
+# COMMAND ----------
+
+try:
+    with commitlake.delta_transaction(spark, conf, group="nightly") as tx:
+        tx.send(Message("orders-ready", "2026-11-23", keys="day"))
+        tx.append(spark.range(1_000), f"{place}/orders")
+        raise RuntimeError("the job fails")
+except RuntimeError as error:
+    print(error)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A streaming query sends each row once
+
+# COMMAND ----------
+
+to = commitlake.sink(conf, "orders-new", name="orders", group="nightly", keys="id", body="CAST(id AS STRING)")
+rows = spark.readStream.format("delta").load(f"{place}/orders").where("id < 20")
+query = rows.writeStream.foreachBatch(to).option("checkpointLocation", f"{place}/orders-checkpoint")
+query.trigger(availableNow=True).start().awaitTermination()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## What others see
+
+# COMMAND ----------
+
+
+def shown(topic: str) -> int:
+    return commitlake.read_topic(spark, conf, topic).count()
+
+
+deadline = time.monotonic() + 120
+while time.monotonic() < deadline and not os.path.exists(f"{place}/warehouse/topics/orders-new"):
+    time.sleep(1)
+while time.monotonic() < deadline and shown("orders-new") < 20:
+    time.sleep(1)
+print(f"{spark.read.format('delta').load(f'{place}/orders').count()} rows in the table")
+print(f"{shown('orders-ready')} message of it, {shown('orders-new')} of the streaming query")
+
+# COMMAND ----------
+
+running.close()
