@@ -18,11 +18,10 @@ from commitlake import config as configuration
 from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
-from commitlake.places import is_local, local_path
 from commitlake.producer.message import Message
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.writing import marks
-from commitlake.writing.producing import deadline_ms, producer_of
+from commitlake.writing.producing import absolute, deadline_ms, producer_of
 from commitlake.writing.properties import DEADLINE, TABLES
 
 log = logging.getLogger(__name__)
@@ -131,20 +130,20 @@ class DeltaTransaction:
         if not self._messages or not places:
             msg = "delta_transaction: it has no message or no table; call send(), and append() or delta_options()"
             raise ConfigError(msg)
-        absolute = [str(local_path(place).absolute()) if is_local(place) else place for place in places]
-        for place in absolute:
-            if absolute.count(place) > 1:
+        named = [absolute(place) for place in places]
+        for place in named:
+            if named.count(place) > 1:
                 msg = f"delta_transaction: {place} gets rows twice, and Delta would skip the second; unite them"
                 raise ConfigError(msg)
         for rows, place in self._appends:
             _create(self._spark, rows, place)
-        self._places = absolute
+        self._places = named
         for place in self._places:
             marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
-        named = {TABLES: json.dumps(self._places), DEADLINE: str(now_ms() + self._deadline_ms)}
+        properties = {TABLES: json.dumps(named), DEADLINE: str(now_ms() + self._deadline_ms)}
         for message in self._messages:
             message.transaction_id = self.transaction_id
-            message.properties |= named
+            message.properties |= properties
             self._halves.send(message)
 
     def _need_open(self) -> None:

@@ -1,9 +1,10 @@
-"""What a Delta transaction and a sink need of the configuration: a deadline, and a producer."""
+"""What a Delta transaction and a sink both need: a deadline, a producer, places that others find."""
 
 from __future__ import annotations
 
 from commitlake.config import Config
 from commitlake.errors import ConfigError
+from commitlake.places import is_local, local_path
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.protocol.durations import duration_ms
 
@@ -22,6 +23,11 @@ def deadline_ms(what: str, settings: Config, deadline: str) -> int:
         )
         raise ConfigError(msg)
     return ms
+
+
+def absolute(place: str) -> str:
+    """A place as the coordinator finds it, whose working directory is another one."""
+    return str(local_path(place).absolute()) if is_local(place) else place
 
 
 def producer_of(settings: Config, group: str) -> TransactionMQProducer:

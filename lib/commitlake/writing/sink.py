@@ -28,7 +28,7 @@ from commitlake.producer.transaction import Transaction
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 from commitlake.writing import marks
-from commitlake.writing.producing import deadline_ms, producer_of
+from commitlake.writing.producing import absolute, deadline_ms, producer_of
 from commitlake.writing.properties import DEADLINE, TABLES
 
 _THREADS = 8
@@ -81,7 +81,7 @@ class _Sink:
     ) -> None:
         self._settings, self._topic, self._name, self._group = settings, topic, name, group
         self._columns, self._deadline_ms = columns, deadline_ms
-        self._place = f"{settings.receipts_place}/sinks"
+        self._place = absolute(f"{settings.receipts_place}/sinks")
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Send the rows of a micro-batch, unless that was done before."""
