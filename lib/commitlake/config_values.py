@@ -131,9 +131,8 @@ def levels(value: object) -> tuple[str, ...]:
     return parsed
 
 
-_RULE = {"table": True, "match": False, "commit": False, "rollback": False, "every": False, "user": False,
-         "password": False}  # fmt: skip
-"""Keys of a rule, and whether it must have them."""
+_RULE = ("table", "match", "commit", "rollback", "every", "user", "password")
+"""Keys of a rule; it must have the first."""
 
 
 def rules(value: object) -> dict[str, dict[str, str]]:
@@ -144,7 +143,7 @@ def rules(value: object) -> dict[str, dict[str, str]]:
         isinstance(rule, dict)
         and set(rule) <= set(_RULE)
         and all(isinstance(rule.get(key), str) for key in rule)
-        and {key for key, needed in _RULE.items() if needed} <= set(rule)
+        and "table" in rule
         for rule in value.values()
     )
     if not well:

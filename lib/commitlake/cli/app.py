@@ -272,7 +272,7 @@ def report(
     raise typer.Exit(pages.write(settings, length, out) if out else pages.serve(settings, length, port))
 
 
-Key = Annotated[str, typer.Option("--keys", metavar="KEY", help="Only with this business key.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 
 
 @app.command()
@@ -295,8 +295,8 @@ def delayed(
 
 @app.command()
 def recall(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    keys: Key,
+    topic: Topic,
+    keys: Annotated[str, typer.Option("--keys", metavar="KEY", help="Only with this business key.")],
     dry_run: tx.DryRun = False,
     yes: tx.Yes = False,
     conf: Conf = None,
@@ -312,7 +312,6 @@ def recall(
 
 
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 
 
 @app.command()

@@ -21,7 +21,7 @@ from commitlake.config import Config
 from commitlake.errors import CommitLakeError, ConfigError
 from commitlake.ops.admin import Sender
 from commitlake.protocol.encoding import Position
-from commitlake.questions.tables import Tables, opened
+from commitlake.questions.tables import Tables, escaped, opened
 from commitlake.questions.transactions import COLUMNS, Wanted, found
 
 _EXAMPLES = 10
@@ -73,7 +73,8 @@ def chosen_by(tables: Tables, plan: Plan) -> pa.Table:
     tables.db.register("chosen", rows)
     conditions = ["true"]
     if plan.ids:
-        conditions.append(f"transaction_id IN ({', '.join(_text(each) for each in plan.ids)})")
+        ids = ", ".join(f"'{escaped(each)}'" for each in plan.ids)
+        conditions.append(f"transaction_id IN ({ids})")
     if plan.exists_in is not None:
         conditions.append(_exists(tables, plan.exists_in))
     return tables.rows(f"SELECT * FROM chosen WHERE {' AND '.join(conditions)} ORDER BY stored_at, queue, queue_offset")
@@ -103,7 +104,3 @@ def _send(settings: Config, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> in
         return 1
     print(f"{sent} decisions are sent; `commitlake tx list` shows what came of them, within some seconds")
     return 0
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

@@ -13,7 +13,7 @@ from commitlake.config import Config
 from commitlake.producer.recall_handle import encode_handle
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import RecallRecord
-from commitlake.questions.tables import Tables, moment, opened
+from commitlake.questions.tables import HAS_KEY, Tables, moment, opened
 from commitlake.reading.table import Options
 
 COLUMNS = ("topic", "keys", "message_id", "producer_group", "queue", "queue_offset", "deliver_at")
@@ -22,7 +22,7 @@ COLUMNS = ("topic", "keys", "message_id", "producer_group", "queue", "queue_offs
 _WAITING = f"""
 SELECT {", ".join(COLUMNS)} FROM delayed d
 WHERE deliver_at > {{now}} AND ($topic IS NULL OR topic = $topic)
-  AND ($keys IS NULL OR list_contains(string_split(keys, ' '), $keys))
+  AND ($keys IS NULL OR {HAS_KEY})
   AND NOT EXISTS (SELECT 1 FROM deliveries e WHERE e.deliver_at > {{now}} AND e.source = 'messages'
                   AND e.queue = d.queue AND e.queue_offset = d.queue_offset)
 ORDER BY deliver_at, queue, queue_offset

@@ -52,14 +52,14 @@ class Tables:
             self.open(name)
         except WarehouseError:
             return None
-        return _quoted(name)
+        return quoted(name)
 
     def outside(self, place: str) -> str:
         """Make a view of a Delta table outside the warehouse, and return its name."""
         name = f"outside {len(self._open)}"
         self._open[name] = Table(place, self._options)
         self._make(name, self._open[name])
-        return _quoted(name)
+        return quoted(name)
 
     def files(self, name: str) -> pa.Table:
         """The files of a table, with their statistics."""
@@ -91,9 +91,9 @@ class Tables:
             source = f'"arrow {name}"'
         else:
             source = _files(table)
-        empty = ", ".join(f"NULL::{_kind(field.type)} AS {_quoted(field.name)}" for field in table.schema)
+        empty = ", ".join(f"NULL::{_kind(field.type)} AS {quoted(field.name)}" for field in table.schema)
         body = f"SELECT {columns} FROM {source}" if source else f"SELECT {empty} WHERE false"
-        self.db.execute(f"CREATE VIEW {_quoted(name)} AS {body}")
+        self.db.execute(f"CREATE VIEW {quoted(name)} AS {body}")
 
 
 @contextmanager
@@ -107,10 +107,14 @@ def opened(warehouse: str, options: Options = None) -> Iterator[Tables]:
 def _files(table: Table) -> str:
     """DuckDB's call that reads all files of a local table."""
     paths = [str(Path(table.place) / unquote(path)) for path in table.files()["path"].to_pylist()]
-    listed = ", ".join(f"'{_escaped(path)}'" for path in paths)
+    listed = ", ".join(f"'{escaped(path)}'" for path in paths)
     types = ", ".join(f"{name}: {_kind(table.schema.field(name).type)}" for name in table.partitions)
     hive = f", hive_partitioning = true, hive_types = {{{types}}}" if types else ", hive_partitioning = false"
     return f"read_parquet([{listed}], union_by_name = true{hive})" if paths else ""
+
+
+HAS_KEY = "list_contains(string_split(keys, ' '), $keys)"
+"""SQL: whether the business keys of a message, which spaces separate, have the parameter `keys` among them."""
 
 
 def moment(at_ms: int) -> str:
@@ -140,13 +144,13 @@ def _kind(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"{_kind(kind.value_type)}[]"
     if pa.types.is_struct(kind):
-        return f"STRUCT({', '.join(f'{_quoted(field.name)} {_kind(field.type)}' for field in kind)})"
+        return f"STRUCT({', '.join(f'{quoted(field.name)} {_kind(field.type)}' for field in kind)})"
     return _KINDS[kind]
 
 
 def _typed(field: pa.Field) -> str:
     """A column; what Spark writes by default is a timestamp without a zone, in the eyes of DuckDB."""
-    name = _quoted(field.name)
+    name = quoted(field.name)
     return f"{name}::TIMESTAMPTZ AS {name}" if field.type == _TIMESTAMP else name
 
 
@@ -155,9 +159,11 @@ def _named(sql: str, parameters: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in parameters.items() if f"${name}" in sql}
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as SQL, of DuckDB and of PostgreSQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A text between single quotes of SQL."""
     return text.replace("'", "''")

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from commitlake.protocol.states import Kind
 from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import Tables, epoch_ms, moment
+from commitlake.questions.tables import HAS_KEY, Tables, epoch_ms, moment
 
 PENDING = "PENDING"
 STATES = (PENDING, "COMMITTED", "ROLLED_BACK", "DISCARDED")
@@ -33,9 +33,8 @@ FROM transactions t
 WHERE NOT EXISTS (SELECT 1 FROM later l
                   WHERE l.queue = t.queue AND l.half_offset = t.half_offset AND l.round > t.round)
 """
-_KEYED = """
-SELECT DISTINCT queue_offset FROM half
-WHERE keys = $keys OR (contains(keys, ' ') AND list_contains(string_split(keys, ' '), $keys))
+_KEYED = f"""
+SELECT DISTINCT queue_offset FROM half WHERE keys = $keys OR (contains(keys, ' ') AND {HAS_KEY})
 """
 _MINUTE_MS = 60_000
 _FIRST = """
@@ -82,7 +81,7 @@ class Wanted:
 
     def more(self) -> str:
         """SQL for the columns of the first half message."""
-        found = [] if self.keys is None else ["list_contains(string_split(keys, ' '), $keys)"]
+        found = [] if self.keys is None else [HAS_KEY]
         found += [] if self.where is None else [f"({self.where})"]
         return " AND ".join(found) or "true"
 

@@ -11,6 +11,7 @@ from adbc_driver_manager.dbapi import Connection, Error
 from adbc_driver_postgresql import dbapi
 
 from commitlake.errors import ConfigError, DatabaseError
+from commitlake.questions.tables import escaped, quoted
 from commitlake.references import resolve
 from commitlake.resolving.rules import Rule
 
@@ -54,14 +55,14 @@ def _login(rule: Rule) -> dict[str, str]:
 
 def _join(connection: Connection, rule: Rule, table: str, due: pa.Table) -> pa.Table:
     with connection.cursor() as cursor:
-        types = {name: (kind, category) for name, kind, category in _rows(cursor, _TYPES.format(table=_text(table)))}
+        types = {name: (kind, category) for name, kind, category in _rows(cursor, _TYPES.format(table=escaped(table)))}
         wanted = sorted({*rule.columns, *(right for _, right in rule.match)})
         missing = [name for name in wanted if name not in types]
         if missing:
             msg = f"checks.{rule.group}: {table} has no column {missing[0]}; it has {', '.join(sorted(types))}"
             raise ConfigError(msg)
         cursor.adbc_ingest(_DUE, due, mode="create", temporary=True)
-        on = " AND ".join(f"b.{_quoted(right)}::text = d.k{number}" for number, (_, right) in enumerate(rule.match))
+        on = " AND ".join(f"b.{quoted(right)}::text = d.k{number}" for number, (_, right) in enumerate(rule.match))
         columns = ", ".join(_read(name, *types[name]) for name in wanted)
         cursor.execute(f"ANALYZE {_DUE}")
         cursor.execute(f"SELECT DISTINCT {columns} FROM {table} b JOIN {_DUE} d ON {on}")
@@ -75,16 +76,8 @@ def _rows(cursor: Any, sql: str) -> list[tuple[Any, ...]]:
 
 def _read(name: str, kind: str, category: str) -> str:
     cast = "::double precision" if kind == "numeric" else "" if category in _PLAIN else "::text"
-    return f"b.{_quoted(name)}{cast} AS {_quoted(name)}"
+    return f"b.{quoted(name)}{cast} AS {quoted(name)}"
 
 
 def _reason(error: Error) -> str:
     return re.sub(r"\s+", " ", str(error).partition("Query was:")[0])[:200].strip()
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _text(value: str) -> str:
-    return value.replace("'", "''")

@@ -24,7 +24,7 @@ from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import Tables, opened
+from commitlake.questions.tables import Tables, escaped, opened
 from commitlake.resolving.rules import DELTA_LOG, POSTGRESQL, Rule, rule_of
 from commitlake.writing import marks
 from commitlake.writing.properties import DEADLINE, TABLES
@@ -151,7 +151,7 @@ def _table(tables: Tables, rule: Rule) -> str:
         tables.db.register("matched", matched(rule, due))
         return "matched"
     kind, _, place = rule.table.partition(":")
-    return tables.outside(place) if kind == "delta" else f"read_parquet('{place.replace(chr(39), chr(39) * 2)}')"
+    return tables.outside(place) if kind == "delta" else f"read_parquet('{escaped(place)}')"
 
 
 def _check_id(row: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ mark; then the decision. Whoever looks later, after a kill anywhere, finds the a
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,14 +14,13 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake import config as configuration
-from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
 from commitlake.producer.message import Message
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.writing import marks
 from commitlake.writing.producing import absolute, deadline_ms, producer_of
-from commitlake.writing.properties import DEADLINE, TABLES
+from commitlake.writing.properties import properties
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +78,7 @@ class DeltaTransaction:
         self._places: list[str] = []
         self._halves = producer.begin_transaction(is_answered=True)
         self.transaction_id = uuid.uuid4().hex.upper()
+        self._options = {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
 
     def send(self, message: Message) -> None:
         """Send a message when the transaction commits; its body is read then."""
@@ -97,15 +96,14 @@ class DeltaTransaction:
         Half messages go out now, so call it after `send` and `append`. The tables must be there.
         """
         self._prepare([*(place for _, place in self._appends), *places])
-        return {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
+        return dict(self._options)
 
     def commit(self) -> None:
         """Write what is to be appended, and commit the messages."""
         if not self._places:
             self._prepare([place for _, place in self._appends])
-        options = {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
         for rows, place in self._appends:
-            rows.write.format("delta").mode("append").options(**options).save(place)
+            rows.write.format("delta").mode("append").options(**self._options).save(place)
         self._end(is_over=False)
 
     def give_up(self) -> None:
@@ -140,10 +138,10 @@ class DeltaTransaction:
         self._places = named
         for place in self._places:
             marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
-        properties = {TABLES: json.dumps(named), DEADLINE: str(now_ms() + self._deadline_ms)}
+        told = properties(named, self._deadline_ms)
         for message in self._messages:
             message.transaction_id = self.transaction_id
-            message.properties |= properties
+            message.properties |= told
             self._halves.send(message)
 
     def _need_open(self) -> None:

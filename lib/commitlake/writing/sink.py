@@ -8,7 +8,6 @@ that it has, and what a killed driver left is answered by the marks (`writing.ma
 from __future__ import annotations
 
 import itertools
-import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake import config as configuration
-from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
 from commitlake.producer.message import Message
@@ -29,7 +27,7 @@ from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 from commitlake.writing import marks
 from commitlake.writing.producing import absolute, deadline_ms, producer_of
-from commitlake.writing.properties import DEADLINE, TABLES
+from commitlake.writing.properties import properties
 
 _THREADS = 8
 """A send waits for its acknowledgement, some milliseconds."""
@@ -82,10 +80,10 @@ class _Sink:
         self._settings, self._topic, self._name, self._group = settings, topic, name, group
         self._columns, self._deadline_ms = columns, deadline_ms
         self._place = absolute(f"{settings.receipts_place}/sinks")
+        _create(self._place)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Send the rows of a micro-batch, unless that was done before."""
-        _create(self._place)
         if marks.reached(self._place, self._name) >= batch_id:
             return
         rows = frame.select(*self._columns).toLocalIterator()
@@ -107,14 +105,14 @@ class _Sink:
 
     def _send(self, producer: TransactionMQProducer, rows: Iterable[Any], sent: dict[str, Transaction]) -> None:
         """Send all rows as half messages, `MAX_HALF_MESSAGES` a transaction."""
-        named = {TABLES: json.dumps([self._place]), DEADLINE: str(now_ms() + self._deadline_ms)}
+        told = properties([self._place], self._deadline_ms)
 
         def send(chunk: list[Any]) -> None:
             name, transaction = uuid.uuid4().hex.upper(), producer.begin_transaction(is_answered=True)
             sent[name] = transaction
             for row in chunk:
                 given = {field: row[field] for field in _FIELDS}
-                message = Message(self._topic, _body(given.pop("body")), properties=named, **_texts(given))
+                message = Message(self._topic, _body(given.pop("body")), properties=told, **_texts(given))
                 message.transaction_id = name
                 transaction.send(message)
 
