@@ -28,7 +28,7 @@ def main() -> None:
     with rig.place(given) as place:
         warehouse = place / "warehouse"
         history = ("--decided", given.decided, "--open", given.decided // 1_000_000 * _OPEN)
-        rig.Child(rig.module("synthetic", "--warehouse", warehouse, *history), place / "synthetic.log").wait(_LIMIT_S)
+        rig.fill(warehouse, place, *history)
         size = sum(file.stat().st_size for log in tables(warehouse) for file in log.path.rglob("*.parquet"))
         figures["well"] = audit(place, "all is well", given.decided)
         repeat_a_row(warehouse / "topics" / synthetic.TOPIC)

@@ -17,7 +17,6 @@ import numpy as np
 from tests.bench import rig
 from tests.bench.observer import Lateness, Sent, TableLog, durations, rounds
 
-_FILL_S = 7_200
 _BEHIND_S = 300
 _FEW = 10_000
 
@@ -72,8 +71,7 @@ def while_waiting(running: rig.Rig, given: argparse.Namespace, name: str, count:
     """Rounds while `count` messages wait for a month."""
     place, prefix = running.place / name, f"{name}."
     running.create_topics(prefix)
-    fill = rig.module("synthetic", "--warehouse", place / "warehouse", "--waiting", count)
-    rig.Child(fill, running.place / "synthetic.log").wait(_FILL_S)
+    rig.fill(place / "warehouse", running.place, "--waiting", count)
     coordinator = running.coordinator(place=place, kafka__topic_prefix=prefix)
     begin = coordinator.ready() + given.after
     load = running.load("--prefix", prefix, "--delayed-rate", given.rate, "--delay-ms", 1_000, name=name)

@@ -17,7 +17,6 @@ from pathlib import Path
 import duckdb
 from tests.bench import rig
 
-_LIMIT_S = 7_200
 _OPEN = 10_000
 
 
@@ -33,8 +32,7 @@ def main() -> None:
         warehouse = given.warehouse or place / "warehouse"
         if given.warehouse is None:
             history = ("--decided", given.decided, "--open", _OPEN)
-            fill = rig.module("synthetic", "--warehouse", warehouse, *history)
-            rig.Child(fill, place / "synthetic.log").wait(_LIMIT_S)
+            rig.fill(warehouse, place, *history)
         figures = {"--help": asked(given.runs, "--help")}
         for name, words in questions(warehouse).items():
             figures[name] = asked(given.runs, *words, "--set", f"warehouse={warehouse}")

@@ -35,6 +35,7 @@ from commitlake.kafka.topics import ensure_topics
 ROOT = Path(__file__).parents[2]
 PREFIX = "commitlake."
 _START_S = 900
+_FILL_S = 7_200
 _STOP_S = 90
 _POLL_S = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -276,6 +277,11 @@ def place(given: argparse.Namespace) -> Iterator[Path]:
     else:
         given.keep.mkdir(parents=True)
         yield given.keep.absolute()
+
+
+def fill(warehouse: Path, logs: Path, *history: object) -> None:
+    """Fills an empty warehouse with a long history, in a process of its own; `history` are options of `synthetic`."""
+    Child(module("synthetic", "--warehouse", warehouse, *history), logs / "synthetic.log").wait(_FILL_S)
 
 
 def report(name: str, given: argparse.Namespace, figures: Mapping[str, Mapping[str, Any]]) -> None:

@@ -17,7 +17,6 @@ import time
 from tests.bench import rig
 from tests.bench.observer import Lateness, Sent, TableLog
 
-_FILL_S = 7_200
 _BEHIND_S = 300
 _FIRST_S = 60
 _COUNTED_S = 60
@@ -36,8 +35,7 @@ def main() -> None:
     with rig.Rig(given) as running:
         if is_filled(given):
             history = ("--decided", given.decided, "--open", given.open)
-            fill = rig.module("synthetic", "--warehouse", running.place / "warehouse", *history)
-            rig.Child(fill, running.place / "synthetic.log").wait(_FILL_S)
+            rig.fill(running.place / "warehouse", running.place, *history)
         for number in range(given.starts):
             figures[f"start {number + 1}"] = measure(running, given, number)
     rig.report("start", given, figures)
