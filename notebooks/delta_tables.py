@@ -1,6 +1,6 @@
 # Databricks notebook source
 # MAGIC %md
-# MAGIC # CommitLake: Delta commits and streaming queries as local transactions
+# MAGIC # CommitLake: Delta commits and streaming queries as local transactions, and names that are shown once
 # MAGIC
 # MAGIC A job appends rows to a Delta table and tells others, both or neither. A streaming query sends each row once, also
 # MAGIC when Spark does a micro-batch again. Nobody writes a listener: checks look into the tables' logs.
@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 
 import commitlake
-from commitlake import Message, config
+from commitlake import DefaultMQProducer, Message, config
 from commitlake.kafka.embedded import provide
 from commitlake.spark import session
 
@@ -28,6 +28,7 @@ conf = config.from_mapping(
         "trigger_interval": "500ms",
         "transaction": {"timeout": "1s", "check_interval": "1s"},
         "checks": {"nightly": {"table": "delta-log", "every": "1s"}},
+        "topics": {"dedup": {"payments": {"by": "keys", "window": "30d"}}},
     }
 )
 running = ExitStack()
@@ -76,22 +77,38 @@ query.trigger(availableNow=True).start().awaitTermination()
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ## A business key is shown once
+# MAGIC
+# MAGIC A service that sends a payment again, after a crash or from a second job, makes a second message of one key.
+
+# COMMAND ----------
+
+kafka = {"bootstrap_servers": conf.kafka.bootstrap_servers, "topic_prefix": conf.kafka.topic_prefix}
+with DefaultMQProducer("payments", **kafka) as producer:
+    for attempt in ("first", "again"):
+        producer.send(Message("payments", f"{attempt} attempt", keys="order-17"))
+
+# COMMAND ----------
+
+# MAGIC %md
 # MAGIC ## What others see
 
 # COMMAND ----------
 
 
 def shown(topic: str) -> int:
-    return commitlake.read_topic(spark, conf, topic).count()
+    there = os.path.exists(f"{place}/warehouse/topics/{topic}")
+    return commitlake.read_topic(spark, conf, topic).count() if there else 0
 
 
 deadline = time.monotonic() + 120
-while time.monotonic() < deadline and not os.path.exists(f"{place}/warehouse/topics/orders-new"):
-    time.sleep(1)
-while time.monotonic() < deadline and shown("orders-new") < 20:
+while time.monotonic() < deadline and not (shown("orders-new") == 20 and shown("payments") and shown("orders-ready")):
     time.sleep(1)
 print(f"{spark.read.format('delta').load(f'{place}/orders').count()} rows in the table")
 print(f"{shown('orders-ready')} message of it, {shown('orders-new')} of the streaming query")
+
+for refused in spark.read.format("delta").load(f"{place}/warehouse/rejected").collect():
+    print(f"{shown('payments')} payment; {bytes(refused.value).decode()}: {refused.reason} {refused.detail.split('-')[0]}")
 
 # COMMAND ----------
 

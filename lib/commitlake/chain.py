@@ -103,6 +103,8 @@ class Chain:
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 begun = time.monotonic()
+                if self._around.once.topics:
+                    self._running.result()  # what it shows takes names first
                 landed = self._landing.judge(raw, self._idle_since)
                 judged = time.monotonic()
                 self._running.result()

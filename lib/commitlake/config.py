@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from commitlake.config_keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
-from commitlake.config_values import EMBEDDED, duration
+from commitlake.config_values import EMBEDDED, Dedup, duration
 from commitlake.errors import ConfigError
 from commitlake.references import resolve
 
@@ -108,12 +108,14 @@ class TopicsConfig:
         max: how many there may be.
         max_queues: queues that each may have.
         to_kafka: those whose messages go to a Kafka topic as well, with its name.
+        dedup: those that show a name once.
     """
 
     allowed: tuple[str, ...]
     max: int
     max_queues: int
     to_kafka: Mapping[str, str] = field(hash=False)
+    dedup: Mapping[str, Dedup] = field(hash=False)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import yaml
 from commitlake.config_values import (
     EMBEDDED,
     LEVELS,
+    dedups,
     directory,
     duration,
     flag,
@@ -33,8 +34,9 @@ from commitlake.protocol.durations import HOUR_MS
 
 OPTIONS_KEY = "kafka.options"
 TO_KAFKA = "topics.to_kafka"
+DEDUP = "topics.dedup"
 CHECKS = "checks"
-MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, CHECKS})
+MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, CHECKS})
 """Keys whose value is a map."""
 
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
@@ -107,6 +109,7 @@ KEYS: tuple[Key, ...] = (
     _key("topics.max", integer(1, 100_000), 1_000, "destination topics there may be"),
     _key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),
     _key(TO_KAFKA, targets, {}, "topics that go to Kafka topics as well, for example {orders: orders-committed}"),
+    _key(DEDUP, dedups, {}, "topics that show a name once, see Once by name"),
     _key("delay.levels", levels, LEVELS, "delays of the levels 1, 2, ..."),
     _time("delay.max", "40d", "the longest delay", 1),
     _key("max_message_size", size, "4MiB", "the largest value of a record"),

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from commitlake.places import has_scheme
 from commitlake.protocol.durations import DAY_MS, duration_ms
+from commitlake.protocol.topic_names import NAME
 
 EMBEDDED = "embedded"
 LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -110,6 +112,11 @@ def size(value: object) -> int:
     return parsed
 
 
+def _loaded(value: object) -> object:
+    """A map as a file has it, or as text in YAML, from a command line or the environment."""
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
 def texts(value: object) -> tuple[str, ...]:
     """Parse a list of strings: YAML, or separated by commas or blanks."""
     if isinstance(value, str):
@@ -137,8 +144,7 @@ _RULE = ("table", "match", "commit", "rollback", "every", "user", "password")
 
 def rules(value: object) -> dict[str, dict[str, str]]:
     """Parse a map of producer groups to rules; their conditions are read where they are used."""
-    if isinstance(value, str):
-        value = yaml.safe_load(value)
+    value = _loaded(value)
     well = isinstance(value, dict) and all(
         isinstance(rule, dict)
         and set(rule) <= set(_RULE)
@@ -154,8 +160,7 @@ def rules(value: object) -> dict[str, dict[str, str]]:
 
 def targets(value: object) -> dict[str, str]:
     """Parse a map of destination topics to Kafka topics."""
-    if isinstance(value, str):
-        value = yaml.safe_load(value)
+    value = _loaded(value)
     if not isinstance(value, dict) or not all(
         isinstance(topic, str) and isinstance(target, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", target)
         for topic, target in value.items()
@@ -165,10 +170,46 @@ def targets(value: object) -> dict[str, str]:
     return dict(value)
 
 
+_BY = ("keys", "message_id")
+"""What may be the name of a message."""
+_DEDUP = ("by", "window")
+
+
+class Dedup(NamedTuple):
+    """How a topic shows a name once: `by` is the column that is the name, `window_ms` how long it is held."""
+
+    by: str
+    window_ms: int
+
+    def __repr__(self) -> str:
+        """As a configuration has it."""
+        return f"{{by: {self.by}, window: {self.window_ms}ms}}"
+
+
+def dedups(value: object) -> dict[str, Dedup]:
+    """Parse a map of destination topics to what is a name there, and how long it is held, in ms."""
+    value = _loaded(value)
+    try:
+        if not isinstance(value, dict):
+            raise ValueError
+        return {str(topic): _dedup(topic, given) for topic, given in value.items()}
+    except ValueError as error:
+        msg = "a map of topics to maps such as {by: keys, window: 30d}; by is keys or message_id, window 1s or more"
+        raise ValueError(msg) from error
+
+
+def _dedup(topic: object, given: object) -> Dedup:
+    if not NAME.fullmatch(str(topic)) or not isinstance(given, dict) or not set(given) <= set(_DEDUP):
+        raise ValueError
+    by = given.get("by", _BY[0])
+    if by not in _BY:
+        raise ValueError
+    return Dedup(by, duration(1_000)(given.get("window")))
+
+
 def options(value: object) -> dict[str, str]:
     """Parse a map of Kafka client options to strings."""
-    if isinstance(value, str):
-        value = yaml.safe_load(value)
+    value = _loaded(value)
     if not isinstance(value, dict) or not all(isinstance(item, str | int | float) for item in value.values()):
         msg = "a map of the Java client's option names to strings or numbers"
         raise ValueError(msg)

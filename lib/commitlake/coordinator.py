@@ -25,6 +25,7 @@ from commitlake.coordination.batch import Surroundings
 from commitlake.coordination.commit import Committer
 from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
+from commitlake.dedup.once import Once
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.forwarding.to_kafka import ToKafka
 from commitlake.kafka import clock_skew, topics
@@ -142,14 +143,16 @@ class Coordinator:
         self._prepare_kafka()
         begin = landing_start.begin(self.warehouse, self.config, come)
         inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table")  # step 3
+        once = Once(self.warehouse, self.config.topics.dedup)
         with ThreadPoolExecutor(1) as pool:
-            made = pool.submit(self._landing, begin)
+            made = pool.submit(self._landing, begin, once)
             if is_new:
                 recovered = recover.of_new_warehouse(inputs)
             else:
                 recovered = recover.recover(self.warehouse, self.config, inputs, begin.position)
             lands = made.result()
-        around = Surroundings(self.config, self.warehouse, RecentHalves(self.warehouse), inputs)  # step 4
+        once.load()  # after the batch that a kill cut short is complete
+        around = Surroundings(self.config, self.warehouse, RecentHalves(self.warehouse), inputs, once)  # step 4
         awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
         lands.leave_out(recovered.leftover)
         chain = self._chain = Chain(around, lands, awaited)
@@ -189,10 +192,10 @@ class Coordinator:
             log.warning("%s", warning)
         clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics()))
 
-    def _landing(self, begin: landing_start.Begin) -> Landing:
+    def _landing(self, begin: landing_start.Begin, once: Once) -> Landing:
         rules = judge.LandingRules.of(self.config)
         known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
-        return Landing(self.warehouse, rules, known, begin.position, begin.floors)
+        return Landing(self.warehouse, rules, known, once, begin.position, begin.floors)
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""

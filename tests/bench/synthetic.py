@@ -148,6 +148,7 @@ def _end(begun: Column) -> dict[str, Column]:
         "reason": F.lit("DIRECT"),
         "op_queue": F.col("queue"),
         "op_offset": F.col("queue_offset"),
+        "duplicate_of": F.lit(None),
         "checks": F.lit(0),
         "round": F.lit(0),
         "batch_id": batch,

@@ -129,6 +129,7 @@ def test_delta_commits_and_streams_are_local_transactions(alone: dict[str, str],
         "the job fails",
         "1000 rows in the table",
         "1 message of it, 20 of the streaming query",
+        "1 payment; again attempt: DUPLICATE_OF messages",
     ]
 
 

@@ -171,7 +171,7 @@ def test_the_summary_counts_every_kind_once_and_its_counts_agree(
 
     expected = {
         "half": 8, "committed": 4, "rolled_back": 2, "discarded": 1, "pending": 1,
-        "delayed": 2, "delivered": 2, "recalled": 0, "waiting": 2, "visible": 4, "holds": True,
+        "delayed": 2, "delivered": 2, "recalled": 0, "duplicates": 0, "waiting": 2, "visible": 4, "holds": True,
     }  # fmt: skip
     wait_for(lambda: row() == {"topic": TOPIC, **expected})
     capsys.readouterr()

@@ -230,6 +230,7 @@ def counted(lake: Lake, topic: str) -> TopicCounts:
         delayed=len(delayed),
         delivered=done["DELIVERED"],
         recalled=done["RECALLED"],
+        duplicates=0,
         waiting=len(delayed) + len(late) - done.total(),
         visible=sum(row["batch_id"] is not None for row in lake.topic(topic)),
         holds=True,

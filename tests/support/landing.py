@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.clock import now_ms
 from commitlake.config import Config
+from commitlake.dedup.once import Once
 from commitlake.landing import judge, kafka_identity, positions, query, start
 from commitlake.landing.land import Landing
 from commitlake.landing.topic_admission import Topics
@@ -38,7 +39,7 @@ def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bo
     begun, rules = begin(config, warehouse), judge.LandingRules.of(config)
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
     leftover = positions.leftover(warehouse, begun.position) if looks else None
-    landing = Landing(warehouse, rules, topics, begun.position, begun.floors)
+    landing = Landing(warehouse, rules, topics, Once(warehouse, config.topics.dedup), begun.position, begun.floors)
     landing.leave_out(leftover)
 
     def write(raw: DataFrame, _: int) -> None:

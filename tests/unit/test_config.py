@@ -24,12 +24,40 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert (found.kafka.topic_prefix, found.kafka.queues, found.kafka.options) == ("commitlake.", 4, {})
     assert found.trigger_interval_ms == 1_000
     assert found.transaction == config.TransactionConfig(6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False)
-    assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {})
+    assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {})
     assert (found.delay.levels_ms[:4], found.delay.levels_ms[-1]) == ((1_000, 5_000, 10_000, 30_000), 7_200_000)
     assert len(found.delay.levels_ms) == 18
     assert found.delay.max_ms == 40 * 86_400_000
     assert found.max_message_size == 4 * 1024 * 1024
     assert found.warehouse == str(Path("warehouse").absolute())
+
+
+@pytest.mark.parametrize("given", ["{orders: {window: 30d}}", {"orders": {"by": "keys", "window": "30d"}}])
+def test_a_topic_may_show_a_name_once(given: object) -> None:
+    found = config.from_mapping({"topics.dedup": given}).topics.dedup
+    assert found == {"orders": ("keys", 30 * 86_400_000)}
+    assert config.from_mapping({"topics.dedup": str(found)}).topics.dedup == found
+
+
+def test_a_topic_whose_name_yaml_takes_for_a_number_shows_a_name_once_too() -> None:
+    assert list(load("topics.dedup={17: {window: 30d}}").topics.dedup) == ["17"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "orders",
+        {"orders": "30d"},
+        {"orders": {"by": "keys"}},
+        {"orders": {"window": "0s"}},
+        {"a.b": {"window": "1d"}},
+        {"orders": {"by": "body", "window": "1d"}},
+        {"orders": {"window": "1d", "than": 1}},
+    ],
+)
+def test_what_names_are_and_how_long_they_are_held_must_be_told(given: object) -> None:
+    with pytest.raises(ConfigError, match="by is keys or message_id, window 1s or more"):
+        config.from_mapping({"topics.dedup": given})
 
 
 def test_two_warehouses_may_share_a_directory_of_checkpoints() -> None:

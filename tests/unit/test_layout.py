@@ -26,6 +26,7 @@ LAYERS = (
     ("writing",),
     ("resolving",),
     ("report",),
+    ("dedup",),
     ("landing",),
     ("coordination",),
     ("forwarding",),

@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
-from commitlake.coordination import check_requests, ledger_rows, messages_met, topic_rows
+from commitlake.coordination import check_requests, ledger_rows, messages_met, once_by_name, topic_rows
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
 from commitlake.coordination.rejected_rows import rejected_rows
+from commitlake.dedup.once import Once
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
@@ -34,6 +35,7 @@ class Surroundings:
     warehouse: Warehouse
     recent: RecentHalves
     inputs: InputTable
+    once: Once
 
 
 @dataclass
@@ -70,13 +72,13 @@ class Batch:
         for src, frame in found.items():
             found[src] = kept(frame)
             self._cached.callback(release, found[src])
-        return found
+        return once_by_name.without_duplicates(found, self.around.once, self.events.now)
 
     def write_ledger(self) -> None:
         """The commit point: what stands in `transactions` or `deliveries` has ended."""
         if self.events.count(Event.DECIDED):
             rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
-            self._append_ledger(rows, "transactions", "state = 'COMMITTED' AND deliver_at IS NULL")
+            self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE)
         ended = [
             ledger_rows.deliveries(self.messages[src], src, self.batch_id)
             for src in Source
@@ -88,8 +90,9 @@ class Batch:
     def publish(self) -> None:
         """What was committed or delivered becomes visible."""
         if self.topics:
+            shown = f"({topic_rows.SHOWN}) AND duplicate_of IS NULL"
             frames = [
-                topic_rows.topic_rows(frame.where(topic_rows.SHOWN), src, self.batch_id, self.events.now)
+                topic_rows.topic_rows(frame.where(shown), src, self.batch_id, self.events.now)
                 for src, frame in self.messages.items()
                 if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
             ]

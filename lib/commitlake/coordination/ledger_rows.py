@@ -10,6 +10,9 @@ from commitlake.tables.columns import moment_sql, named_sql, or_null_sql
 _ENDED_AT = f"greatest({moment_sql('e.now')}, stored_at)"
 """The driver's clock may run behind the broker's; nothing ends before it was stored."""
 
+SHOWN_AT_ONCE = "state = 'COMMITTED' AND deliver_at IS NULL AND duplicate_of IS NULL"
+"""Rows of `transactions` whose half messages are visible from their batch on."""
+
 _TRANSACTION = [
     "queue",
     "queue_offset AS half_offset",
@@ -20,12 +23,14 @@ _TRANSACTION = [
     f"{or_null_sql('e.op_offset')} AS op_offset",
     *("e.checks", "e.round"),
     f"{moment_sql('e.deliver_at')} AS deliver_at",
+    "duplicate_of",
     "stored_at",
     f"{_ENDED_AT} AS resolved_at",
 ]
 _DELIVERY = [
     *("queue", "queue_offset", "message_id", "topic"),
-    f"{named_sql(Delivery, 'e.state')} AS state",
+    f"IF(duplicate_of IS NULL, {named_sql(Delivery, 'e.state')}, '{Delivery.DUPLICATE.name}') AS state",
+    "duplicate_of",
     f"{moment_sql('e.deliver_at')} AS deliver_at",
     f"{_ENDED_AT} AS resolved_at",
 ]

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
+from commitlake.dedup.once import place_sql
 from commitlake.landing import parse
 from commitlake.landing.message_columns import alias, header, message_columns
 from commitlake.protocol import headers, kafka_topics, topic_names, wire
@@ -135,10 +136,24 @@ def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
     detail = F.concat(
         F.lit("more topics than topics.max allows, or no name for a table of this catalog: "), F.col("topic")
     )
+    return _rejecting(judged, refused, "TOPIC_NOT_ALLOWED", detail)
+
+
+def refuse_duplicates(judged: DataFrame, duplicates: DataFrame) -> DataFrame:
+    """Reject normal and batch messages whose name was shown before; `duplicates` has place and duplicate_of."""
+    is_message = f"target = '{TOPIC}'"
+    place = f"IF({is_message}, {place_sql('source', 'partition', 'offset')}, NULL) AS place"
+    found = judged.selectExpr("*", place).join(duplicates, "place", "left")
+    duplicate_of = F.col("duplicate_of")
+    return _rejecting(found, duplicate_of.isNotNull(), "DUPLICATE_OF", duplicate_of).drop("place", "duplicate_of")
+
+
+def _rejecting(judged: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:
+    """Judged records, some of them refused after all."""
     return judged.withColumns(
         {
             "target": F.when(refused, REJECTED).otherwise(F.col("target")),
-            "reason": F.when(refused, "TOPIC_NOT_ALLOWED").otherwise(F.col("reason")),
+            "reason": F.when(refused, reason).otherwise(F.col("reason")),
             "detail": F.when(refused, detail).otherwise(F.col("detail")),
         }
     )

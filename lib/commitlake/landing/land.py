@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from threading import Lock
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.clock import now_ms
+from commitlake.dedup.once import Once, place_sql
 from commitlake.landing import judge, landed_rows, positions
 from commitlake.landing.landed_time import Range, landed_until
 from commitlake.landing.positions import Leftover, Position
@@ -61,6 +62,7 @@ class Landing:
         warehouse: The tables.
         rules: What records are judged by.
         topics: The destination topics.
+        once: Topics that show a name once.
         position: Where to go on.
         floors: By source and partition, offsets below which records are left out: they were used before.
     """
@@ -70,10 +72,11 @@ class Landing:
         warehouse: Warehouse,
         rules: judge.LandingRules,
         topics: Topics,
+        once: Once,
         position: Position,
         floors: positions.Offsets | None = None,
     ) -> None:
-        self._warehouse, self._rules, self._topics = warehouse, rules, topics
+        self._warehouse, self._rules, self._topics, self._once = warehouse, rules, topics, once
         self._judgement = judge.judgement(rules)
         self._leftover: Leftover | None = None
         self._floors = floors or {}
@@ -102,13 +105,18 @@ class Landing:
             self._topics.admit(judged)
             counts = _count(judged, self._topics.names)
         rows = judge.close_topics(judged, self._topics.names) if _names_others(counts) else judged
+        now = now_ms()
+        duplicates = self._duplicates(rows, counts, now)
+        if duplicates is not None:
+            rows = judge.refuse_duplicates(rows, duplicates)
+            counts = _count(rows, self._topics.names)
         ranges = _ranges(counts)
         ends: dict[str, dict[int, int]] = {}
         for each in ranges:
             ends.setdefault(each.source, {})[each.partition] = each.last + 1
         return Landed(
             judged=judged,
-            tables={name: make(rows) for name, make in self._makers(counts).items()},
+            tables={name: make(rows) for name, make in self._makers(counts, now).items()},
             half_spans={row.partition: Span(row.first, row.last) for row in ranges if row.source == "half"},
             rows=sum(row["n"] for row in counts),
             position=self.position.advanced(ends, landed_until(ranges, asked_ms, MAX_RECORDS)),
@@ -154,9 +162,19 @@ class Landing:
                 records = records.where(~here | (F.col("offset") >= floor))
         return self._leftover.excluded(records) if self._leftover else records
 
-    def _makers(self, counts: Sequence[Row]) -> dict[TableName, Callable[[DataFrame], DataFrame]]:
+    def _duplicates(self, rows: DataFrame, counts: Sequence[Row], now: int) -> DataFrame | None:
+        """The normal and batch messages that must not be shown (`Once.duplicates`)."""
+        topics = {row["topic"] for row in counts if row["target"] == judge.TOPIC} & self._once.topics
+        if not topics:
+            return None
+        shown = [landed_rows.topic_rows(rows, topic, now).withColumn("topic", F.lit(topic)) for topic in sorted(topics)]
+        place = f"{place_sql('source', 'source_queue', 'source_offset')} AS place"
+        order = ("unix_millis(stored_at) AS rank", "source_index AS member")
+        each = [*("topic", "keys", "message_id"), place, "unix_millis(visible_at) AS at", *order]
+        return self._once.duplicates(reduce(DataFrame.unionAll, shown).selectExpr(*each))
+
+    def _makers(self, counts: Sequence[Row], now: int) -> dict[TableName, Callable[[DataFrame], DataFrame]]:
         """For each table that gets rows, what makes them of judged records."""
-        now = now_ms()
         fixed: dict[str, Callable[[DataFrame], DataFrame]] = {
             judge.HALF: landed_rows.half_rows,
             judge.OP: landed_rows.op_rows,

@@ -39,6 +39,7 @@ class TopicCounts:
 
     Attributes:
         visible: rows of its table.
+        duplicates: not shown, since their name was shown before.
         waiting: messages with a delay that has not ended.
         holds: whether the counts agree.
     """
@@ -52,6 +53,7 @@ class TopicCounts:
     delayed: int
     delivered: int
     recalled: int
+    duplicates: int
     waiting: int
     visible: int
     holds: bool
@@ -155,15 +157,14 @@ def _by_topic(row: Row) -> Iterable[tuple[int | None, dict[str, int]]]:
 
 
 def _topic_counts(topic: str, half: Counter[str], delayed: Counter[str]) -> TopicCounts:
-    undelayed = half["committed"] - half["committed_with_delay"]
     holds = (
         half["half"] == half["committed"] + half["rolled_back"] + half["discarded"] + half["pending"]
-        and half["committed_with_delay"] == half["delivered"] + half["waiting"]
-        and half["visible"] == undelayed + half["delivered"]
-        and delayed["delayed"] == delayed["delivered"] + delayed["recalled"] + delayed["waiting"]
+        and half["committed_with_delay"] == half["delivered"] + half["waiting"] + half["duplicates_with_delay"]
+        and half["visible"] + half["duplicates"] == half["committed"] - half["waiting"]
+        and delayed["delayed"] == sum(delayed[name] for name in ("delivered", "recalled", "duplicates", "waiting"))
         and delayed["visible"] == delayed["delivered"]
     )
-    sums = {name: half[name] + delayed[name] for name in COUNTS if name != "committed_with_delay"}
+    sums = {name: half[name] + delayed[name] for name in COUNTS if not name.endswith("_with_delay")}
     return TopicCounts(topic, **sums, holds=holds)
 
 

@@ -40,6 +40,8 @@ class What(IntEnum):
     """By landing."""
     REFUSED = 12
     """By coordination: an op that landed, and then changed nothing."""
+    DUPLICATE = 13
+    """Committed or due, but not shown: its name was shown before."""
 
 
 _FACTS = {
@@ -90,7 +92,8 @@ def _decided(tables: Warehouse, last_batch: int) -> list[DataFrame]:
     state = F.when(F.expr("state = 'COMMITTED' AND deliver_at IS NOT NULL"), int(What.COMMITTED_WITH_DELAY))
     for each in (What.COMMITTED, What.ROLLED_BACK, What.DISCARDED):
         state = state.when(F.col("state") == each.name, int(each))
-    delivery = F.when(F.col("state") == "DELIVERED", int(What.DELIVERED)).otherwise(int(What.RECALLED))
+    delivery = F.when(F.col("state") == "DELIVERED", int(What.DELIVERED))
+    delivery = delivery.when(F.col("state") == "DUPLICATE", int(What.DUPLICATE)).otherwise(int(What.RECALLED))
     facts = {"topic": _TOPIC, "batch": "batch_id"}
     end = {**facts, "happened": "unix_millis(resolved_at)", "not_before": "unix_millis(deliver_at)"}
     resumed = again.where(F.col("round") > 0)
@@ -98,6 +101,7 @@ def _decided(tables: Warehouse, last_batch: int) -> list[DataFrame]:
     place = {name: F.when(is_part, F.col(f"part_{name}")).otherwise(F.col(name)) for name in ("queue", "offset")}
     return [
         _fact(ended, state, half, "queue", "half_offset", round="round", **end),
+        _fact(ended.where("duplicate_of IS NOT NULL"), F.lit(int(What.DUPLICATE)), half, "queue", "half_offset"),
         _fact(delivered, delivery, _source_of("source"), "queue", "queue_offset", **end),
         _fact(
             kept, F.lit(int(What.KEPT)), half, "queue", "queue_offset",

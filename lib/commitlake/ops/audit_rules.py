@@ -36,7 +36,7 @@ RULES = (
     Rule("LANDED_AND_REJECTED", "rejected > 0 AND (landed > 0 OR normal > 0)"),
     Rule("REJECTED_TWICE", "rejected + refused > 1"),
     Rule("ENDED_TWICE", "bit_count(rounds) < least(ends, 63)"),
-    Rule("DELIVERED_TWICE", "delivered + recalled > 1"),
+    Rule("DELIVERED_TWICE", "delivered + recalled + duplicates > 1"),
     Rule("KEPT_TWICE", "bit_count(rounds_kept) < least(kept, 63)"),
     Rule("VISIBLE_TWICE", "visible + normal > 1 AND shown_low = shown_high"),
     Rule("VISIBLE_IN_TWO_TOPICS", "shown_low != shown_high"),
@@ -63,7 +63,9 @@ COUNTS = {
     "delayed": f"IF(source = {_MESSAGES}, landed, 0)",
     "delivered": "delivered",
     "recalled": "recalled",
-    "waiting": "INT(has_delay AND delivered + recalled = 0)",
+    "duplicates": "duplicates",
+    "duplicates_with_delay": "INT(has_delay AND duplicates > 0)",
+    "waiting": "INT(has_delay AND delivered + recalled + duplicates = 0)",
     "visible": "visible",
 }
 """What one message adds to the counts of its topic."""
@@ -81,7 +83,7 @@ def per_message(rows: DataFrame, partitions: int) -> DataFrame:
     near = rows.repartition(partitions, *_KEY)
     facts = near.groupBy(*_KEY).agg(*_tally(), *_extremes())
     state = F.expr(f"coalesce(newest & 15L, {What.REOPENED})")
-    shown = f"state = {What.COMMITTED} OR delivered > 0"
+    shown = f"(state = {What.COMMITTED} AND duplicates = 0) OR delivered > 0"
     has_delay = f"state = {What.COMMITTED_WITH_DELAY} OR (source = {_MESSAGES} AND landed > 0)"
     return facts.withColumn("state", state).withColumns({"shown": F.expr(shown), "has_delay": F.expr(has_delay)})
 
@@ -101,6 +103,7 @@ def _tally() -> list[Column]:
         _count("ends", *_ENDS),
         _count("delivered", What.DELIVERED),
         _count("recalled", What.RECALLED),
+        _count("duplicates", What.DUPLICATE),
         _count("kept", What.KEPT),
         _count("visible", What.VISIBLE),
         F.coalesce(_of("bit_or", bit, *_ENDS), F.lit(0)).alias("rounds"),

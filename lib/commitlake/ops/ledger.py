@@ -33,9 +33,11 @@ SELECT 3, requested_at, CONCAT('check ', check_no), queue, half_offset, CONCAT_W
        IF(repeat > 0, 'sent again', NULL), IF(round > 0, CONCAT('round ', round), NULL)) FROM {checks}
 UNION ALL
 SELECT 4, resolved_at, state, queue, half_offset, CONCAT_WS(', ', CONCAT('reason ', reason),
-       CONCAT('op ', op_queue, '-', op_offset), CONCAT('due ', deliver_at)) FROM {ended}
+       CONCAT('op ', op_queue, '-', op_offset), CONCAT('due ', deliver_at),
+       CONCAT('not shown, duplicate of ', duplicate_of)) FROM {ended}
 UNION ALL
-SELECT 5, resolved_at, state, queue, queue_offset, CONCAT('was due ', deliver_at) FROM {delivered}
+SELECT 5, resolved_at, state, queue, queue_offset, CONCAT_WS(', ', CONCAT('was due ', deliver_at),
+       CONCAT('duplicate of ', duplicate_of)) FROM {delivered}
 UNION ALL
 SELECT 6, rejected_at, CONCAT('rejected: ', reason), kafka_partition, kafka_offset, CONCAT('in ', source, ': ', detail)
        FROM {rejected}

@@ -22,6 +22,8 @@ class Delivery(IntEnum):
 
     DELIVERED = 1
     RECALLED = 2
+    DUPLICATE = 3
+    """Due, but its name was shown before (`topics.dedup`)."""
 
 
 class Reason(IntEnum):

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.coordination import check_requests, topic_rows
+from commitlake.coordination.ledger_rows import SHOWN_AT_ONCE
 from commitlake.protocol.states import Source
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.columns import coordinate
@@ -45,7 +46,7 @@ def complete_last_batch(warehouse: Warehouse) -> int:
 def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame, batch_id: int) -> None:
     shown = {
         Source.HALF: _shown(delivered, Source.HALF).union(
-            ended.where("state = 'COMMITTED' AND deliver_at IS NULL").select("queue", "half_offset", "topic")
+            ended.where(SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
         ),
         Source.MESSAGES: _shown(delivered, Source.MESSAGES),
     }

@@ -153,7 +153,9 @@ string    transaction_id message_id producer_group topic state reason
 int       op_queue
 bigint    op_offset
 int       checks round
-timestamp deliver_at stored_at resolved_at
+timestamp deliver_at
+string    duplicate_of
+timestamp stored_at resolved_at
 bigint    batch_id
 """
 
@@ -161,7 +163,7 @@ DELIVERIES = """
 int       queue
 string    source
 bigint    queue_offset
-string    message_id topic state
+string    message_id topic state duplicate_of
 timestamp deliver_at resolved_at
 bigint    batch_id
 """

@@ -38,6 +38,6 @@ def _verdict() -> Column:
         F.when(F.col("message").isNull(), F.when(last, int(Refusal.NO_DELAYED_MESSAGE)).otherwise(int(Verdict.NOTHING)))
         .when(~same, int(Refusal.NO_DELAYED_MESSAGE))
         .when(F.col("ended") == "DELIVERED", int(Refusal.RECALL_TOO_LATE))
-        .when(F.col("ended") == "RECALLED", int(Verdict.NOTHING))
+        .when(F.col("ended").isin("RECALLED", "DUPLICATE"), int(Verdict.NOTHING))
         .otherwise(F.when(last, int(Verdict.AGAIN)).otherwise(int(Verdict.NOTHING)))
     )
