@@ -131,6 +131,29 @@ class DefaultMQProducer:
         self._link.send(OP, recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout)
         return recall.msg_id
 
+    def reschedule(self, recall_handle: str, message: Message, timeout: int | None = None) -> SendResult:
+        """Send a message in place of a delayed one: first the new one goes out, then the old one is recalled.
+
+        In a topic of `topics.dedup` exactly one of two with the same name is shown, whether the recall comes in time or
+        too late, and also when this process dies in between. In other topics both are shown in these two cases.
+
+        Args:
+            recall_handle: from the `SendResult` of the delayed message, or from `commitlake.delayed`.
+            message: for the same topic, with a delay of its own, or none.
+            timeout: ms, instead of `send_msg_timeout`.
+
+        Raises:
+            MQClientException: it is not a recall handle, or one of another topic, or the message was refused: nothing
+                was sent then; or Kafka did not acknowledge one of the two.
+        """
+        topic = decode_handle(recall_handle).topic
+        if message.topic != topic:
+            msg = f"the message is for {message.topic}, what is to be replaced is in {topic}; nothing was sent"
+            raise MQClientException(msg)
+        result = self._send_one(message, timeout)
+        self.recall(recall_handle)
+        return result
+
     def __enter__(self) -> Self:
         self.start()
         return self
