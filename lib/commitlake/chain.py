@@ -11,18 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from commitlake.clock import now_ms
 from commitlake.coordination import input_rows
 from commitlake.coordination.batch import Surroundings
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_table import SegmentKey
+from commitlake.errors import KafkaError
 from commitlake.landing.land import Landed, Landing
+from commitlake.landing.landed_time import LandedTime
 from commitlake.landing.positions import Offsets, Position
 from commitlake.rounds import Rounds
 from commitlake.spark.frames import in_few_tasks
@@ -45,23 +46,25 @@ class Chain:
     Args:
         around: what batches work with; a round appends to its `inputs`.
         landing: lands the batches.
-        awaited: what Kafka held at the start, by source and partition: until it has landed no deadline runs.
+        landed_time: knows what Kafka held at the start: until that has landed no deadline runs.
+        held: asks Kafka for the next offset of each partition that decides on transactions.
     """
 
-    def __init__(self, around: Surroundings, landing: Landing, awaited: Offsets) -> None:
-        self._around, self._landing, self._awaited = around, landing, awaited
+    def __init__(
+        self, around: Surroundings, landing: Landing, landed_time: LandedTime, held: Callable[[], Offsets]
+    ) -> None:
+        self._around, self._landing, self._landed_time, self._held = around, landing, landed_time, held
         self._coordination: StreamingQuery | None = None
         self._start_coordination: Callable[[], StreamingQuery] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
         self._running: Future[None] = _ended()
         self._written: Future[None] = _ended()
+        self._recorded: Future[None] = _ended()
         self._shown = threading.Event()
         self._turn = threading.Lock()
         self._stopping = threading.Event()
         self._wakes: dict[SegmentKey, int] = {}
-        self._heard: dict[int, int] = {}
         self.rounds = Rounds(around.config.trigger_interval_ms)
-        self._idle_since = now_ms()
         self._busy = threading.Lock()
         self.failure: Exception | None = None
         """What failed first; Spark reports it as the text of a stack trace only."""
@@ -76,61 +79,64 @@ class Chain:
         self._start_coordination = start
 
     def note(self, events: Events) -> None:
-        """Remembers when segments have to be called next, and which producer groups have answered checks lately."""
+        """Remembers when segments have to be called next."""
         for key, at in events.wakes().items():
             if at is None:
                 self._wakes.pop(key, None)
             else:
                 self._wakes[key] = at
-        for group, at in events.heard().items():
-            self._heard[group] = max(at, self._heard.get(group, at))
-        forgotten = now_ms() - self._around.config.transaction.check_repeat_ms
-        self._heard = {group: at for group, at in self._heard.items() if at > forgotten}
 
     def wait_for_landing(self) -> None:
         """Waits until the landing has written its tables: a batch writes nothing before. Raises what failed there."""
         self._written.result()
 
+    def wait_for_position(self) -> None:
+        """Waits until the position of the landing is written: no batch is complete before. Raises what failed there."""
+        self._recorded.result()
+
     def show(self) -> None:
         """Says that a batch has shown its rows: Kafka may be asked for the next records."""
         self._shown.set()
 
-    def round(self, raw: DataFrame, _: int) -> None:
+    def round(self, raw: DataFrame, ends: Offsets) -> None:
         """Lands a batch of the Kafka source, and coordinates what it brought; returns when that is visible.
 
         While the next batch is judged, the rest of this one's coordination goes on.
+
+        Args:
+            raw: the batch.
+            ends: where it ends, the next offset of each partition.
         """
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 begun = time.monotonic()
                 if self._around.once.topics:
                     self._running.result()  # what it shows takes names first
-                landed = self._landing.judge(raw, self._idle_since)
+                landed = self._landing.judge(raw, ends)
                 judged = time.monotonic()
                 self._running.result()
-                if landed is not None:
-                    self._land_and_coordinate(landed)
-                    self.rounds.add(landed.rows, judged - begun, time.monotonic() - judged)
-            self._idle_since = now_ms()
+                self._land_and_coordinate(landed)
+                self.rounds.add(landed.rows, judged - begun, time.monotonic() - judged)
+                with suppress(KafkaError):  # while Kafka is away landed time stands still
+                    self._ask()  # now, since what Spark reads next is all of this and more
 
-    def tick(self, is_landed: Callable[[], bool]) -> None:
+    def tick(self) -> None:
         """Calls the segments in which something is due, if there are any.
 
-        Args:
-            is_landed: whether Kafka holds nothing that has not landed; if so, landed time goes on to now.
+        Raises:
+            KafkaError: Kafka is out of reach, so nobody knows whether all has landed.
         """
-        asked = now_ms()
-        if not self._due(asked):
+        if not self._due(self._around.clock.now_ms()):
             self.rounds.idle()
             return
         with self._one_at_a_time() as goes_on:
             self._running.result()
-            if goes_on and is_landed():
-                self._around.inputs.landed_until = asked
-            due = self._due(asked)
-            if goes_on and due:
-                self._around.inputs.append(self._around.inputs.ticks(due, self._heard))
-                self.coordinate()
+            if goes_on:
+                self._ask()
+                due = self._due(self._pass(self.position))
+                if due:
+                    self._around.inputs.append(self._around.inputs.ticks(due))
+                    self.coordinate()
             self.rounds.idle()
 
     def stop(self, timeout_s: float) -> None:
@@ -164,30 +170,25 @@ class Chain:
 
         - Write the tables of the landing, which nothing orders; then append its position.
         - Append its input rows, and coordinate. The half messages that have just landed are still cached. A batch waits
-          for the tables of the landing before it writes anything.
+          for the tables of the landing before it writes anything, and for its position before it is complete.
         """
         around = self._around
-        if landed.position.is_past(self._awaited):
-            around.inputs.landed_until = max(around.inputs.landed_until, landed.position.landed_until)
         around.recent.add(landed)
         rows = [make(landed.tables[name]) for name, make in _INPUTS.items() if name in landed.tables]
-        due = self._due(now_ms())
+        due = self._due(self._pass(landed.position))
         if due:
-            rows.append(around.inputs.ticks(due, self._heard))
-        self._written = Future()
+            rows.append(around.inputs.ticks(due))
+        self._written, self._recorded = Future(), Future()
         tasks: list[Callable[[], object]] = [partial(self._write, landed)]
         if rows:
             tasks.append(partial(self._coordinate_rows, in_few_tasks(reduce(DataFrame.union, rows))))
         run_all(around.warehouse.spark, tasks)
 
     def _write(self, landed: Landed) -> None:
-        try:
-            run_all(self._around.warehouse.spark, self._landing.writes(landed))
-        except BaseException as error:
-            self._written.set_exception(error)
-            raise
-        self._written.set_result(None)
-        self._landing.complete(landed)
+        with _telling(self._recorded):
+            with _telling(self._written):
+                run_all(self._around.warehouse.spark, self._landing.writes(landed))
+            self._landing.complete(landed)
 
     def _coordinate_rows(self, rows: DataFrame) -> None:
         """Coordinates rows until theirs are visible; the rest of the batch is `_running`."""
@@ -214,8 +215,18 @@ class Chain:
             self._coordination = self._start_coordination()
         return self._coordination
 
-    def _due(self, now: int) -> list[SegmentKey]:
-        return [key for key, at in list(self._wakes.items()) if at <= now]
+    def _due(self, until: int) -> list[SegmentKey]:
+        return [key for key, at in list(self._wakes.items()) if at <= until]
+
+    def _ask(self) -> None:
+        """Remembers what Kafka holds: when that has landed, landed time is now."""
+        asked = self._around.clock.now_ms()
+        self._landed_time.ask(asked, self._held())
+
+    def _pass(self, position: Position) -> int:
+        """Takes how far landing has come with the input rows that are appended next; returns landed time."""
+        landed = self._around.inputs.landed_until = self._landed_time.landed(position)
+        return landed
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[bool]:
@@ -230,6 +241,17 @@ class Chain:
         except Exception as error:
             self.failure = self.failure or error
             raise
+
+
+@contextmanager
+def _telling(future: Future[None]) -> Iterator[None]:
+    """Ends a future with what happens here."""
+    try:
+        yield
+    except BaseException as error:
+        future.set_exception(error)
+        raise
+    future.set_result(None)
 
 
 def _ended() -> Future[None]:

@@ -1,10 +1,37 @@
-"""The clock of this machine."""
+"""The clock of this machine, and Kafka's."""
 
 from __future__ import annotations
 
 import time
 
+_RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Time since the machine started, also while it slept: a clock that nobody can set. Linux has it, others do without."""
+
 
 def now_ms() -> int:
     """The time now, ms since epoch, UTC."""
     return time.time_ns() // 1_000_000
+
+
+class BrokerClock:
+    """Kafka's time, by which ages and due times count: it runs on from the append time of a record.
+
+    The clock of the driver decides nothing, so one that is a day ahead for a moment ends no transaction. This one is
+    never ahead of the broker's, which had stored the record before its acknowledgement came. Before the first record it
+    is the driver's.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_ms = now_ms() - _running_ms()
+
+    def set(self, appended_ms: int) -> None:
+        """Takes the append time (ms since epoch, UTC) of a record that was acknowledged right now."""
+        self._ahead_ms = appended_ms - _running_ms()
+
+    def now_ms(self) -> int:
+        """The broker's time now, ms since epoch, UTC."""
+        return _running_ms() + self._ahead_ms
+
+
+def _running_ms() -> int:
+    return time.clock_gettime_ns(_RUNNING) // 1_000_000

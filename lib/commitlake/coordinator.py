@@ -12,13 +12,13 @@ from functools import partial
 from typing import Self
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake import companions
 from commitlake import config as configuration
 from commitlake.chain import Chain
-from commitlake.clock import now_ms
+from commitlake.clock import BrokerClock, now_ms
 from commitlake.config import Config
 from commitlake.coordination import query
 from commitlake.coordination.batch import Surroundings
@@ -31,11 +31,13 @@ from commitlake.forwarding.to_kafka import ToKafka
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
+from commitlake.kafka.held import Held
 from commitlake.landing import judge, kafka_identity
 from commitlake.landing import query as landing_query
 from commitlake.landing import start as landing_start
 from commitlake.landing.land import Landing
-from commitlake.landing.landed_time import DECIDING
+from commitlake.landing.landed_time import DECIDING, LandedTime
+from commitlake.landing.positions import Offsets
 from commitlake.landing.topic_admission import Topics
 from commitlake.maintenance.run import Maintenance, at_intervals
 from commitlake.places import is_local
@@ -79,6 +81,7 @@ class Coordinator:
         self.warehouse = Warehouse(self.spark, config.warehouse)
         self._on_failure = on_failure
         self._owner = Ownership()
+        self._clock = BrokerClock()
         self._stack = ExitStack()
         self._stopping = threading.Event()
         self._queries: list[StreamingQuery] = []
@@ -141,8 +144,10 @@ class Coordinator:
         if not is_new:
             kafka_identity.check(self.warehouse, self.config, come.position)
         self._prepare_kafka()
+        landed_time, asked = LandedTime(), self._clock.now_ms()
         begin = landing_start.begin(self.warehouse, self.config, come)
-        inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table")  # step 3
+        landed_time.ask(asked, {source: begin.ends[source] for source in DECIDING})
+        inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock)  # step 3
         once = Once(self.warehouse, self.config.topics.dedup)
         with ThreadPoolExecutor(1) as pool:
             made = pool.submit(self._landing, begin, once)
@@ -152,10 +157,13 @@ class Coordinator:
                 recovered = recover.recover(self.warehouse, self.config, inputs, begin.position)
             lands = made.result()
         once.load()  # after the batch that a kill cut short is complete
-        around = Surroundings(self.config, self.warehouse, RecentHalves(self.warehouse), inputs, once)  # step 4
-        awaited = {source: numbers for source, numbers in begin.ends.items() if source in DECIDING}
+        around = Surroundings(  # step 4
+            self.config, self.warehouse, self._clock, RecentHalves(self.warehouse), inputs, once
+        )
         lands.leave_out(recovered.leftover)
-        chain = self._chain = Chain(around, lands, awaited)
+        held = Held(self.config, DECIDING)
+        self._stack.callback(held.close)
+        chain = self._chain = Chain(around, lands, landed_time, held.ends)
         write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain))
         if not available_now:
             self._forward(available_now=False)
@@ -164,18 +172,21 @@ class Coordinator:
         )
         if not available_now:  # else what was open is worked off with what lands first, in one batch
             chain.begin()
-        scratch = self._scratch("landing")
-        landing = self._keep(
-            landing_query.start(
-                self.spark, self.config, begin.offsets, chain.round, scratch, available_now=available_now
-            )
-        )
-        is_landed = partial(self._is_landed, landing)
+        landing = self._land(chain, begin.offsets, available_now)
         if available_now:
-            self._work_off(landing, is_landed)
+            self._work_off(landing)
             self._forward(available_now=True)
         else:
-            self._serve(is_landed)  # step 5
+            self._serve()  # step 5
+
+    def _land(self, chain: Chain, offsets: Offsets, available_now: bool) -> StreamingQuery:
+        scratch = self._scratch("landing")
+
+        def land(raw: DataFrame, batch_id: int) -> None:
+            chain.round(raw, landing_query.ends_of(self.spark, self.config, scratch, batch_id))
+
+        query = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
+        return self._keep(query)
 
     def _own(self) -> None:
         cluster.check(self.spark, self.config)
@@ -190,12 +201,12 @@ class Coordinator:
     def _prepare_kafka(self) -> None:
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
-        clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics()))
+        clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics(), self._clock))
 
     def _landing(self, begin: landing_start.Begin, once: Once) -> Landing:
         rules = judge.LandingRules.of(self.config)
         known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
-        return Landing(self.warehouse, rules, known, once, begin.position, begin.floors)
+        return Landing(self.warehouse, rules, known, once, begin.position, self._clock, begin.floors)
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
@@ -216,13 +227,13 @@ class Coordinator:
         self._queries.append(started)
         return started
 
-    def _work_off(self, landing: StreamingQuery, is_landed: Callable[[], bool]) -> None:
+    def _work_off(self, landing: StreamingQuery) -> None:
         assert self._chain is not None
         while landing.isActive and not self._stopping.is_set():
             self._stopping.wait(0.05)
         self._raise_failure()
         self._chain.coordinate()  # what was open, where nothing landed
-        self._chain.tick(is_landed)
+        self._chain.tick()
         self._raise_failure()
 
     def _health(self) -> str | None:
@@ -234,27 +245,25 @@ class Coordinator:
         most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
         return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
 
-    def _serve(self, is_landed: Callable[[], bool]) -> None:
+    def _serve(self) -> None:
         assert self._chain is not None
         self._stack.enter_context(companions.telling(self.config, self._chain, self.epoch, self._health))
         companions.answer_by_rules(self.config, self._stopping)
-        ticks = partial(self._tick_and_watch, is_landed)
-        threading.Thread(target=ticks, name="commitlake-ticks", daemon=True).start()
+        threading.Thread(target=self._tick_and_watch, name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
-            tidy = Maintenance(
-                self.spark, self.config, self._chain.between_rounds, lambda: not self._stopping.is_set(), is_owner=True
-            )
+            go_on = lambda: not self._stopping.is_set()  # noqa: E731
+            tidy = Maintenance(self.warehouse, self.config, self._chain.between_rounds, go_on)
             ended = self._chain.rounds.maintained
             thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
             # Where there is a lock it must not be free while a commit of ours is under way.
             self._stack.callback(thread.join, _STOP_TIMEOUT_S)
 
-    def _tick_and_watch(self, is_landed: Callable[[], bool]) -> None:
+    def _tick_and_watch(self) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it."""
         assert self._chain is not None
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
             try:
-                self._chain.tick(is_landed)
+                self._chain.tick()
             except Exception as error:  # Kafka may be away; what ended a query is reported below
                 log.debug("no tick: %s", error)
             if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
@@ -267,10 +276,6 @@ class Coordinator:
             log.error("the coordinator has stopped: %s", error)
             if self._on_failure is not None:
                 self._on_failure(error)
-
-    def _is_landed(self, landing: StreamingQuery) -> bool:
-        assert self._chain is not None
-        return landing_query.is_landed(landing, self.config, self._chain.position)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits until a query ends or `stop` is called; returns whether it has within `timeout` seconds.

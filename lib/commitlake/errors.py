@@ -53,6 +53,20 @@ class StreamError(CommitLakeError):
         )
 
 
+class DoubledError(CommitLakeError):
+    """Raised when a message would end a second time: a stop in place of a row that is shown twice.
+
+    Args:
+        what: what stands twice.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: a defect of CommitLake, or a log store that commits twice; start again, which works out from the "
+            "tables what is open; if it comes again, run the audit and report both"
+        )
+
+
 class TransactionNotFoundError(CommitLakeError):
     """Raised when a transaction id names no transaction, or more than one."""
 

@@ -6,7 +6,7 @@ import numpy as np
 from tests.property.ledger import Keyed, Ledger, Occurred
 from tests.support.records import Message, Op, half_row, op_rows
 
-from commitlake.protocol.states import Event, Kind, Source
+from commitlake.protocol.states import Kind, Source
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import ROW, SEGMENT_SIZE, Rows, empty, make, pack, unpack
@@ -20,43 +20,37 @@ class Coordinator:
         self.states: dict[Key, bytes] = {}
         self.wake_at: dict[Key, int] = {}
         self.next: list[Keyed] = []
-        self.heard: dict[int, int] = {}
 
     def land(self, message: Message) -> None:
         (self.ledger.delayed if message.delayed else self.ledger.half)[message.at] = message
 
     def crash(self) -> None:
         """The checkpoint is lost: what is open, or has landed and was not yet read, comes again from the tables."""
-        self.states, self.wake_at, self.heard = {}, {}, {}
+        self.states, self.wake_at = {}, {}
         self.next = self.ledger.rebuild()
 
-    def batch(self, now: int, read: list[Message], ops: list[Op]) -> None:
+    def batch(self, now: int, landed: int, read: list[Message], ops: list[Op]) -> None:
         rows = self.next + [row_of_message(m) for m in read] + [row_of_op(op) for op in ops]
         self.ledger.op |= {op.key: op for op in ops}
         arrived: dict[Key, list[Rows]] = {}
         for src, queue, row in rows:
             arrived.setdefault((src, queue, int(row["offset"][0]) // SEGMENT_SIZE), []).append(row)
-        events, tick = [], [make(ROW, 1, kind=Kind.TICK)]
-        tick += [make(ROW, 1, kind=Kind.HEARD, grp=group, stored=at) for group, at in self.heard.items()]
-        for key in {**arrived, **{key: None for key, at in self.wake_at.items() if at <= now}}:
-            events += self._advance(key, np.concatenate([*arrived.get(key, []), *tick]), now)
-        for _, _, event in events:
-            if event["event"] == Event.HEARD:
-                group, at = int(event["grp"]), int(event["deliver_at"])
-                self.heard[group] = max(at, self.heard.get(group, at))
+        events, tick = [], make(ROW, 1, kind=Kind.TICK)
+        for key in {**arrived, **{key: None for key, at in self.wake_at.items() if at <= landed}}:
+            events += self._advance(key, np.concatenate([*arrived.get(key, []), tick]), now, landed)
         self.ledger.again = []
         self.ledger.record(now, events)
         self.next = self.ledger.again
 
-    def _advance(self, key: Key, rows: Rows, now: int) -> list[Occurred]:
-        step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules)
+    def _advance(self, key: Key, rows: Rows, now: int, landed: int) -> list[Occurred]:
+        step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules, landed)
         self.states.pop(key, None)
         self.wake_at.pop(key, None)
         assert (step.wake_at is None) == (len(step.state) == 0), (
             "a segment with nothing open has no state, and no other sleeps for ever"
         )
         if step.wake_at is not None:
-            assert step.wake_at > now, "an immediate wake-up would never end"
+            assert step.wake_at > min(now, landed), "an immediate wake-up would never end"
             self.states[key], self.wake_at[key] = pack(step.state), step.wake_at
         return [(*key[:2], event) for event in step.events]
 

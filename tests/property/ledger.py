@@ -20,6 +20,9 @@ Outcome = tuple[Any, ...]
 """What a segment or a resolution ended in: `ended`, `refused`, `delivery`, `resume`, `again`; its key; its content."""
 
 
+HOUR_MS = 3_600_000
+
+
 class Ledger:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -209,8 +212,7 @@ class Ledger:
         if asked:
             at, _, round_, number, repeat, _ = asked[-1]
             answered = self.answered(first, (round_, number), at)
-            heard = [op.stored for op in self.op.values() if op.from_check and not op.admin and op.group == first.group]
-            repeat_at = max(at, *heard) + self.rules.check_repeat_ms if heard else at + self.rules.check_repeat_ms
+            repeat_at = at + min(self.rules.check_repeat_ms * 2**repeat, HOUR_MS)
             due = repeat_at if answered is None else answered + self.rules.check_interval_ms
             columns |= {"checks": number, "repeat": repeat if answered is None else -1, "due": due}
         return half_row(first, **columns)

@@ -9,6 +9,7 @@ from tests.support.records import Check, Delivered, End, Message, Op, OpKey, Pla
 from commitlake.protocol.states import Delivery, Kind, Reason, Refusal, State
 from commitlake.statemachine.model import Rules
 
+HOUR_MS = 3_600_000
 DONE = "done"
 Verdict = Refusal | str | None  # an op is refused, needs no more, or waits on
 
@@ -23,7 +24,6 @@ class Model:
         self.refused: dict[OpKey, Refusal] = {}
         self.deliveries: dict[Delivered, tuple[Delivery, int]] = {}
         self.checks: list[Check] = []
-        self.heard: dict[int, int] = {}  # by group, when it last answered a check
         self.resumed: dict[Op, Half] = {}
 
     def land(self, m: Message) -> None:
@@ -37,12 +37,9 @@ class Model:
 
     def crash(self) -> None:
         self.crashed = True  # what waits counts its time from the batch that first sees it again
-        for h in [h for h in self.halves.values() if h.repeat is not None and h.m.group in self.heard]:
-            h.due = max(h.due, self.heard[h.m.group] + self.rules.check_repeat_ms)
-        self.heard = {}
 
-    def batch(self, now: int, read: list[Message], ops: list[Op]) -> None:
-        self.now, heard = now, dict(self.heard)
+    def batch(self, now: int, landed: int, read: list[Message], ops: list[Op]) -> None:
+        self.now, self.landed = now, min(now, landed)
         self.reopen()
         self.timers |= {("messages", m.at): m.deliver_at for m in read if m.delayed}
         for h in self.halves.values():
@@ -53,17 +50,15 @@ class Model:
         self.waiting |= dict.fromkeys(fresh, now)
         for op in sorted(self.waiting, key=lambda op: op.order):  # ops before deadlines
             self.judge(op, fresh=op in fresh)
-        for op in [op for op in (*ops, *answers) if op.from_check and not op.admin]:
-            self.heard[op.group] = max(op.stored, self.heard.get(op.group, 0))
         for op in sorted(answers, key=lambda op: op.order):
             self.answer(op)
         for h in [h for h in self.halves.values() if h.seen is not None and not h.end]:
-            self.follow(h) if h.m.first else self.deadline(h, heard.get(h.m.group, -1))
-        for key in [key for key, due in self.timers.items() if due <= now]:
+            self.follow(h) if h.m.first else self.deadline(h)
+        for key in [key for key, due in self.timers.items() if due <= self.landed]:
             self.deliveries[key] = (Delivery.DELIVERED, self.timers.pop(key))
 
     def over(self, since: int) -> bool:
-        return self.now - since >= self.rules.op_park_ms
+        return self.landed - since >= self.rules.op_park_ms
 
     def judge(self, op: Op, *, fresh: bool) -> None:
         rule = {Kind.RECALL: self.recall, Kind.RESUME: self.resume}.get(op.decision, self.decide)
@@ -133,15 +128,15 @@ class Model:
         if op.check == (h.round, h.checks) or (op.check is None and op.stored > h.asked):
             h.repeat, h.due = None, op.stored + self.rules.check_interval_ms
 
-    def deadline(self, h: Half, heard: int) -> None:
+    def deadline(self, h: Half) -> None:
         expires = h.since + self.rules.retention_ms + 1  # older than retention
-        exhausted = h.due <= self.now and h.repeat is None and h.checks >= self.rules.check_max and h.due < expires
-        if exhausted or expires <= self.now:
+        exhausted = h.due <= self.landed and h.repeat is None and h.checks >= self.rules.check_max and h.due < expires
+        if exhausted or expires <= self.landed:
             reason = Reason.CHECK_MAX if exhausted else Reason.EXPIRED
             self.end(self.whole(h), End(State.DISCARDED, reason, None, h.checks, h.round, -1))
-        elif h.due <= self.now and (h.repeat is None or heard + self.rules.check_repeat_ms <= self.now):
+        elif h.due <= self.landed:
             h.checks, h.repeat = (h.checks + 1, 0) if h.repeat is None else (h.checks, h.repeat + 1)
-            h.asked, h.due = self.now, self.now + self.rules.check_repeat_ms
+            h.asked, h.due = self.now, self.now + min(self.rules.check_repeat_ms * 2**h.repeat, HOUR_MS)
             landed = frozenset(m.m.at for m in self.whole(h) if not m.end)
             self.checks.append((self.now, h.m.at, h.round, h.checks, h.repeat, landed))
 

@@ -36,7 +36,7 @@ def maintenance(
     """With a park time of 0 everything that has ended is old."""
     conf = lake.configured(transaction_op_park_time="0s")
     keep = replace(conf.maintenance, retention_ms=retention_ms)
-    return Maintenance(spark, replace(conf, maintenance=keep), go_on=go_on)
+    return Maintenance(Warehouse(spark, conf.warehouse), replace(conf, maintenance=keep), go_on=go_on)
 
 
 def has_next(steps: Iterator[int]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from commitlake.clock import now_ms
+from commitlake.clock import BrokerClock
 from commitlake.config import Config
 from commitlake.dedup.once import Once
 from commitlake.landing import judge, kafka_identity, positions, query, start
@@ -39,17 +39,19 @@ def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bo
     begun, rules = begin(config, warehouse), judge.LandingRules.of(config)
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
     leftover = positions.leftover(warehouse, begun.position) if looks else None
-    landing = Landing(warehouse, rules, topics, Once(warehouse, config.topics.dedup), begun.position, begun.floors)
+    landing = Landing(
+        warehouse, rules, topics, Once(warehouse, config.topics.dedup), begun.position, BrokerClock(), begun.floors
+    )
     landing.leave_out(leftover)
 
-    def write(raw: DataFrame, _: int) -> None:
-        landed = landing.judge(raw, now_ms())
-        if landed is not None:
-            run_all(spark, landing.writes(landed))
-            landing.complete(landed)
-            landed.release()
-
     place = f"{config.scratch}/landing/{uuid.uuid4()}"
+
+    def write(raw: DataFrame, batch_id: int) -> None:
+        landed = landing.judge(raw, query.ends_of(spark, config, place, batch_id))
+        run_all(spark, landing.writes(landed))
+        landing.complete(landed)
+        landed.release()
+
     query.start(spark, config, begun.offsets, write, place, available_now=True).awaitTermination()
     return landing
 

@@ -10,7 +10,7 @@ from tests.support.records import Message, Op, Place, half_row, op_rows
 from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import ROW, Rows, empty, make
+from commitlake.statemachine.rows import Rows, empty
 
 RULES = {
     "timeout_ms": 6_000,
@@ -33,13 +33,12 @@ class OneSegment:
         self.state = empty()
         self.wake_at: int | None = None
 
-    def batch(self, now: int, *arrived: Rows, ticked: bool = True) -> dict[str, list[Readable]]:
-        """The events by name, without those that only say who was heard and when to come again."""
-        ticks = [make(ROW, 1, kind=Kind.TICK)] if ticked else []
-        step = advance(self.state, np.concatenate([empty(), *arrived, *ticks]), now, self.rules)
+    def batch(self, now: int, *arrived: Rows, landed: int | None = None) -> dict[str, list[Readable]]:
+        """The events by name."""
+        step = advance(self.state, np.concatenate([empty(), *arrived]), now, self.rules, landed)
         self.state, self.wake_at = step.state, step.wake_at
         named: dict[str, list[Readable]] = {}
-        for event in step.events[step.events["event"] != Event.HEARD]:
+        for event in step.events:
             named.setdefault(Event(event["event"]).name, []).append(readable(event))
         return named
 
@@ -92,11 +91,6 @@ def commit(offset: int = 0, **fields: Any) -> Rows:
 def unknown(stored: int, offset: int = 0, **fields: Any) -> Rows:
     """The answer UNKNOWN to the check that is out, or to `check`, its round and number."""
     return op(Kind.UNKNOWN, offset, stored, **{"from_check": True, **fields})
-
-
-def heard(at: int, group: int = 1) -> Rows:
-    """What comes with a tick: a producer group answered a check last at `at`."""
-    return make(ROW, 1, kind=Kind.HEARD, grp=group, stored=at)
 
 
 def rollback(offset: int = 0, **fields: Any) -> Rows:

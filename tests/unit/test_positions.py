@@ -1,20 +1,19 @@
-"""How far landing has come, as a value."""
+"""Positions: how far landing has come in each partition."""
 
 from __future__ import annotations
 
-from commitlake.landing.positions import UNKNOWN, Position
+from commitlake.landing.positions import Position
 
-SOME = Position(3, {"half": {0: 5, 1: 7}}, landed_until=1_000)
-
-
-def test_a_landing_moves_only_the_partitions_that_it_brought() -> None:
-    after = SOME.advanced({"half": {1: 9}, "op": {0: 2}}, landed_until=2_000)
-    assert after == Position(4, {"half": {0: 5, 1: 9}, "op": {0: 2}}, landed_until=2_000)
+SOME = Position(3, {"half": {0: 5, 1: 7}})
 
 
-def test_landed_time_never_goes_back() -> None:
-    assert SOME.advanced({}, landed_until=500).landed_until == 1_000
-    assert Position(0, {}).landed_until == UNKNOWN
+def test_a_landing_moves_the_partitions_that_it_read_and_no_others() -> None:
+    assert SOME.advanced({"half": {1: 9}, "op": {0: 2}}) == Position(4, {"half": {0: 5, 1: 9}, "op": {0: 2}})
+
+
+def test_it_never_goes_back_since_an_offset_names_one_message() -> None:
+    """A log that is shorter than before: its offsets come a second time."""
+    assert SOME.advanced({"half": {0: 3, 1: 8}}).offsets == {"half": {0: 5, 1: 8}}
 
 
 def test_a_partition_that_never_landed_anything_goes_on_at_its_begin() -> None:

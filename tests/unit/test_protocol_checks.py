@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.one_segment import OneSegment, Readable, T, commit, half, heard, part, unknown
+from tests.support.one_segment import OneSegment, Readable, T, commit, half, part, unknown
 from tests.support.records import Place
 
 CHECK_MAX = {"DECIDED": [(7, "DISCARDED", "CHECK_MAX")]}
@@ -61,26 +61,35 @@ def test_a_check_that_nobody_answers_is_repeated_and_not_counted() -> None:
     assert segment.batch(T + 6_001) == checked(1)
     assert segment.batch(T + 306_000) == {}
     assert segment.batch(T + 306_001) == checked(1, repeat=1)
-    assert segment.batch(T + 900_000) == checked(1, repeat=2)
+    assert segment.batch(T + 906_001) == checked(1, repeat=2)
 
 
-def test_a_check_is_not_repeated_while_its_group_answers_others() -> None:
-    segment = OneSegment(retention_ms=10_000_000)
+def test_each_repeat_waits_twice_as_long_as_the_one_before_and_an_hour_at_most() -> None:
+    segment, at = OneSegment(retention_ms=2**40), T + 6_001
     segment.batch(T, half())
-    segment.batch(T + 6_001)
-    assert segment.batch(T + 306_001, heard(T + 100_000), heard(T + 200_000), heard(T + 300_000, group=2)) == {}
-    assert segment.wake_at == T + 500_000
-    assert segment.batch(T + 500_000, heard(T + 200_000)) == checked(1, repeat=1)
+    for repeat, minutes in enumerate([5, 10, 20, 40, 60, 60]):
+        assert segment.batch(at) == checked(1, repeat)
+        assert segment.wake_at == at + minutes * 60_000
+        at += minutes * 60_000
 
 
-def test_without_a_tick_no_check_is_repeated() -> None:
-    """Who was heard comes with a tick, and a batch may begin just after a deadline that its driver did not see pass."""
+def test_a_lost_check_is_repeated_while_its_group_answers_others() -> None:
+    """Kafka was away when it was sent, or one listener of five hangs."""
     segment = OneSegment(retention_ms=10_000_000)
-    segment.batch(T, half())
+    segment.batch(T, half(), half(Place(0, 8)))
     segment.batch(T + 6_001)
-    assert segment.batch(T + 306_001, ticked=False) == {}
-    assert segment.wake_at == T + 306_001
-    assert segment.batch(T + 306_002) == checked(1, repeat=1)
+    for now in range(T + 30_000, T + 306_001, 30_000):
+        segment.batch(now, unknown(now, now // 1_000, listed=(Place(0, 8),)))
+    assert segment.batch(T + 306_001) == checked(1, repeat=1)
+
+
+def test_a_repeat_counts_from_when_the_check_was_sent_and_not_from_landed_time() -> None:
+    """Landing lags by an hour, and catches up within half a minute: what was asked meanwhile is not asked again."""
+    segment, sent = OneSegment(retention_ms=2**40), T + 3_600_000
+    segment.batch(sent, half(), landed=T)
+    assert segment.batch(sent, landed=T + 6_001) == checked(1)
+    assert segment.batch(sent + 30_000, landed=sent + 29_000) == {}
+    assert segment.batch(sent + 300_000, landed=sent + 300_000) == checked(1, repeat=1)
 
 
 def test_an_answer_counts_once_and_for_the_check_that_it_names() -> None:

@@ -23,6 +23,16 @@ def test_an_overdue_message_appears_at_once() -> None:
     assert OneSegment().batch(T, delayed(D, T - 1)) == {"DELIVERY": [(5, "DELIVERED", T - 1)]}
 
 
+def test_a_recall_that_kafka_had_in_time_takes_the_message_back_however_late_it_lands() -> None:
+    """The coordinator was down when the message fell due: until all has landed that Kafka held then, none is shown."""
+    segment = OneSegment()
+    segment.batch(T, delayed(D, T + 1_000))
+    assert segment.batch(T + 90_000, landed=T + 999) == {}
+    assert segment.batch(T + 91_000, recall(D, stored=T + 998), landed=T + 91_000) == {
+        "DELIVERY": [(5, "RECALLED", T + 1_000)]
+    }
+
+
 def test_forty_days_in_milliseconds_do_not_overflow() -> None:
     segment = OneSegment()
     segment.batch(T, half(delay=40 * DAY))

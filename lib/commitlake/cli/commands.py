@@ -107,9 +107,10 @@ def maintain(settings: Config) -> int:
     """
     spark = _session_on_tables(settings, "maintain")
     settings = cluster.resolved(spark, settings)
-    with fencing.lock(settings) as lock:
-        Warehouse(spark, settings.warehouse).create()  # those that an older version did not have
-        report = Maintenance(spark, settings, is_owner=lock is not None).run()
+    warehouse = Warehouse(spark, settings.warehouse)
+    with fencing.lock(settings):
+        warehouse.create()  # those that an older version did not have
+        report = Maintenance(warehouse, settings).run()
     print(report)
     return int(bool(report.failed))
 

@@ -12,9 +12,10 @@ from functools import cached_property, partial, reduce
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
+from commitlake.clock import BrokerClock
 from commitlake.config import Config
 from commitlake.coordination import check_requests, ledger_rows, messages_met, once_by_name, topic_rows
-from commitlake.coordination.events import Events
+from commitlake.coordination.events import Ends, Events
 from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
 from commitlake.coordination.rejected_rows import rejected_rows
@@ -33,6 +34,7 @@ class Surroundings:
 
     config: Config
     warehouse: Warehouse
+    clock: BrokerClock
     recent: RecentHalves
     inputs: InputTable
     once: Once
@@ -45,14 +47,16 @@ class Batch:
     Attributes:
         around: configuration and tables.
         events: its events, resolutions included.
-        feedback: input rows that come again, None when there are none.
         batch_id: grows over the whole life of the warehouse.
+        feedback: input rows that come again, None when there are none.
+        opened: those of them that RESUMEs have opened, None when there are none.
     """
 
     around: Surroundings
     events: Events
-    feedback: DataFrame | None
     batch_id: int
+    feedback: DataFrame | None = None
+    opened: DataFrame | None = None
     topics: set[str] = field(default_factory=set)
     _cached: ExitStack = field(default_factory=ExitStack)
 
@@ -78,14 +82,17 @@ class Batch:
         """The commit point: what stands in `transactions` or `deliveries` has ended."""
         if self.events.count(Event.DECIDED):
             rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
-            self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE)
+            written = self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE, "0, queue, half_offset")
+            self.events.check_written(written, "transactions", Event.DECIDED)
         ended = [
             ledger_rows.deliveries(self.messages[src], src, self.batch_id)
             for src in Source
             if self.events.count(Event.DELIVERY, src=src)
         ]
         if ended:
-            self._append_ledger(reduce(DataFrame.unionByName, ended), "deliveries", "state = 'DELIVERED'")
+            rows, place = reduce(DataFrame.unionByName, ended), "INT(source != 'half'), queue, queue_offset"
+            written = self._append_ledger(rows, "deliveries", "state = 'DELIVERED'", place)
+            self.events.check_written(written, "deliveries", Event.DELIVERY)
 
     def publish(self) -> None:
         """What was committed or delivered becomes visible."""
@@ -113,11 +120,14 @@ class Batch:
         if events.count(Event.CHECK):
             checks = ledger_rows.checks(self.messages[Source.HALF], self.batch_id)
             tasks.append(partial(append, checks, "checks", self.marker))
-        if self.feedback is not None:
-            again = self.feedback.withColumn("batch_id", F.lit(self.batch_id))
-            tasks.append(partial(append, again, "reentries", self.marker))
+        if self.opened is not None:
+            opened = self.opened.withColumn("batch_id", F.lit(self.batch_id))
+            tasks.append(partial(append, opened, "reentries", self.marker))
         run_all(self.around.warehouse.spark, tasks)
-        if self.feedback is not None:  # after its record: what is read here must be there at the next start
+
+    def send_back(self) -> None:
+        """Input rows for the next batch; a start works them out again, but for what RESUMEs have opened."""
+        if self.feedback is not None:
             self.around.inputs.append(self.feedback)
 
     def complete(self) -> None:
@@ -147,11 +157,16 @@ class Batch:
         self._cached.close()
         self.events.release()
 
-    def _append_ledger(self, rows: DataFrame, name: str, shown: str) -> None:
-        seen = Observation()  # gathered while the rows are written: a query of its own would cost a job a batch
-        found = rows.observe(seen, F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics"))
+    def _append_ledger(self, rows: DataFrame, name: str, shown: str, place: str) -> Ends:
+        """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job."""
+        seen = Observation()
+        topics = F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics")
+        found = rows.observe(
+            seen, topics, F.count("*").alias("n"), F.expr(f"bit_xor(xxhash64({place}))").alias("places")
+        )
         self.around.warehouse.append(found, name, self.marker)
         self.topics |= set(json.loads(seen.get["topics"]))
+        return Ends(seen.get["n"], seen.get["places"] or 0)
 
     def _parts(self) -> DataFrame | None:
         """The further half messages of what is checked."""

@@ -36,7 +36,8 @@ _EACH = 10  # bytes that Kafka needs for the two lengths of a header
 def records(checked: DataFrame, parts: DataFrame | None, topic: str, queues: int) -> DataFrame:
     """Kafka records of check requests; a check always gives the same record, but for parts that came since.
 
-    A repeated one goes to another partition: the instance that has the first one may hang.
+    Each check of a transaction goes to the next partition, a repeated one too: the instance that has the one before
+    may hang, or not see what others see.
 
     Args:
         checked: half messages, bodies and all, with `round`, `check_no` and `repeat`.
@@ -51,7 +52,7 @@ def records(checked: DataFrame, parts: DataFrame | None, topic: str, queues: int
         .withColumn("check_id", F.concat_ws("-", "queue", "queue_offset", "round", "check_no"))
         .select(
             F.lit(topic).alias("topic"),
-            F.expr(f"pmod(queue + repeat, {queues})").alias("partition"),
+            F.expr(f"pmod(queue + check_no - 1 + repeat, {queues})").alias("partition"),
             F.col("transaction_id").cast("binary").alias("key"),
             F.col("body").alias("value"),
             _headers().alias("headers"),

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from commitlake.coordination.batch import Batch, Surroundings
 from commitlake.coordination.events import Events
+from commitlake.coordination.input_rows import OPENED
 from commitlake.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
 from commitlake.coordination.unmatched.lookup import Tables
 from commitlake.coordination.unmatched.resolution import Resolutions
@@ -28,6 +29,9 @@ class Round(Protocol):
 
     def wait_for_landing(self) -> None:
         """Returns when the tables of the round's landing are written; raises what failed there."""
+
+    def wait_for_position(self) -> None:
+        """Returns when the position of that landing is written, too; raises what failed there."""
 
     def show(self) -> None:
         """Is called when what the batch shows is visible."""
@@ -61,8 +65,8 @@ class Committer:
            ledger what met no open message;
         4. the commit point: `transactions`, then `deliveries`;
         5. topic tables;
-        6. `discarded`, `rejected`, `checks`, and feedback rows (`reentries`);
-        7. `batches`;
+        6. `discarded`, `rejected`, `checks`, and what RESUMEs have opened (`reentries`);
+        7. `batches`, after the position of the landing: what complete batches are about lies below the newest position;
         8. check requests to Kafka: at least once, their ids never change.
         """
         events = Events(frame)  # step 3
@@ -73,13 +77,15 @@ class Committer:
             return
         batch = self._resolved(events, self._first_batch_id + spark_batch_id)
         try:
-            if batch.events.count(*_WRITTEN) or batch.feedback is not None:
+            if batch.events.count(*_WRITTEN) or batch.opened is not None:
                 batch.write_ledger()  # step 4
                 batch.publish()  # step 5
                 self._chain.show()
                 batch.write_rest()  # step 6
+                self._chain.wait_for_position()
                 batch.complete()  # step 7
                 batch.send_checks()  # step 8
+            batch.send_back()
         finally:
             batch.release()
 
@@ -87,11 +93,14 @@ class Committer:
         """The batch, with what the ledger says about unmatched ops and parts."""
         resolutions = self._resolutions(events)
         if resolutions is None:
-            return Batch(self._around, events, None, batch_id)
+            return Batch(self._around, events, batch_id)
         feedback = materialized(resolutions.feedback)
         every = events.with_more(resolutions.events)
         events.release()
-        return Batch(self._around, every, feedback if feedback.count() else None, batch_id)
+        every.check_ends()
+        opened = feedback.where(OPENED)
+        back, again = (rows if rows.count() else None for rows in (feedback, opened))
+        return Batch(self._around, every, batch_id, back, again)
 
     def _resolutions(self, events: Events) -> Resolutions | None:
         if not events.count(Event.UNMATCHED_OP, Event.UNMATCHED_PART):

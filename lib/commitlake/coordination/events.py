@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import xor
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.coordination.input_table import SegmentKey
+from commitlake.errors import DoubledError
 from commitlake.protocol.states import Event, Kind, Source, State
 from commitlake.spark.frames import kept, release
 from commitlake.statemachine.rows import SEGMENT_SIZE
@@ -15,6 +19,13 @@ from commitlake.tables.spans import Span, joined
 
 _OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.WAKE)
 """Events whose offset lies in their segment; others may be about any record."""
+
+
+class Ends(NamedTuple):
+    """Ends of messages: how many, and one number made of all their places, in any order."""
+
+    number: int
+    places: int
 
 
 class Events:
@@ -29,13 +40,14 @@ class Events:
         lies = F.col("event").isin(*map(int, _OF_SEGMENT))
         segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
         rows = (
-            self.frame.groupBy("event", "src", "queue", "state", segment, "grp", "kind")
+            self.frame.groupBy("event", "src", "queue", "state", segment, "kind")
             .agg(
                 F.count("*").alias("n"),
                 F.max("now").alias("now"),
                 F.min("offset").alias("low"),
                 F.max("offset").alias("high"),
                 F.max("deliver_at").alias("latest"),
+                F.expr("bit_xor(xxhash64(src, queue, offset))").alias("places"),
             )
             .collect()
         )
@@ -54,11 +66,6 @@ class Events:
             if row["event"] == Event.WAKE
         }
 
-    def heard(self) -> Mapping[int, int]:
-        """When each producer group that answered checks here did so last (ms since epoch, UTC), by its hash."""
-        rows = sorted((row["latest"], row["grp"]) for row in self._summary if row["event"] == Event.HEARD)
-        return {group: at for at, group in rows}
-
     def count(self, *events: Event, src: Source | None = None, kind: Kind | None = None) -> int:
         """How many there are of these events: of one source or of both, about ops of one kind or of any."""
         found = (row for row in self._summary if row["event"] in events and src in (None, row["src"]))
@@ -69,6 +76,30 @@ class Events:
         return sum(
             row["n"] for row in self._summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED)
         )
+
+    def check_written(self, written: Ends, table: str, event: Event) -> None:
+        """Compares ledger rows with the events that they are of: each has one row, and there are no others.
+
+        Raises:
+            DoubledError: a message stands twice, or not at all, in the table that holds it.
+        """
+        rows = [row for row in self._summary if row["event"] == event]
+        wanted = Ends(sum(row["n"] for row in rows), reduce(xor, (row["places"] for row in rows), 0))
+        if written != wanted:
+            msg = f"{table}: {wanted.number} messages ended in this batch, but {written.number} rows were written"
+            raise DoubledError(msg)
+
+    def check_ends(self) -> None:
+        """Compares the ends that segments report with those of resolutions: no message has two.
+
+        Raises:
+            DoubledError: one has.
+        """
+        ends = self.frame.where(F.col("event").isin(int(Event.DECIDED), int(Event.DELIVERY)))
+        twice = ends.groupBy("event", "src", "queue", "offset").count().where("count > 1").head()
+        if twice is not None:
+            msg = f"the message at queue {twice['queue']}, offset {twice['offset']} ends twice in a batch"
+            raise DoubledError(msg)
 
     def of(self, event: Event, src: Source | None = None) -> DataFrame:
         """The events of one kind."""

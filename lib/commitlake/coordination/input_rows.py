@@ -18,7 +18,10 @@ FIELDS = ["src", "queue", *(ROW.names or ())]
 INPUT_SCHEMA = StructType(
     [StructField(name, _WIDTHS[ROW[name].str[1:]] if name in (ROW.names or ()) else IntegerType()) for name in FIELDS]
 )
-"""A `ROW` with its source and its first half message's queue; also the columns of the feedback rows in `reentries`."""
+"""A `ROW` with its source and its first half message's queue; also the columns of `reentries`."""
+
+OPENED = f"kind IN ({int(Kind.HALF)}, {int(Kind.PART)}) AND round > 0"
+"""Of feedback rows: what RESUMEs have opened. All others can be worked out from the tables again."""
 
 _DECISIONS = tuple(kind.name for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL))
 _DECISION_KIND = " ".join(f"WHEN '{name}' THEN {int(Kind[name])}" for name in _DECISIONS)

@@ -7,7 +7,7 @@ concern the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from threading import Lock
 from typing import NamedTuple
 
@@ -16,16 +16,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from commitlake.clock import BrokerClock
 from commitlake.coordination import input_rows
 from commitlake.coordination.input_rows import INPUT_SCHEMA
-from commitlake.protocol.states import Kind, Source
+from commitlake.protocol.states import Kind
+from commitlake.spark.files import Files
 from commitlake.spark.frames import of_rows
 from commitlake.statemachine.rows import ABSENT, SEGMENT_SIZE
 from commitlake.tables import log_cleanup
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
 """A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
-_TICK = StructType([INPUT_SCHEMA[name] for name in ("kind", "src", "queue", "offset", "grp", "stored")])
+_TICK = StructType([INPUT_SCHEMA[name] for name in ("kind", "src", "queue", "offset")])
 _PART = 100
 """Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round; and with
 them what the log holds of them, or each round would list the log of all rounds before."""
@@ -46,10 +48,12 @@ class InputTable:
     Args:
         spark: the coordinator's session.
         path: a directory or URI of its own.
+        clock: Kafka's time; what it says when rows are appended is the time of their batch.
     """
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        self.spark, self._path = spark, path
+    def __init__(self, spark: SparkSession, path: str, clock: BrokerClock) -> None:
+        self.spark, self._path, self._clock = spark, path, clock
+        self._files = Files(spark, path)
         self._appended = 0
         self._lock = Lock()
         self.landed_until = ABSENT
@@ -68,23 +72,14 @@ class InputTable:
         """Appends rows of `INPUT_SCHEMA`."""
         self._write(rows)
         if self._appended % _PART == 0:
-            self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {self._appended // _PART - 1}")
-            log_cleanup.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
+            self._forget(self._appended // _PART - 1)
 
-    def ticks(self, keys: Iterable[SegmentKey], heard: Mapping[int, int]) -> DataFrame:
-        """A row for each segment in which something is due, though nothing came, and the groups heard for each.
-
-        Args:
-            keys: the segments.
-            heard: when each producer group that answers checks did so last (ms since epoch, UTC), by its hash.
-        """
-        found = []
-        for key in keys:
-            place = {"src": key.src, "queue": key.queue, "offset": key.segment * SEGMENT_SIZE}
-            found.append({"kind": int(Kind.TICK), **place, "grp": ABSENT, "stored": ABSENT})
-            if key.src == Source.HALF:
-                told = ({"grp": group, "stored": at} for group, at in heard.items())
-                found += [{"kind": int(Kind.HEARD), **place, **each} for each in told]
+    def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
+        """A row for each of these segments, in which something is due though nothing came."""
+        found = [
+            {"kind": int(Kind.TICK), "src": key.src, "queue": key.queue, "offset": key.segment * SEGMENT_SIZE}
+            for key in keys
+        ]
         rows = of_rows(self.spark, found, _TICK)
         return input_rows.rows(rows, **{name: name for name in _TICK.names})
 
@@ -93,10 +88,23 @@ class InputTable:
         rows = self.spark.readStream.format("delta").options(**_ALL_NEW).load(self._path)
         return rows.withColumn("segment", F.expr(f"offset div {SEGMENT_SIZE}")).drop("part")
 
+    def _forget(self, part: int) -> None:
+        """Drops the partitions below `part`, and the files of those that were dropped the last time.
+
+        VACUUM would list all files for that, and no batch under way reads rows of a hundred appends ago.
+        """
+        self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {part}")
+        log_cleanup.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
+        if part > 1:
+            self._files.delete(f"part={part - 2}")
+
     def _write(self, rows: DataFrame) -> None:
         with self._lock:
             part, self._appended = self._appended // _PART, self._appended + 1
+        times = {"landed": self.landed_until, "now": self._clock.now_ms()}
         own = rows.select(
-            *INPUT_SCHEMA.names, F.lit(self.landed_until).cast("bigint").alias("landed"), F.lit(part).alias("part")
+            *INPUT_SCHEMA.names,
+            *[F.lit(time).cast("bigint").alias(name) for name, time in times.items()],
+            F.lit(part).alias("part"),
         )
         own.write.format("delta").partitionBy("part").mode("append").save(self._path)

@@ -48,8 +48,7 @@ def join_and_time(rows: DataFrame, rules: Rules) -> DataFrame:
 def _advance_segment(rules: Rules) -> _Call:
     def call(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         _forget_archives()
-        now = state.getCurrentProcessingTimeMs()
-        rows, landed = _rows(frames)
+        rows, landed, now = _rows(frames)
         step = advance(_kept(state), rows, now, rules, landed)
         _keep(state, step.state)
         wake = make(EVENT, 1, event=Event.WAKE, offset=int(key[2]) * SEGMENT_SIZE, deliver_at=step.wake_at or ABSENT)
@@ -79,20 +78,20 @@ def _keep(state: GroupState, rows: Rows) -> None:
         state.remove()
 
 
-def _rows(frames: Iterable[pd.DataFrame]) -> tuple[Rows, int]:
-    """The rows of a call, and the newest landed time (ms since epoch, UTC).
+def _rows(frames: Iterable[pd.DataFrame]) -> tuple[Rows, int, int]:
+    """The rows of a call, the newest landed time, and the time (both ms since epoch, UTC).
 
     A large group comes in several frames.
     """
     chunks = [frame for frame in frames if len(frame)]
     rows = np.empty(sum(map(len, chunks)), dtype=ROW)
-    at, landed = 0, ABSENT
+    at, landed, now = 0, ABSENT, ABSENT
     for chunk in chunks:
         for name in ROW.names or ():
             rows[name][at : at + len(chunk)] = chunk[name].to_numpy()
         at += len(chunk)
-        landed = max(landed, int(chunk["landed"].max()))
-    return rows, landed
+        landed, now = max(landed, int(chunk["landed"].max())), max(now, int(chunk["now"].max()))
+    return rows, landed, now
 
 
 def _frame(events: Rows, src: int, queue: int, now: int) -> pd.DataFrame:

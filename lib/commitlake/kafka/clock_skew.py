@@ -1,4 +1,4 @@
-"""The driver's clock compared with the broker's: every age and delay is a time of the first minus one of the second."""
+"""The driver's clock compared with the broker's, by which ages and due times count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from commitlake.clock import now_ms
+from commitlake.clock import BrokerClock, now_ms
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,24 @@ class Skew:
         return abs(self.ahead_ms) - self.error_ms > TOLERATED_MS
 
 
-def measured(append: Callable[[int], int]) -> Skew:
-    """The skew by a record that `append` sends with the given time, returning its append time (ms since epoch, UTC)."""
+def measured(append: Callable[[int], int], clock: BrokerClock | None = None) -> Skew:
+    """The skew by a record that `append` sends with the given time, returning its append time (ms since epoch, UTC).
+
+    A `clock` goes by that append time from now on.
+    """
     sent = now_ms()
     appended = append(sent)
+    if clock is not None:
+        clock.set(appended)
     return Skew.of(sent, appended, now_ms())
 
 
 def warn(skew: Skew) -> None:
     """Log the effect of a skew that is certain, and what to do about it."""
     if skew.is_certain:
-        side, effect = ("ahead of", "early") if skew.ahead_ms > 0 else ("behind", "late")
         log.warning(
-            "the driver's clock is %.1f s %s Kafka's, so checks and delayed messages come as much too %s; "
-            "set the clocks of both machines by NTP, then start again",
+            "the driver's clock is %.1f s %s Kafka's: checks and delayed messages go by Kafka's, but retention, "
+            "maintenance and the times of starts and refusals by the driver's; set the clocks of both machines by NTP",
             abs(skew.ahead_ms) / 1_000,
-            side,
-            effect,
+            "ahead of" if skew.ahead_ms > 0 else "behind",
         )

@@ -11,6 +11,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
+from commitlake.clock import BrokerClock
 from commitlake.config import Config
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew
@@ -81,16 +82,23 @@ def identity(config: Config) -> Identity:
 
 def end_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict[int, int]]:
     """Return the next offset of each partition, by full topic name; `names` are without the prefix."""
-    return _offsets(config, names, OffsetSpec.LATEST)
+    with connect(config) as client:
+        return _offsets(client, map(config.kafka.topic, names), OffsetSpec.LATEST)
 
 
 def beginning_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict[int, int]]:
     """Return the first offset that each partition still holds, by full topic name; `names` are without the prefix."""
-    return _offsets(config, names, OffsetSpec.EARLIEST)
+    with connect(config) as client:
+        return _offsets(client, map(config.kafka.topic, names), OffsetSpec.EARLIEST)
 
 
-def publish_settings(config: Config, topics: Iterable[str]) -> clock_skew.Skew:
+def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock | None = None) -> clock_skew.Skew:
     """Publish in `settings` what producers must respect; `topics` are the destination topics that exist.
+
+    Args:
+        config: the configuration.
+        topics: names of the destination topics.
+        clock: is set by the append time of this record.
 
     Returns:
         The skew of the driver's clock, by the append time of this record; none where the topic was there before and
@@ -108,7 +116,7 @@ def publish_settings(config: Config, topics: Iterable[str]) -> clock_skew.Skew:
     try:
         with single_records(config.kafka, max_request_size=max_settings_bytes(config)) as producer:
             producer.partitions_for(topic)  # connects, so that what is timed next is one round trip
-            return clock_skew.measured(append)
+            return clock_skew.measured(append, clock)
     except kafka_errors.KafkaError as error:
         msg = f"cannot write to the Kafka topic {topic}: {explain(config.kafka, error)}"
         raise KafkaError(msg) from error
@@ -259,12 +267,17 @@ def _fix(topic: str, key: str, value: str) -> str:
     return f"run kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {key}={value}"
 
 
-def _offsets(config: Config, names: Iterable[str], spec: Any) -> dict[str, dict[int, int]]:
-    with connect(config) as client:
-        partitions = _partitions(client, map(config.kafka.topic, names))
-        wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
-        found = client.list_partition_offsets(wanted) if wanted else {}
-        offsets: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
-        for partition in sorted(found):
-            offsets[partition.topic][partition.partition] = found[partition].offset
-        return offsets
+def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
+    """Return the next offset of each partition, by the names of topics without the prefix."""
+    found = _offsets(client, map(config.kafka.topic, sources), OffsetSpec.LATEST)
+    return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in found.items()}
+
+
+def _offsets(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, int]]:
+    partitions = _partitions(client, topics)
+    wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
+    found = client.list_partition_offsets(wanted) if wanted else {}
+    offsets: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
+    for partition in sorted(found):
+        offsets[partition.topic][partition.partition] = found[partition].offset
+    return offsets

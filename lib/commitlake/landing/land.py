@@ -11,17 +11,13 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from commitlake.clock import now_ms
+from commitlake.clock import BrokerClock
 from commitlake.dedup.once import Once, place_sql
 from commitlake.landing import judge, landed_rows, positions
-from commitlake.landing.landed_time import Range, landed_until
-from commitlake.landing.positions import Leftover, Position
+from commitlake.landing.positions import Leftover, Offsets, Position
 from commitlake.landing.topic_admission import Topics
 from commitlake.spark.frames import in_few_tasks, kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
-
-MAX_RECORDS = 400_000
-"""Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
 
 
 class Span(NamedTuple):
@@ -64,6 +60,7 @@ class Landing:
         topics: The destination topics.
         once: Topics that show a name once.
         position: Where to go on.
+        clock: Kafka's time.
         floors: By source and partition, offsets below which records are left out: they were used before.
     """
 
@@ -74,9 +71,11 @@ class Landing:
         topics: Topics,
         once: Once,
         position: Position,
-        floors: positions.Offsets | None = None,
+        clock: BrokerClock,
+        floors: Offsets | None = None,
     ) -> None:
         self._warehouse, self._rules, self._topics, self._once = warehouse, rules, topics, once
+        self._clock = clock
         self._judgement = judge.judgement(rules)
         self._leftover: Leftover | None = None
         self._floors = floors or {}
@@ -88,38 +87,31 @@ class Landing:
         """Leaves out what a landing that was cut short has written; None: the newest one was complete."""
         self._leftover = leftover
 
-    def judge(self, raw: DataFrame, asked_ms: int) -> Landed | None:
-        """Judges every record of a batch, once, and admits new topics; None when there is nothing to land.
+    def judge(self, raw: DataFrame, ends: Offsets) -> Landed:
+        """Judges every record of a batch, once, and admits new topics.
 
         Args:
             raw: A batch of the Kafka source.
-            asked_ms: A time before Kafka was asked for the batch's ends (ms since epoch, UTC).
+            ends: Where it ends, the next offset of each partition.
         """
         records = self._new(judge.normalise(in_few_tasks(raw), self._rules.prefix))
         judged = kept(judge.judge(records, self._judgement))
         counts = _count(judged, self._topics.names)
-        if not counts:
-            release(judged)
-            return None
         if _names_others(counts):
             self._topics.admit(judged)
             counts = _count(judged, self._topics.names)
         rows = judge.close_topics(judged, self._topics.names) if _names_others(counts) else judged
-        now = now_ms()
+        now = self._clock.now_ms()
         duplicates = self._duplicates(rows, counts, now)
         if duplicates is not None:
             rows = judge.refuse_duplicates(rows, duplicates)
             counts = _count(rows, self._topics.names)
-        ranges = _ranges(counts)
-        ends: dict[str, dict[int, int]] = {}
-        for each in ranges:
-            ends.setdefault(each.source, {})[each.partition] = each.last + 1
         return Landed(
             judged=judged,
             tables={name: make(rows) for name, make in self._makers(counts, now).items()},
-            half_spans={row.partition: Span(row.first, row.last) for row in ranges if row.source == "half"},
+            half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
-            position=self.position.advanced(ends, landed_until(ranges, asked_ms, MAX_RECORDS)),
+            position=self.position.advanced(ends),
             is_whole=self._leftover is None,
         )
 
@@ -205,7 +197,6 @@ def _count(judged: DataFrame, known: Collection[str]) -> list[Row]:
             F.count("*").alias("n"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),
-            F.unix_millis(F.max("stored_at")).alias("last_stored_ms"),
         )
         .collect()
     )
@@ -215,14 +206,11 @@ def _names_others(counts: Sequence[Row]) -> bool:
     return any(row["topic"] == _OTHERS for row in counts)
 
 
-def _ranges(counts: Sequence[Row]) -> list[Range]:
-    """The range of each partition."""
-    found: dict[tuple[str, int], Range] = {}
+def _half_spans(counts: Sequence[Row]) -> dict[int, Span]:
+    """Where the records of `half` lie, by queue."""
+    found: dict[int, Span] = {}
     for row in counts:
-        key = (row["source"], row["partition"])
-        own = Range(*key, row["first"], row["last"], row["last_stored_ms"])
-        last = found.get(key, own)
-        found[key] = Range(
-            *key, min(own.first, last.first), max(own.last, last.last), max(own.stored_ms, last.stored_ms)
-        )
-    return list(found.values())
+        if row["source"] == "half":
+            last = found.get(row["partition"], Span(row["first"], row["last"]))
+            found[row["partition"]] = Span(min(row["first"], last.low), max(row["last"], last.high))
+    return found

@@ -5,34 +5,44 @@ A lagging or stalled landing, or a backlog that is taken in steps, then discards
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from commitlake.landing.positions import Offsets, Position
+from commitlake.statemachine.rows import ABSENT
 
 DECIDING = ("half", "op", "admin")
 """The Kafka topics whose records open or end transactions."""
+_MOST = 256
+"""Answers of Kafka that are remembered; a backlog of hours brings one in some seconds."""
 
 
-class Range(NamedTuple):
-    """What a batch brought of one partition: offsets from `first` to `last`, the newest stored at `stored_ms`."""
+class LandedTime:
+    """The rule: what Kafka held when it was asked has landed when the position is past it.
 
-    source: str
-    partition: int
-    first: int
-    last: int
-    stored_ms: int
-
-
-def landed_until(ranges: Iterable[Range], asked_ms: int, most: int) -> int:
-    """Broker time up to which half messages and ops have landed with a batch, ms since epoch, UTC.
-
-    Args:
-        ranges: what the batch brought, one for each partition.
-        asked_ms: a time before the batch asked Kafka for its ends (ms since epoch, UTC).
-        most: records that a batch takes at most. One with fewer has taken all that Kafka held when it asked; one with
-            more than half as many counts as cut, since offsets without a record count towards the limit.
+    Attributes:
+        until: landed time, ms since epoch, UTC; -1 before the first answer has landed.
     """
-    every = list(ranges)
-    if sum(each.last - each.first + 1 for each in every) <= most // 2:
-        return asked_ms
-    # A cut batch has records of each partition that lags: what it has none of has landed up to `asked_ms`.
-    return min([asked_ms, *(each.stored_ms for each in every if each.source in DECIDING)])
+
+    def __init__(self) -> None:
+        self.until = ABSENT
+        self._asked: list[tuple[int, Offsets]] = []
+
+    def ask(self, asked_ms: int, ends: Offsets) -> None:
+        """Remembers where the logs ended.
+
+        Args:
+            asked_ms: a broker's time before it was asked (ms since epoch, UTC): all that it had stored until then lies
+                below the ends.
+            ends: the next offset of each partition, by source.
+        """
+        self._asked.append((asked_ms, ends))
+        if len(self._asked) > _MOST:
+            del self._asked[1::2]  # coarser steps, but it still goes on
+
+    def landed(self, position: Position) -> int:
+        """Takes how far landing has come; returns landed time. A clock that was wrong is soon forgotten."""
+        for at in reversed(range(len(self._asked))):
+            asked_ms, ends = self._asked[at]
+            if position.is_past(ends):
+                self.until = asked_ms
+                del self._asked[: at + 1]
+                break
+        return self.until

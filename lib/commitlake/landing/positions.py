@@ -1,7 +1,8 @@
 """Where landing goes on, as rows: each complete landing appends its next offsets to the table `positions`.
 
-A landing writes its tables side by side, and its row last. So whatever stands in a table at or above the newest row's
-offsets is of a landing that was cut short: the first landings after a start leave it out, by coordinates.
+They count what was read: also records that were left out, and Kafka's own markers. A landing writes its tables side by
+side, and its row last. So whatever stands in a table at or above the newest row's offsets is of a landing that was cut
+short: the first landings after a start leave it out, by coordinates.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ log = logging.getLogger(__name__)
 Offsets = Mapping[str, Mapping[int, int]]
 """By Kafka topic without prefix (`half`, ...) and number of the partition: the next offset to land."""
 
-UNKNOWN = -1
 _SCHEMA = columns("""
-bigint landing_id landed_until
+bigint landing_id
 nexts  offsets
 """)
 
@@ -37,12 +37,10 @@ class Position:
     Attributes:
         landing_id: Grows by one with each landing, over the whole life of the warehouse.
         offsets: The next offset of each partition that has landed anything.
-        landed_until: Broker time (ms since epoch, UTC) up to which every half message and op has landed; -1: unknown.
     """
 
     landing_id: int
     offsets: Offsets
-    landed_until: int = UNKNOWN
 
     def next(self, source: str, partition: int) -> int:
         """The next offset to land of a partition, 0 when nothing has."""
@@ -63,12 +61,14 @@ class Position:
         offsets = {source: {**numbers, **self.offsets.get(source, {})} for source, numbers in known.items()}
         return replace(self, offsets=offsets)
 
-    def advanced(self, ends: Offsets, landed_until: int) -> Position:
-        """The position after a landing that ended before `ends`; landed time never goes back."""
+    def advanced(self, ends: Offsets) -> Position:
+        """The position after a landing that ended before `ends`. It never goes back: an offset names one message."""
         offsets = {source: dict(partitions) for source, partitions in self.offsets.items()}
         for source, partitions in ends.items():
-            offsets.setdefault(source, {}).update(partitions)
-        return Position(self.landing_id + 1, offsets, max(self.landed_until, landed_until))
+            offsets[source] = offsets.get(source, {}) | {
+                number: max(end, self.next(source, number)) for number, end in partitions.items()
+            }
+        return Position(self.landing_id + 1, offsets)
 
 
 def newest(warehouse: Warehouse) -> Position | None:
@@ -82,15 +82,14 @@ def of_landing(warehouse: Warehouse, landing_id: int) -> Position | None:
 
 
 def _newest(rows: DataFrame) -> Position | None:
-    row = F.max_by(F.struct("landing_id", "offsets", F.unix_millis("landed_until").alias("landed_until")), "landing_id")
+    row = F.max_by(F.struct("landing_id", "offsets"), "landing_id")
     found = rows.agg(row.alias("row")).collect()[0]["row"]
     if found is None:
         return None
     offsets: dict[str, dict[int, int]] = {}
     for each in found["offsets"]:
         offsets.setdefault(each["source"], {})[each["partition"]] = each["next"]
-    landed_until = UNKNOWN if found["landed_until"] is None else int(found["landed_until"])
-    return Position(found["landing_id"], offsets, landed_until)
+    return Position(found["landing_id"], offsets)
 
 
 def append(warehouse: Warehouse, position: Position) -> None:
@@ -100,10 +99,9 @@ def append(warehouse: Warehouse, position: Position) -> None:
         for source, partitions in position.offsets.items()
         for number, following in partitions.items()
     ]
-    landed_until = None if position.landed_until == UNKNOWN else position.landed_until
-    values = {"landing_id": position.landing_id, "offsets": offsets, "landed_until": landed_until}
-    row = of_rows(warehouse.spark, [values], _SCHEMA)
-    times = {"landed_until": F.timestamp_millis("landed_until"), "completed_at": F.current_timestamp()}
+    row = of_rows(warehouse.spark, [{"landing_id": position.landing_id, "offsets": offsets}], _SCHEMA)
+    # `landed_until` is of version 0.2: landed time that is kept would keep a wrong clock, too.
+    times = {"landed_until": F.lit(None), "completed_at": F.current_timestamp()}
     warehouse.append(row.withColumns(times), "positions", {"landing_id": position.landing_id})
 
 

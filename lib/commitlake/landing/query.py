@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
+from commitlake.errors import WarehouseError
 from commitlake.kafka.clients import spark_options, spark_source_limits
-from commitlake.landing import start as start_of_landing
-from commitlake.landing.land import MAX_RECORDS
-from commitlake.landing.landed_time import DECIDING
-from commitlake.landing.positions import Offsets, Position
+from commitlake.landing.positions import Offsets
+from commitlake.spark.files import Files
+
+MAX_RECORDS = 400_000
+"""Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
 
 
 def start(
@@ -51,21 +52,28 @@ def start(
     return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)).start()
 
 
-def is_landed(query: StreamingQuery, config: Config, position: Position) -> bool:
-    """Whether Kafka holds no half message and no op that has not landed.
+def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int) -> Offsets:
+    """Where a batch of the query ends: the next offset of each partition, by source.
+
+    Spark writes that to its offset log before it hands the batch out, a line for each stream that the query reads. The
+    records of the batch do not say it: Kafka's own transaction markers take offsets too.
 
     Args:
-        query: landing's query. Kafka's own transaction markers take offsets too, but only its progress counts them.
-        config: says where Kafka is.
-        position: how far landing has come.
+        spark: any session of the application.
+        config: has the prefix of the topics.
+        checkpoint: the query's directory.
+        batch_id: number of the batch.
 
     Raises:
-        KafkaError: Kafka is out of reach.
+        WarehouseError: the log has no such batch.
     """
-    progress: Any = query.lastProgress
-    consumed = (json.loads(progress.json)["sources"][0]["endOffset"] if progress else None) or {}
-    for source, ends in start_of_landing.ends(config, DECIDING).items():
-        read = consumed.get(config.kafka.topic(source), {})
-        if any(end > max(position.next(source, number), read.get(str(number), 0)) for number, end in ends.items()):
-            return False
-    return True
+    name = f"offsets/{batch_id}"
+    text = Files(spark, checkpoint).read(name)
+    if text is None:
+        msg = f"checkpoints: {checkpoint}/{name} is missing; do not delete files there while the coordinator runs"
+        raise WarehouseError(msg)
+    by_topic: dict[str, dict[str, int]] = json.loads(text.splitlines()[-1])
+    return {
+        topic.removeprefix(config.kafka.topic_prefix): {int(number): end for number, end in ends.items()}
+        for topic, ends in by_topic.items()
+    }

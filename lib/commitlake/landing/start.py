@@ -87,7 +87,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
                     f"{place} begins at offset {oldest}, but {following} is the next to land", following, oldest, config
                 )
                 offsets[source][number] = oldest
-                known = known.advanced({source: {number: oldest}}, known.landed_until)
+                known = known.advanced({source: {number: oldest}})
             elif last[source][number] < following:
                 end = last[source][number]
                 _lost(f"{place} ends at offset {end}, but {following} is the next to land", end, following, config)

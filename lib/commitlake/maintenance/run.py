@@ -19,7 +19,7 @@ from functools import partial
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType
 
@@ -67,26 +67,24 @@ class Maintenance:
     """Maintains the tables of one warehouse, in Spark sessions of its own: some settings hold for it only.
 
     Args:
-        spark: any session of the application.
+        warehouse: the tables; with the guard of a coordinator an older one maintains nothing under a newer one.
         config: the configuration.
         pause: a context in which no batch of this process runs, while rows are deleted.
         go_on: asked between two tables; False ends the run.
-        is_owner: whether no other process writes to these tables.
     """
 
     def __init__(
         self,
-        spark: SparkSession,
+        warehouse: Warehouse,
         config: Config,
         pause: Pause = nullcontext,
         go_on: Callable[[], bool] = lambda: True,
-        is_owner: bool = False,
     ) -> None:
-        joins = session.beside(spark, config, session.HISTORY_SETTINGS)
-        files = session.beside(spark, config, session.MAINTENANCE_SETTINGS)
-        self._config, self._warehouse = config, Warehouse(joins, config.warehouse)
-        self._files = Warehouse(files, config.warehouse)
-        self._pause, self._go_on, self._is_owner = pause, go_on, is_owner
+        self._config, self._pause, self._go_on = config, pause, go_on
+        self._warehouse, self._files = (
+            warehouse.beside(session.beside(warehouse.spark, config, settings))
+            for settings in (session.HISTORY_SETTINGS, session.MAINTENANCE_SETTINGS)
+        )
         self._next_delete = time.monotonic()
         self._next_vacuum: dict[str, float] = {}
 
@@ -155,7 +153,8 @@ class Maintenance:
             self._tell(cut)
         same = " AND ".join([f"t.{name} = old.{name}" for name in step.on] + _bounds(old, step.on))
         with self._pause():  # a MERGE makes Spark compute cached frames of a batch again
-            merge = self._warehouse.table(step.table).alias("t").merge(old.alias("old"), same)
+            guarded = self._warehouse.guard.rows(old)
+            merge = self._warehouse.table(step.table).alias("t").merge(guarded.alias("old"), same)
             merge.whenMatchedDelete().execute()
         report.deleted[step.table] = count
 

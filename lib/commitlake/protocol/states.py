@@ -77,8 +77,6 @@ class Kind(IntEnum):
     """Nothing came, but something is due."""
     UNKNOWN = 10
     """An op that answers a check, and says that the outcome is still unknown."""
-    HEARD = 11
-    """A producer group that has answered a check lately, in whatever segment."""
 
 
 class Event(IntEnum):
@@ -100,5 +98,3 @@ class Event(IntEnum):
     """A further half message without an open first one: its resolution reads what the first became."""
     WAKE = 8
     """When the segment has to be called next."""
-    HEARD = 9
-    """A producer group has answered a check."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import commitlake
@@ -145,6 +145,10 @@ class EpochGuard(AppendGuard):
         error = F.raise_error(F.lit("a newer epoch has begun"))
         passes = F.when(F.struct("epoch", "host", "pid") == own, True).otherwise(error)
         return rows.where(newest.select(passes).scalar())
+
+    def beside(self, spark: SparkSession) -> AppendGuard:
+        """The same guard for another session."""
+        return EpochGuard(self._warehouse.beside(spark), self._epoch)
 
     def fence(self, topics: Iterable[str]) -> None:
         """Fences topic tables: those of a batch that was cut short, and each before this run first lands rows in it."""

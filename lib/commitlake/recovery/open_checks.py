@@ -9,8 +9,8 @@ from commitlake.config import TransactionConfig
 from commitlake.coordination.input_rows import INPUT_SCHEMA, IS_ANSWER, op_rows, rows
 from commitlake.protocol.states import Kind
 from commitlake.recovery.saved_rows import Point
+from commitlake.statemachine.deadlines import LONGEST_PAUSE_MS
 from commitlake.tables import Warehouse
-from commitlake.tables.columns import hashed_sql
 
 
 def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: TransactionConfig) -> DataFrame:
@@ -29,18 +29,17 @@ def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: T
         "*",
         "coalesce(last.check_no, checks) AS number",
         "coalesce(last.repeat, repeat) AS out",
-        f"coalesce(unix_millis(last.requested_at), due - {timing.check_repeat_ms}) AS asked_at",
+        f"coalesce(unix_millis(last.requested_at), due - {_pause('repeat', timing)}) AS asked_at",
     )
     same_half = f"{first} AND a_queue = queue AND a_offset = offset AND a_tid = tid AND a_grp = grp"
     found = asked.join(_answers(warehouse, since), F.expr(same_half), "left")
-    found = found.join(F.broadcast(_heard(warehouse, timing)), F.expr("heard_grp = grp"), "left")
     fits = "(a.checks = number AND a.round = round) OR (a.checks = -1 AND a.stored > asked_at)"
     found = found.selectExpr(
         "*", f"IF(out >= 0, array_min(transform(filter(given, a -> {fits}), a -> a.stored)), NULL) AS answered_at"
     )
     next_due = (
         f"CASE WHEN answered_at IS NOT NULL THEN answered_at + {timing.check_interval_ms} "
-        f"WHEN out >= 0 THEN greatest(asked_at, heard_at) + {timing.check_repeat_ms} ELSE due END"
+        f"WHEN out >= 0 THEN asked_at + {_pause('out', timing)} ELSE due END"
     )
     changed = {"checks": "number", "repeat": "IF(answered_at IS NULL, out, -1)", "due": next_due}
     return rows(found, **{name: name for name in INPUT_SCHEMA.names} | changed)
@@ -48,7 +47,7 @@ def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: T
 
 def _newest_checks(warehouse: Warehouse, since: Point) -> DataFrame:
     """The newest check of each round."""
-    checks = warehouse.read("checks").where(since.written_since("half", "queue", "half_offset"))
+    checks = warehouse.read("checks").where(since.written_since())
     each = checks.selectExpr(
         *("queue AS c_queue", "half_offset AS c_offset", "round AS c_round"),
         "struct(check_no, coalesce(repeat, 0) AS repeat, requested_at) AS asked",  # version 0.1 repeated none
@@ -65,9 +64,7 @@ def _answers(warehouse: Warehouse, since: Point) -> DataFrame:
     return each.groupBy("a_queue", "a_offset", "a_tid", "a_grp").agg(F.collect_list("answer").alias("given"))
 
 
-def _heard(warehouse: Warehouse, timing: TransactionConfig) -> DataFrame:
-    """When each producer group answered a check last, if lately: that puts off the repeats of its checks."""
-    lately = f"stored_at > timestamp_millis(unix_millis(current_timestamp()) - {timing.check_repeat_ms})"
-    answering = warehouse.read("op").where(f"NOT admin AND (from_check OR check_id IS NOT NULL) AND {lately}")
-    groups = answering.selectExpr(f"{hashed_sql('producer_group')} AS heard_grp", "stored_at")
-    return groups.groupBy("heard_grp").agg(F.unix_millis(F.max("stored_at")).alias("heard_at"))
+def _pause(repeat: str, timing: TransactionConfig) -> str:
+    """SQL of `deadlines.pause_before_repeat`, in ms."""
+    longest = max(LONGEST_PAUSE_MS, timing.check_repeat_ms)
+    return f"CAST(least({timing.check_repeat_ms} * pow(2, least({repeat}, 40)), {longest}) AS BIGINT)"

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
-from commitlake.coordination.input_rows import delayed_rows, half_rows, op_rows, stored_rows, waiting_rows
+from commitlake.coordination.input_rows import OPENED, delayed_rows, half_rows, op_rows, stored_rows, waiting_rows
 from commitlake.protocol.states import Kind, Source
 from commitlake.recovery.open_checks import with_checks
 from commitlake.recovery.saved_rows import BEGINNING, Point
@@ -82,9 +82,9 @@ class _Look:
             rows = rows.where(f"NOT {self.until.landed_since(*place)}")
         return rows.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
 
-    def written(self, table: str, source: str, offset: str) -> DataFrame:
+    def written(self, table: str) -> DataFrame:
         """What batches have written: also later ones, since an end is final."""
-        return self.warehouse.read(table).where(self.since.written_since(source, "queue", offset))
+        return self.warehouse.read(table).where(self.since.written_since())
 
     def opened(self, rows: DataFrame) -> DataFrame:
         """Rows that batches have written to be open from then on, not those of later batches."""
@@ -99,17 +99,16 @@ class _Look:
 
     def resumed(self) -> DataFrame:
         """What RESUMEs have opened, as rows of `INPUT_SCHEMA`."""
-        since = f"round > 0 AND batch_id > {self.since.batch_id}"
-        return stored_rows(self.opened(self.warehouse.read("reentries").where(since)))
+        return stored_rows(self.opened(self.written("reentries").where(OPENED)))
 
 
 def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
     """Half messages without an end in their newest round; a part waits for its first since it landed."""
     new = half_rows(look.landed("half", source="half"), since=f"IF({_IS_FIRST}, -1, landed)")
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
-    resumed = look.resumed().where(f"kind IN ({int(Kind.HALF)}, {int(Kind.PART)})").withColumn("due", F.expr(due))
+    resumed = look.resumed().withColumn("due", F.expr(due))
     every = look.with_saved(new.unionByName(resumed), *_HALVES)
-    ends = look.written("transactions", "half", "half_offset").selectExpr(
+    ends = look.written("transactions").selectExpr(
         f"{coordinate_sql('queue', 'half_offset')} AS ended_at", "round AS ended_round", "reason"
     )
     is_over = (F.col("ended_round") >= F.col("round")) | (F.col("reason") == "ORPHAN")
@@ -131,8 +130,8 @@ def _open_ops(look: _Look) -> DataFrame:
         "kafka_partition AS op_queue", "kafka_offset AS op_offset", "IF(source = 'admin', 1, 0) AS admin"
     ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
     left = every.join(done, _AT_OP, "left_anti")
-    left = _without_ended(left, look.written("transactions", "half", "half_offset"))
-    left = _without_recalled(left, look.written("deliveries", "messages", "queue_offset"))
+    left = _without_ended(left, look.written("transactions"))
+    left = _without_recalled(left, look.written("deliveries"))
     if look.since.rows is None:
         return left
     # The few that are left may say once more what was decided long ago: only what lies near them is read of that.
@@ -180,7 +179,7 @@ def _open_delayed(look: _Look) -> DataFrame:
 
 def _open_waiting(look: _Look) -> DataFrame:
     """Committed half messages with a delay that has not ended."""
-    committed = look.opened(look.written("transactions", "half", "half_offset"))
+    committed = look.opened(look.written("transactions"))
     committed = committed.where("state = 'COMMITTED' AND deliver_at IS NOT NULL")
     new = waiting_rows(committed, "half_offset", "unix_millis(deliver_at)")
     return _without_delivery(look.with_saved(new, Kind.WAITING), look, Source.HALF, "part_queue", "part_offset")
@@ -188,6 +187,6 @@ def _open_waiting(look: _Look) -> DataFrame:
 
 def _without_delivery(rows: DataFrame, look: _Look, source: Source, queue: str, offset: str) -> DataFrame:
     name = source.name.lower()
-    done = look.written("deliveries", name, "queue_offset").where(f"source = '{name}'")
+    done = look.written("deliveries").where(f"source = '{name}'")
     done = done.selectExpr(f"{coordinate_sql('queue', 'queue_offset')} AS d_at")
     return rows.join(done, F.expr(coordinate_sql(queue, offset)) == F.col("d_at"), "left_anti")

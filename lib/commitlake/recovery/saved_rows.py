@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
-from commitlake.coordination.input_rows import INPUT_SCHEMA, stored_rows
+from commitlake.coordination.input_rows import INPUT_SCHEMA, OPENED, stored_rows
 from commitlake.landing import positions
 from commitlake.landing.positions import Offsets, Position
 from commitlake.protocol.states import Kind
@@ -50,14 +51,9 @@ class Point:
         others = f"{queue} NOT IN ({', '.join(map(str, numbers))})"
         return f"({' OR '.join([*each, others])})"
 
-    def written_since(self, source: str, queue: str, offset: str) -> str:
-        """SQL: whether a batch has written a row since, or of a record that has landed since.
-
-        A landing's batch may be complete before its position is written.
-        """
-        if self.batch_id < 0:
-            return "true"
-        return f"(batch_id > {self.batch_id} OR {self.landed_since(source, queue, offset)})"
+    def written_since(self) -> str:
+        """SQL: whether a batch has written a row since: one that is complete has landed what it is about."""
+        return f"batch_id > {self.batch_id}"
 
     def records(self) -> int:
         """How many records had landed, at most."""
@@ -68,15 +64,33 @@ BEGINNING = Point()
 
 
 def reached(warehouse: Warehouse) -> Point | None:
-    """Where the tables are now, None before the first complete landing.
+    """Where the tables are now, None where that is no point from which one comparison tells what came since.
 
-    The batch is read first: what it ended had landed before, so nothing is open and ended at once.
+    The batch is read first. It is complete after the position of what it ended, so nothing is open and ended at once.
+    Only a start may complete a batch whose landing was cut short before its position; that lands again at once.
     """
     batch_id = warehouse.newest_batch()
     position = positions.newest(warehouse)
     if position is None:
         return None
-    return Point(position.landing_id, position.offsets, batch_id)
+    at = Point(position.landing_id, position.offsets, batch_id)
+    return None if _is_ahead(warehouse, at) else at
+
+
+def _is_ahead(warehouse: Warehouse, at: Point) -> bool:
+    """Whether a complete batch is about a record that has not landed."""
+    places = [
+        ("transactions", "true", "half", "queue", "half_offset"),
+        ("checks", "true", "half", "queue", "half_offset"),
+        ("deliveries", "source = 'half'", "half", "queue", "queue_offset"),
+        ("deliveries", "source = 'messages'", "messages", "queue", "queue_offset"),
+        ("reentries", OPENED, "admin", "op_queue", "op_offset"),
+    ]
+    found = [
+        warehouse.read(table).where(f"batch_id <= {at.batch_id} AND {condition} AND {at.landed_since(*place)}")
+        for table, condition, *place in places
+    ]
+    return not reduce(DataFrame.union, [rows.select("batch_id") for rows in found]).isEmpty()
 
 
 def save(warehouse: Warehouse, timing: TransactionConfig, at: Point, rows: DataFrame) -> None:
@@ -101,7 +115,7 @@ def newest(warehouse: Warehouse, timing: TransactionConfig) -> Point:
         warehouse: the tables.
         timing: the timings of this start.
     """
-    table = warehouse.read(_TABLE)
+    table = warehouse.read(_TABLE, warehouse.version(_TABLE))  # head and rows of one commit: another may come between
     head = table.where(_HEAD).select("landing_id", "batch_id", "timing").collect()
     if len(head) != 1 or head[0]["timing"] != _text(timing):
         return BEGINNING
@@ -113,7 +127,8 @@ def newest(warehouse: Warehouse, timing: TransactionConfig) -> Point:
 
 
 def _text(timing: TransactionConfig) -> str:
-    return json.dumps(asdict(timing), sort_keys=True)
+    """What the rows depend on; those of an older version, whose batches did not wait for a position, are not used."""
+    return json.dumps(asdict(timing) | {"batches_after_positions": True}, sort_keys=True)
 
 
 def _head_column(name: str) -> str:

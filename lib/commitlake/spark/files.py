@@ -53,5 +53,5 @@ class Files:
             stream.close()
 
     def delete(self, name: str) -> None:
-        """Deletes a file, if it is there."""
-        self._system.delete(self._path(name), False)
+        """Deletes a file, or a directory with all that is in it, if it is there."""
+        self._system.delete(self._path(name), True)

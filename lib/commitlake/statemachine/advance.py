@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commitlake.errors import DoubledError
 from commitlake.protocol.states import Kind
 from commitlake.statemachine import answers, deadlines, delays, ops, park, parts
 from commitlake.statemachine.model import Rules, Segment, Step
@@ -28,21 +29,22 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
 
     Args:
         state: `ROW`s that were open after the last batch.
-        arrived: `ROW`s that this batch brought, in any order. With a tick, since something is due, come the groups that
-            have answered checks lately.
+        arrived: `ROW`s that this batch brought, in any order.
         now: the batch's time, ms since epoch, UTC.
         rules: the timing rules.
-        landed: landed time, ms since epoch, UTC: deadlines and park times never run ahead of it. None: they run with
+        landed: landed time, ms since epoch, UTC: no deadline, park time or delay runs ahead of it. None: they run with
             `now`.
+
+    Raises:
+        DoubledError: a half message or a delayed one came that is open already.
     """
     clock = now if landed is None else min(now, landed)
     segment = _merge(state, arrived, now, rules)
     parts.attach(segment)
-    answers.report_groups(segment)
     ops.apply(segment)
     answers.apply(segment, rules)
-    deadlines.sweep(segment, clock, rules)
-    delays.sweep(segment, now)
+    deadlines.sweep(segment, clock, now, rules)
+    delays.sweep(segment, clock)
     park.sweep(segment, clock, rules)
     return Step(segment.open_rows(), concat(segment.events, EVENT), _wake_at(segment, rules))
 
@@ -52,13 +54,12 @@ def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
     halves = concat([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
     new_parts, new_ops = park.stamp_seen(new["parts"], now), park.stamp_seen(new["ops"], now)
     return Segment(
-        halves=halves[np.argsort(halves["offset"], kind="stable")],
+        halves=_each_once(halves[np.argsort(halves["offset"], kind="stable")], "offset"),
         parts=concat([_without(old["parts"], new_parts), new_parts]),
         ops=concat([old["ops"], new_ops]),
         listed=concat([old["listed"], new["listed"]]),
-        timers=concat([old["timers"], new["timers"]]),
+        timers=_timers(old["timers"], new["timers"]),
         answers=new["answers"],
-        heard=new["heard"] if len(new["ticks"]) else None,
         fresh_ops=len(new_ops),
         fresh_parts=len(new_parts),
     )
@@ -72,10 +73,26 @@ def _split(rows: Rows) -> dict[str, Rows]:
         "ops": rows[np.isin(kind, _OPS)],
         "listed": rows[kind == Kind.LISTED],
         "answers": rows[kind == Kind.UNKNOWN],
-        "heard": rows[kind == Kind.HEARD],
-        "ticks": rows[kind == Kind.TICK],
         "timers": rows[(kind == Kind.DELAYED) | (kind == Kind.WAITING)],
     }
+
+
+def _timers(old: Rows, new: Rows) -> Rows:
+    timers = concat([old, new])
+    if len(new):
+        order = np.lexsort((timers["part_offset"], timers["part_queue"], timers["offset"]))
+        _each_once(timers[order], "offset", "part_queue", "part_offset")
+    return timers
+
+
+def _each_once(ordered: Rows, *key: str) -> Rows:
+    """The rows, sorted by `key`. A row that came twice would be decided, and shown, twice."""
+    again = np.logical_and.reduce([ordered[name][1:] == ordered[name][:-1] for name in key])
+    if again.any():
+        twice = ordered[1:][again][0]
+        msg = f"the message at offset {twice['offset']} came to its segment a second time"
+        raise DoubledError(msg)
+    return ordered
 
 
 def _without(old: Rows, new: Rows) -> Rows:

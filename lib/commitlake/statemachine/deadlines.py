@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from commitlake.protocol.states import Event, Reason, State
-from commitlake.statemachine import answers
 from commitlake.statemachine.decide import decide
 from commitlake.statemachine.model import Rules, Segment
 from commitlake.statemachine.parts import parts_of
-from commitlake.statemachine.rows import ABSENT, EVENT, Longs, Rows, find, make
+from commitlake.statemachine.rows import ABSENT, EVENT, Longs, Rows, make
+
+LONGEST_PAUSE_MS = 3_600_000
 
 
 def stamp_first_due(halves: Rows, rules: Rules) -> Rows:
@@ -34,44 +35,39 @@ def next_deadline(halves: Rows, rules: Rules) -> Longs:
     return np.asarray(np.minimum(halves["due"], _expires_at(halves, rules)))
 
 
-def sweep(segment: Segment, now: int, rules: Rules) -> None:
+def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
+    """How long a check is out, in ms, before it is sent again for the `repeat + 1`-th time.
+
+    The pause doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated whatever its group
+    answers meanwhile; and a group that works off a backlog, or was away for an hour, is asked a few times only.
+    """
+    doubled = rules.check_repeat_ms * 2.0 ** np.minimum(repeat, 40)
+    return np.minimum(doubled, max(LONGEST_PAUSE_MS, rules.check_repeat_ms)).astype(np.int64)
+
+
+def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
     """Check or discard what is still open after the ops of this batch.
 
-    One check of a transaction is out at a time. The deadline of one that is out is when to repeat it, unless its group
-    answers others meanwhile (`_put_off`); of one that was answered, when to ask the next, or, after `check_max` of
-    them, to discard. Of two deadlines that have passed, the earlier one gives the reason. However many intervals were
-    missed, one check is enough.
+    One check of a transaction is out at a time. The deadline of one that is out is when to repeat it; of one that was
+    answered, when to ask the next, or, after `check_max` of them, to discard. Of two deadlines that have passed, the
+    earlier one gives the reason. However many intervals were missed, one check is enough.
 
     Args:
         segment: the open segment.
-        now: the batch's time, ms since epoch, UTC.
+        landed: landed time, ms since epoch, UTC: deadlines run with it.
+        now: the batch's time, ms since epoch, UTC. Repeats count from it, since landed time may be hours behind and
+            catch up within a minute.
         rules: the timing rules.
     """
-    _put_off(segment, now, rules)
     halves = segment.halves
     due, expires = halves["due"], _expires_at(halves, rules)
     is_out = halves["repeat"] >= 0
-    exhausted = (due <= now) & ~is_out & (halves["checks"] >= rules.check_max)
-    expired = (expires <= now) & ~(exhausted & (due < expires))
+    exhausted = (due <= landed) & ~is_out & (halves["checks"] >= rules.check_max)
+    expired = (expires <= landed) & ~(exhausted & (due < expires))
     gone = exhausted | expired
-    asked = (due <= now) & ~gone & (~is_out | (segment.heard is not None))
-    _check(segment, np.flatnonzero(asked), now, rules)
+    _check(segment, np.flatnonzero((due <= landed) & ~gone), now, rules)
     reason = np.where(expired, Reason.EXPIRED, Reason.CHECK_MAX)[gone]
     decide(segment, np.flatnonzero(gone), State.DISCARDED, reason)
-
-
-def _put_off(segment: Segment, now: int, rules: Rules) -> None:
-    """A group that answers others will come to this check too: it is repeated after `check_repeat` without any answer.
-
-    Else a backlog that takes longer than `check_repeat` to answer would grow by its own repeats.
-    """
-    if segment.heard is None or not len(segment.heard):
-        return
-    heard, halves = answers.newest_of_each_group(segment.heard), segment.halves
-    late = np.flatnonzero((halves["repeat"] >= 0) & (halves["due"] <= now))
-    at = find(heard["grp"], halves["grp"][late])
-    late, at = late[at >= 0], at[at >= 0]
-    halves["due"][late] = np.maximum(halves["due"][late], heard["stored"][at] + rules.check_repeat_ms)
 
 
 def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
@@ -81,7 +77,7 @@ def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
     halves = segment.halves
     halves["checks"][due] += halves["repeat"][due] == ABSENT
     halves["repeat"][due] += 1
-    halves["due"][due] = now + rules.check_repeat_ms
+    halves["due"][due] = now + pause_before_repeat(halves["repeat"][due], rules)
     checked = halves[due]
     same = {name: checked[name] for name in ("offset", "checks", "repeat", "round")}
     _emit(segment, Event.CHECK, checked, **same)

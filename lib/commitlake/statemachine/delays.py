@@ -10,10 +10,13 @@ from commitlake.statemachine.ops import report
 from commitlake.statemachine.rows import EVENT, Mask, find, make
 
 
-def sweep(segment: Segment, now: int) -> None:
-    """Apply recalls, as ops come before deadlines; then deliver what is due at `now` (ms since epoch, UTC)."""
+def sweep(segment: Segment, landed: int) -> None:
+    """Apply recalls, as ops come before deadlines; then deliver what is due at `landed` (landed time, ms since epoch, UTC).
+
+    Not what is due by the clock: a recall that Kafka had in time may still have to land.
+    """
     _recall(segment)
-    due = segment.timers["deliver_at"] <= now
+    due = segment.timers["deliver_at"] <= landed
     _end(segment, due, Delivery.DELIVERED)
 
 

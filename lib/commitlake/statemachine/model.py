@@ -14,7 +14,7 @@ class Rules:
     Attributes:
         timeout_ms: age of a half message at its first check.
         check_interval_ms: time from the answer UNKNOWN to the next check.
-        check_repeat_ms: time after which a check that nobody answered is sent again.
+        check_repeat_ms: time after which a check that nobody answered is sent again for the first time.
         check_max: answered checks before a transaction is discarded.
         retention_ms: how long a round of a transaction may last.
         op_park_ms: how long an op or a part waits for its message.
@@ -40,8 +40,6 @@ class Segment:
         listed: further half messages that these ops list.
         timers: messages with a delay that has not ended.
         answers: what arrived to say that the outcome is still unknown.
-        heard: producer groups that have answered a check lately (`grp`), and when (`stored`); None: unknown, since
-            nobody ticked.
         fresh_ops: the last so many of `ops` arrived in this batch.
         fresh_parts: the last so many of `parts` arrived in this batch.
         events: arrays of `EVENT`s.
@@ -53,7 +51,6 @@ class Segment:
     listed: Rows
     timers: Rows
     answers: Rows
-    heard: Rows | None
     fresh_ops: int
     fresh_parts: int
     events: list[Rows] = field(default_factory=list)

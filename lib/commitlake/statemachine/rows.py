@@ -64,7 +64,6 @@ EVENT = np.dtype(
         ("deliver_at", "i8"),
         ("kind", "i4"),  # of the unmatched op
         ("since", "i8"),  # when the unmatched op or part was first seen
-        ("grp", "i8"),  # hash of the producer group that was heard
         ("last", "i4"),  # 1: it has left the segment, so its resolution must be final
     ]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 
 class AppendGuard:
@@ -16,6 +16,11 @@ class AppendGuard:
     def rows(self, rows: DataFrame) -> DataFrame:
         """What is appended instead of `rows`."""
         return rows
+
+    def beside(self, spark: SparkSession) -> AppendGuard:
+        """The same guard for another session."""
+        del spark
+        return self
 
     def fence(self, topics: Iterable[str]) -> None:
         """Ends appends that others have under way to these topic tables, before what they hold is read."""

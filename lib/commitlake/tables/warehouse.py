@@ -49,6 +49,12 @@ class Warehouse:
         self._known_topics: set[str] = set()
         self.guard = AppendGuard()
 
+    def beside(self, spark: SparkSession) -> Warehouse:
+        """The same tables in another session of the application, with the same guard."""
+        other = Warehouse(spark, self.root)
+        other.guard = self.guard.beside(spark)
+        return other
+
     def create(self, *, is_new: bool = False) -> None:
         """Creates the fixed tables that are missing, and adds the columns that an older version did not have.
 
