@@ -99,7 +99,7 @@ KEYS: tuple[Key, ...] = (
     _time("standby_after", "15s", "silence after which a standby takes over, off local disks", 1_000),
     _time("transaction.timeout", "6s", "age of a half message at its first check"),
     _time("transaction.check_interval", "30s", "time from the answer UNKNOWN to the next check", 1),
-    _time("transaction.check_repeat", "5m", "time after which a check without an answer is sent again", 1),
+    _time("transaction.check_repeat", "5m", "pause before an unanswered check is sent again; doubles to 1h", 1),
     _key("transaction.check_max", integer(0, 30_000), 15, "answered checks before a transaction is discarded"),
     _time("transaction.retention", "72h", "age at which an open transaction is discarded", 1),
     _time("transaction.op_park_time", "10m", "how long an op waits for its half message"),

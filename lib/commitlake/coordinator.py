@@ -54,6 +54,8 @@ _STOP_TIMEOUT_S = 60
 _LOOK_S = 0.2
 _SILENCE_S = 60.0
 """A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
+_CLOCK_S = 600.0
+"""A machine that stood still, and a broker whose clock is set, are noticed after that time."""
 _NOBODY_WAITS_S = 3.0
 """After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
 
@@ -261,8 +263,12 @@ class Coordinator:
     def _tick_and_watch(self) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it."""
         assert self._chain is not None
+        asked_at = time.monotonic()
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
             try:
+                if time.monotonic() - asked_at > _CLOCK_S:
+                    asked_at = time.monotonic()
+                    topics.publish_settings(self.config, self.warehouse.topics(), self._clock)
                 self._chain.tick()
             except Exception as error:  # Kafka may be away; what ended a query is reported below
                 log.debug("no tick: %s", error)

@@ -54,8 +54,12 @@ class Model:
             self.answer(op)
         for h in [h for h in self.halves.values() if h.seen is not None and not h.end]:
             self.follow(h) if h.m.first else self.deadline(h)
-        for key in [key for key, due in self.timers.items() if due <= self.landed]:
+        for key in [key for key, due in self.timers.items() if due <= self.landed or due <= self.stored(key)]:
             self.deliveries[key] = (Delivery.DELIVERED, self.timers.pop(key))
+
+    def stored(self, key: Delivered) -> int:
+        """Of a delayed message: one that was due when it came can't be recalled in time."""
+        return self.delayed[key[1]].stored if key[0] == "messages" else -1
 
     def over(self, since: int) -> bool:
         return self.landed - since >= self.rules.op_park_ms

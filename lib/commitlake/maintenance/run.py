@@ -28,7 +28,7 @@ from commitlake.config import Config
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.landing import positions
 from commitlake.maintenance import retention
-from commitlake.recovery import rebuild, saved_rows
+from commitlake.recovery import rebuild
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
@@ -95,7 +95,8 @@ class Maintenance:
         """
         report, now = Report(), time.monotonic()
         self._files.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")  # of this thread's jobs
-        self._try(self._save_open_rows, "saving what is open", report)
+        save = partial(rebuild.save_open_rows, self._warehouse, self._config.transaction)
+        self._try(save, "saving what is open", report)
         with self._pause():
             # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM
             # takes for left behind is.
@@ -114,13 +115,6 @@ class Maintenance:
         except (PySparkException, Py4JError, CommitLakeError) as error:
             if self._go_on():
                 report.failed.append(f"{name}: {root_reason(error)}")
-
-    def _save_open_rows(self) -> None:
-        """So that a start need not look through what came before."""
-        timing, at = self._config.transaction, saved_rows.reached(self._warehouse)
-        since = saved_rows.newest(self._warehouse, timing)
-        if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
-            saved_rows.save(self._warehouse, timing, at, rebuild.open_rows(self._warehouse, timing, since, at))
 
     def _delete_old_rows(self, report: Report) -> None:
         with self._pause():  # a landing that is under way looks like one that was cut short

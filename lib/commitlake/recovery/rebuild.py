@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config, TransactionConfig
 from commitlake.coordination.input_rows import OPENED, delayed_rows, half_rows, op_rows, stored_rows, waiting_rows
 from commitlake.protocol.states import Kind, Source
+from commitlake.recovery import saved_rows
 from commitlake.recovery.open_checks import with_checks
 from commitlake.recovery.saved_rows import BEGINNING, Point
 from commitlake.spark import session
@@ -44,6 +45,13 @@ def session_for(warehouse: Warehouse, config: Config, records: int) -> SparkSess
         records: how many records have landed since the rows were saved.
     """
     return session.beside(warehouse.spark, config, session.HISTORY_SETTINGS if records > _SMALL else None)
+
+
+def save_open_rows(warehouse: Warehouse, timing: TransactionConfig) -> None:
+    """Saves what is open, so that a start need not look through what came before."""
+    at, since = saved_rows.reached(warehouse), saved_rows.newest(warehouse, timing)
+    if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
+        saved_rows.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
 
 
 def open_rows(

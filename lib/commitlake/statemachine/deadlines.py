@@ -38,8 +38,8 @@ def next_deadline(halves: Rows, rules: Rules) -> Longs:
 def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
     """How long a check is out, in ms, before it is sent again for the `repeat + 1`-th time.
 
-    The pause doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated whatever its group
-    answers meanwhile; and a group that works off a backlog, or was away for an hour, is asked a few times only.
+    The pause doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated whatever its
+    group answers meanwhile; and a group that works off a backlog, or was away for an hour, is asked a few times only.
     """
     doubled = rules.check_repeat_ms * 2.0 ** np.minimum(repeat, 40)
     return np.minimum(doubled, max(LONGEST_PAUSE_MS, rules.check_repeat_ms)).astype(np.int64)

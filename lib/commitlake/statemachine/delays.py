@@ -11,12 +11,18 @@ from commitlake.statemachine.rows import EVENT, Mask, find, make
 
 
 def sweep(segment: Segment, landed: int) -> None:
-    """Apply recalls, as ops come before deadlines; then deliver what is due at `landed` (landed time, ms since epoch, UTC).
+    """Apply recalls, as ops come before deadlines; then deliver what is due.
 
-    Not what is due by the clock: a recall that Kafka had in time may still have to land.
+    Not what is due by the clock: a recall that Kafka had in time may still have to land. Only what was due when it was
+    stored can have none.
+
+    Args:
+        segment: the open segment.
+        landed: landed time, ms since epoch, UTC.
     """
     _recall(segment)
-    due = segment.timers["deliver_at"] <= landed
+    timers = segment.timers
+    due = (timers["deliver_at"] <= landed) | (timers["deliver_at"] <= timers["stored"])
     _end(segment, due, Delivery.DELIVERED)
 
 

@@ -1,0 +1,157 @@
+"""Corners in which a promise broke: what is open, told from the tables at awkward moments, and landed time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.lake import Lake
+from tests.support.polling import wait_for
+
+from commitlake.chain import Chain
+from commitlake.clock import BrokerClock, now_ms
+from commitlake.coordination import input_table
+from commitlake.coordination.input_rows import INPUT_SCHEMA
+from commitlake.coordination.input_table import InputTable, SegmentKey
+from commitlake.landing import positions, query
+from commitlake.landing.land import Landed
+from commitlake.landing.positions import Position
+from commitlake.recovery import rebuild, saved_rows
+from commitlake.spark.frames import of_rows
+from commitlake.tables import Warehouse
+
+DAY = {"TIMER_DELAY_SEC": "86400"}
+
+
+class Killed(Exception):
+    """What stands for a kill."""
+
+
+def test_what_was_saved_while_a_position_was_missing_is_open_once(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delayed message stood in the saved rows and in the ledger, and was shown twice."""
+    lake.op("COMMIT", "d", lake.half("d", delays=DAY))
+    append = positions.append
+
+    def killed(warehouse: Warehouse, position: Position) -> None:
+        if position.landing_id >= 1:
+            wait_for(lambda: lake.rows("transactions"))
+            raise Killed
+        append(warehouse, position)
+
+    with monkeypatch.context() as patched, pytest.raises(Exception, match="Killed"):
+        patched.setattr(positions, "append", killed)
+        lake.run(spark)
+    warehouse, timing = Warehouse(spark, lake.config.warehouse), lake.config.transaction
+    assert lake.rows("batches") == [], "a batch is complete after the position of its landing"
+    for _ in range(2):
+        rebuild.save_open_rows(warehouse, timing)
+        saved = rebuild.open_rows(warehouse, timing, saved_rows.newest(warehouse, timing)).collect()
+        assert sorted(saved) == sorted(rebuild.open_rows(warehouse, timing).collect())
+        lake.run(spark)
+    rebuild.save_open_rows(warehouse, timing)
+    saved = rebuild.open_rows(warehouse, timing, saved_rows.newest(warehouse, timing)).collect()
+    assert len(saved) == 1
+
+
+def test_a_batch_that_a_start_completes_before_its_landing_is_no_point_to_save(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.op("COMMIT", "a", lake.half("a"))
+    lake.half("open")
+    append = positions.append
+
+    def killed(warehouse: Warehouse, position: Position) -> None:
+        if position.landing_id >= 1:
+            wait_for(lambda: lake.rows("transactions"))
+            raise Killed
+        append(warehouse, position)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(positions, "append", killed)
+        for _ in range(2):  # the second start completes the batch, and is killed before it has landed anything
+            with pytest.raises(Exception, match="Killed"):
+                lake.run(spark)
+    assert lake.rows("batches"), "the start has completed it"
+    warehouse, timing = Warehouse(spark, lake.config.warehouse), lake.config.transaction
+    assert saved_rows.reached(warehouse) is None
+    rebuild.save_open_rows(warehouse, timing)
+    assert saved_rows.newest(warehouse, timing).rows is None
+    lake.run(spark)
+    assert [row["transaction_id"] for row in lake.rows("transactions")] == ["a"]
+
+
+def test_a_start_reads_what_was_saved_by_one_run_of_maintenance(spark: SparkSession, lake: Lake) -> None:
+    """Another one may save while a start reads: the head of the old rows and the new rows are no point in time."""
+    warehouse, timing = Warehouse(spark, lake.config.warehouse), lake.config.transaction
+    lake.half("a")
+    lake.message("later", delays=DAY)
+    lake.run(spark)
+    rebuild.save_open_rows(warehouse, timing)
+    lake.half("b")
+    lake.run(spark)
+    since = saved_rows.newest(warehouse, timing)
+    rebuild.save_open_rows(warehouse, timing)
+    found = rebuild.open_rows(warehouse, timing, since).select("kind", "offset").collect()
+    assert sorted(found) == sorted(rebuild.open_rows(warehouse, timing).select("kind", "offset").collect())
+
+
+def test_available_now_discards_nothing_whose_op_kafka_held_in_time(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lands in steps what Kafka held at its start; what came since may be an op."""
+    monkeypatch.setattr(query, "MAX_RECORDS", 40)
+    lake.run(spark)
+    for number in range(50):
+        lake.message(f"m{number}", number % 2)
+    at, stored, rounds = lake.half("t"), now_ms(), 0
+    land = Chain._land_and_coordinate
+
+    def slow(self: Chain, landed: Landed) -> None:
+        nonlocal rounds
+        land(self, landed)
+        rounds += 1
+        if rounds == 1:
+            lake.op("COMMIT", "t", at)
+            time.sleep(max(0.0, (stored + 30_500 - now_ms()) / 1_000))
+
+    monkeypatch.setattr(Chain, "_land_and_coordinate", slow)
+    lake.run(spark, transaction_check_max=0, transaction_timeout="30s")
+    assert rounds > 1
+    assert lake.rows("transactions") == []
+    lake.run(spark, transaction_check_max=0, transaction_timeout="30s")
+    assert [row["state"] for row in lake.rows("transactions")] == ["COMMITTED"]
+
+
+def test_a_recall_that_kafka_held_in_time_holds_however_late_the_start(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No coordinator ran when the messages fell due; the recall lands in a later step than what is overdue."""
+    due = {"TIMER_DELIVER_MS": str(now_ms() + 20_000)}
+    messages = [lake.message(f"d{number}", number % 2, delays=due) for number in range(4)]
+    lake.run(spark)
+    for number in range(100):
+        lake.message(f"m{number}", number % 2, topic="others")
+    for number, message in enumerate(messages[:3]):
+        lake.recall(f"d{number}", message)
+    assert now_ms() < int(due["TIMER_DELIVER_MS"]), "the machine is too slow for this test"
+    time.sleep(max(0.0, (int(due["TIMER_DELIVER_MS"]) + 500 - now_ms()) / 1_000))
+    monkeypatch.setattr(query, "MAX_RECORDS", 40)
+    lake.run(spark)
+    assert [row["message_id"] for row in lake.topic("delays")] == ["d3"]
+    assert sorted(row["state"] for row in lake.rows("deliveries")) == ["DELIVERED", *["RECALLED"] * 3]
+
+
+def test_files_of_dropped_input_rows_are_deleted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_table, "_PART", 5)
+    table = InputTable(spark, str(tmp_path / "inputs"), BrokerClock())
+    table.create(of_rows(spark, [], INPUT_SCHEMA))
+    rows = table.ticks([SegmentKey(0, 0, 0)]).localCheckpoint()
+    for _ in range(25):
+        table.append(rows)
+    assert {place.name for place in (tmp_path / "inputs").glob("part=*")} == {"part=3", "part=4", "part=5"}
