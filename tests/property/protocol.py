@@ -1,4 +1,4 @@
-"""The protocol of landing, batches, restarts and fencing as a small transition system, without Spark and Delta.
+"""The protocol of landing, batches, landed time, restarts and fencing as a small transition system, without Spark.
 
 A world is the tables and the coordinators at work on them; `successors` are all worlds one step later. An append is
 three steps, as off local disks: Delta fixes the table's version, the plan reads `epochs`, Delta commits. Everything
@@ -7,7 +7,7 @@ that a coordinator holds in memory goes with it when it crashes, which it may do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -29,12 +29,14 @@ STEPS = {
     "reached": "commitlake.landing.start:reached",
     "complete_batch": "commitlake.recovery.complete_batch:complete_last_batch",
     "rebuild": "commitlake.recovery.rebuild:open_rows",
+    "save": "commitlake.recovery.rebuild:save_open_rows",
+    "ask": "commitlake.landing.landed_time:LandedTime.ask",
+    "landed": "commitlake.landing.landed_time:LandedTime.landed",
     "leftover": "commitlake.landing.positions:leftover",
     "judge": "commitlake.landing.land:Landing.judge",
     "writes": "commitlake.landing.land:Landing.writes",
     "complete_landing": "commitlake.landing.land:Landing.complete",
     "coordinate": "commitlake.chain:Chain.coordinate",
-    "tick": "commitlake.chain:Chain.tick",
     "write_ledger": "commitlake.coordination.batch:Batch.write_ledger",
     "publish": "commitlake.coordination.batch:Batch.publish",
     "write_rest": "commitlake.coordination.batch:Batch.write_rest",
@@ -44,34 +46,61 @@ STEPS = {
 
 
 class Sent(NamedTuple):
-    """What Kafka holds: so many half messages, ops as (half message, decision), and so many normal messages."""
+    """What comes to Kafka: so many half messages, ops as (half message, decision), and so many normal messages."""
 
     halves: int
     ops: tuple[tuple[int, int], ...]
     normal: int
 
-    @property
-    def ends(self) -> Row:
-        return (self.halves, len(self.ops), self.normal)
-
 
 class Order(NamedTuple):
-    """The order of steps; other orders show what the model finds."""
+    """The order of steps, and the rules; others show what the model finds.
+
+    Attributes:
+        batch: the steps of a batch.
+        landing: the steps of a landing.
+        fences_topics: whether topic tables are fenced.
+        complete_waits: whether a batch is complete only after the position of its landing.
+        saves_ahead: whether what is open is saved also when a complete batch is ahead of the position.
+        asks: whether what Kafka held is asked for with the time, or the time taken anew in each round.
+        counts_read: whether a position counts what was read, left-over records too.
+    """
 
     batch: tuple[str, ...] = ("write_ledger", "publish", "write_rest", "complete")
     landing: tuple[str, ...] = ("writes", "complete_landing")
     fences_topics: bool = True
+    complete_waits: bool = True
+    saves_ahead: bool = False
+    asks: bool = True
+    counts_read: bool = True
 
 
 AS_BUILT = Order()
 
 
+class Saved(NamedTuple):
+    """What maintenance has saved: the position, the newest complete batch, and what was open."""
+
+    position: Row = (0, 0, 0)
+    batch_id: int = 0
+    halves: frozenset[int] = frozenset()
+    ops: frozenset[int] = frozenset()
+
+
 class Coordinator(NamedTuple):
-    """One that runs. `todo` is what it is about to do; the rest is its memory."""
+    """One that runs. `todo` is what it is about to do; the rest is its memory.
+
+    `asked` is what Kafka held when it was asked last, and whether the deadline had passed then; `is_late` is landed
+    time: whether that has landed. `limit` is where one that works off what is there ends.
+    """
 
     epoch: int = 0
     todo: tuple[Stage, ...] = ()
     position: Row = (0, 0, 0)
+    read: Row = (0, 0, 0)
+    limit: Row | None = None
+    asked: tuple[Row, bool] | None = None
+    is_late: bool = False
     leftover: frozenset[tuple[str, int]] = frozenset()
     open_halves: frozenset[int] = frozenset()
     open_ops: frozenset[int] = frozenset()
@@ -80,9 +109,16 @@ class Coordinator(NamedTuple):
 
 
 class World(NamedTuple):
-    """The tables, each a sorted tuple of rows; the newest epoch; how often each table was fenced; starts left."""
+    """The tables, each a sorted tuple of rows; the newest epoch; how often each table was fenced; starts left.
+
+    `arrived` is how many ops have come to Kafka, `in_time` how many had when the deadline of all half messages passed.
+    """
 
     tables: tuple[tuple[Row, ...], ...] = ((),) * len(TABLES)
+    saved: Saved = Saved()
+    saves: int = 0
+    arrived: int = 0
+    in_time: int = -1
     epoch: int = 0
     fences: Row = (0,) * len(TABLES)
     coordinators: tuple[Coordinator | None, ...] = (None, None)
@@ -90,6 +126,15 @@ class World(NamedTuple):
 
     def rows(self, table: str) -> tuple[Row, ...]:
         return self.tables[TABLES.index(table)]
+
+    @property
+    def is_due(self) -> bool:
+        return self.in_time >= 0
+
+    def newest(self) -> tuple[Row, int]:
+        """The newest position and the newest complete batch."""
+        position: Row = max((row[1:] for row in self.rows("positions")), default=(0, 0, 0))
+        return position, max([0, *(row[0] for row in self.rows("batches"))])
 
 
 START: tuple[Stage, ...] = (
@@ -101,12 +146,28 @@ START: tuple[Stage, ...] = (
 
 
 class Protocol:
-    """All that may happen to what was sent."""
+    """All that may happen to what was sent.
 
-    def __init__(self, sent: Sent, order: Order = AS_BUILT) -> None:
-        self.sent, self.order = sent, order
+    Args:
+        sent: what comes to Kafka.
+        order: the order of steps.
+        available_now: whether coordinators work off what is there, and end.
+    """
+
+    def __init__(self, sent: Sent, order: Order = AS_BUILT, *, available_now: bool = False) -> None:
+        self.sent, self.order, self.available_now = sent, order, available_now
+
+    def held(self, world: World) -> Row:
+        """Where the logs end."""
+        return (self.sent.halves, world.arrived, self.sent.normal)
 
     def successors(self, world: World) -> Iterator[World]:
+        if world.arrived < len(self.sent.ops):
+            yield world._replace(arrived=world.arrived + 1)
+        if not world.is_due and self.sent.halves:
+            yield world._replace(in_time=world.arrived)
+        if world.saves:
+            yield from self.save(world)
         for at, own in enumerate(world.coordinators):
             if own is None:
                 if world.starts:
@@ -126,10 +187,18 @@ class Protocol:
                 left = (chain[1:], *rest) if chain[1:] else rest
                 todo = (left, *own.todo[1:]) if left else own.todo[1:]
                 yield from self.run(chain[0], world, at, own._replace(todo=todo), chain[1:])
-        elif own.position != self.sent.ends:
-            yield from self.judge(world, at, own)
-        elif own.open_halves:
-            yield from self.tick(world, at, own)
+            return
+        ends = own.limit or self.held(world)
+        if own.read != ends:
+            yield from self.judge(world, at, own, ends)
+        elif own.asked is None:
+            yield from self.ask(world, at, own)
+        elif own.open_halves and self.landed(own) and not own.is_late:
+            yield from self.coordinate(world, at, own, (), ())
+        elif own.open_halves and not own.is_late and world.is_due and own.asked != (self.held(world), True):
+            yield from self.ask(world, at, own)
+        elif own.limit:
+            yield _with(world, at, None)
 
     def run(self, step: Step, world: World, at: int, own: Coordinator, chain: Chain) -> Iterator[World]:
         name, *given = step
@@ -149,8 +218,9 @@ class Protocol:
         yield _with(world._replace(fences=fences), at, own)
 
     def reached(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
-        position = max((row[1:] for row in world.rows("positions")), default=(0, 0, 0))
-        yield _with(world, at, own._replace(position=position))
+        (position, _), held = world.newest(), self.held(world)
+        own = own._replace(position=position, read=position, asked=(held, world.is_due))
+        yield _with(world, at, own._replace(limit=held if self.available_now else None))
 
     def complete_batch(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
         """The newest batch, if it is not whole: its topic is fenced, read, and gets what is missing."""
@@ -167,11 +237,29 @@ class Protocol:
         yield _with(world, at, _first(own, chain))
 
     def rebuild(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
+        """What was open when it was saved and what has landed since, without what later batches have ended."""
+        since = world.saved
+        ended = {row[0] for row in world.rows("transactions") if row[2] > since.batch_id}
+        halves = {row[0] for row in world.rows("half") if row[0] >= since.position[0]} | since.halves
+        ops = {row[0] for row in world.rows("op") if row[0] >= since.position[1]} | since.ops
+        own = own._replace(open_halves=frozenset(halves - ended), open_ops=self._waiting(world, ops))
+        yield _with(world, at, own)
+
+    def _waiting(self, world: World, ops: set[int] | frozenset[int]) -> frozenset[int]:
         ended = {row[0] for row in world.rows("transactions")}
-        halves = {row[0] for row in world.rows("half")} - ended
-        ops = {row[0] for row in world.rows("op")} - {row[0] for row in world.rows("rejected")}
-        waiting = {op for op in ops if self.sent.ops[op][0] not in ended or self._conflicts(world, op)}
-        yield _with(world, at, own._replace(open_halves=frozenset(halves), open_ops=frozenset(waiting)))
+        ops = set(ops) - {row[0] for row in world.rows("rejected")}
+        return frozenset(op for op in ops if self.sent.ops[op][0] not in ended or self._conflicts(world, op))
+
+    def save(self, world: World) -> Iterator[World]:
+        """What is open below the newest position: unless a batch is complete that is about what has not landed."""
+        position, batch_id = world.newest()
+        ahead = [row for row in world.rows("transactions") if row[0] >= position[0] and row[2] <= batch_id]
+        if ahead and not self.order.saves_ahead:
+            return
+        ended = {row[0] for row in world.rows("transactions")}
+        halves = frozenset({row[0] for row in world.rows("half") if row[0] < position[0]} - ended)
+        ops = self._waiting(world, {row[0] for row in world.rows("op") if row[0] < position[1]})
+        yield world._replace(saved=Saved(position, batch_id, halves, ops), saves=world.saves - 1)
 
     def leftover(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
         found = {("half", row[0]) for row in world.rows("half") if row[0] >= own.position[0]}
@@ -181,17 +269,33 @@ class Protocol:
 
     # ---- a round
 
-    def judge(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
+    def judge(self, world: World, at: int, own: Coordinator, held: Row) -> Iterator[World]:
         """A batch of Kafka may end anywhere."""
-        for ends in product(*(range(low, high + 1) for low, high in zip(own.position, self.sent.ends, strict=True))):
-            if ends != own.position:
-                yield _with(world, at, own._replace(todo=self.round(own, ends)))
+        for ends in product(*(range(low, max(low, high) + 1) for low, high in zip(own.read, held, strict=True))):
+            if ends != own.read:
+                if not self.order.asks:
+                    own = own._replace(asked=(own.limit or ends, world.is_due))
+                yield _with(world, at, own._replace(read=ends, todo=self.round(own, ends)))
+
+    def ask(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
+        """Kafka is asked after the time was taken."""
+        yield _with(world, at, own._replace(asked=(self.held(world), world.is_due)))
+
+    def landed(self, own: Coordinator) -> bool:
+        """Landed time: whether the deadline had passed when Kafka was asked last, and its answer has landed."""
+        if own.asked is None:
+            return False
+        ends, was_due = own.asked
+        is_past = all(here >= end for here, end in zip(own.position, ends, strict=True))
+        return was_due and (is_past or not self.order.asks)
 
     def round(self, own: Coordinator, ends: Row) -> tuple[Stage, ...]:
         new = [
             tuple((n,) for n in range(low, high) if (name, n) not in own.leftover)
-            for name, low, high in zip(("half", "op", "topic"), own.position, ends, strict=True)
+            for name, low, high in zip(("half", "op", "topic"), own.read, ends, strict=True)
         ]
+        if not self.order.counts_read:  # a position moves by what is new only
+            ends = _row(end if rows else last for end, rows, last in zip(ends, new, own.position, strict=True))
         normal = tuple((1, row[0]) for row in new[2])
         writes = [_append("half", new[0]), _append("op", new[1]), self._to_topic(own, normal)]
         position = (("complete_landing", ends), *_append("positions", ((own.epoch, *ends),)))
@@ -218,6 +322,7 @@ class Protocol:
         self, world: World, at: int, own: Coordinator, halves: tuple[int, ...], ops: tuple[int, ...]
     ) -> Iterator[World]:
         """Ops apply in their order; the first decides, another decision is refused, the same once more is nothing."""
+        own = own._replace(is_late=own.is_late or self.landed(own))
         opened, waiting = own.open_halves | set(halves), sorted(own.open_ops | set(ops))
         ends: dict[int, int] = {}
         refused: list[Row] = []
@@ -228,17 +333,12 @@ class Protocol:
             loses = ends[half] != decision if half in ends else half not in opened and self._conflicts(world, op)
             if loses:
                 refused.append((op,))
+        if own.is_late:
+            ends |= {half: DISCARD for half in opened - set(ends)}
         parked = {op for op in waiting if self.sent.ops[op][0] not in opened and (op,) not in refused}
         parked = {op for op in parked if self.sent.ops[op][0] not in {row[0] for row in world.rows("transactions")}}
         own = own._replace(open_halves=frozenset(opened - set(ends)), open_ops=frozenset(parked))
         yield _with(world, at, self.batch(own, ends, tuple(refused)))
-
-    def tick(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
-        """Everything in Kafka has landed, and the deadlines of what is open have passed."""
-        decided = {self.sent.ops[op][0] for op in own.open_ops}
-        ends = {half: DISCARD for half in own.open_halves - decided}
-        if ends:
-            yield _with(world, at, self.batch(own._replace(open_halves=own.open_halves - set(ends)), ends, ()))
 
     def batch(self, own: Coordinator, ends: dict[int, int], refused: tuple[Row, ...]) -> Coordinator:
         if not ends and not refused:
@@ -250,8 +350,12 @@ class Protocol:
             "write_rest": ("rejected", refused),
             "complete": ("batches", ((batch_id,),)),
         }
-        chain = tuple(step for name in self.order.batch for step in _append(*rows[name]))
-        return _first(own._replace(batch_id=batch_id), chain)
+        late = ("complete",) if self.order.complete_waits else ()
+        chain = tuple(step for name in self.order.batch if name not in late for step in _append(*rows[name]))
+        own = _first(own._replace(batch_id=batch_id), chain)
+        if late:  # after the position of the landing
+            own = own._replace(todo=(*own.todo, (_append(*rows["complete"]),)))
+        return own
 
     def _conflicts(self, world: World, op: int) -> bool:
         half, decision = self.sent.ops[op]
@@ -285,6 +389,10 @@ class Protocol:
 
 def _append(table: str, rows: tuple[Row, ...]) -> Chain:
     return (("fix_version", table, rows),) if rows else ()
+
+
+def _row(numbers: Iterable[int]) -> Row:
+    return tuple(numbers)
 
 
 def _first(own: Coordinator, chain: Chain) -> Coordinator:
