@@ -103,7 +103,7 @@ class Coordinator:
         """
         cluster.check(self.spark, self.config)
         if is_local(self.config.warehouse):
-            fencing.await_lock(self.config, is_stopping)
+            fencing.await_lock(self.config, self.spark, is_stopping)
         else:
             Heartbeat(self.spark, self.config).await_silence(is_stopping)
 
@@ -180,7 +180,7 @@ class Coordinator:
     def _own(self) -> None:
         cluster.check(self.spark, self.config)
         session.apply_settings(self.spark, self.config)  # again, now that all executors are there
-        lock = self._stack.enter_context(fencing.lock(self.config))  # first: its error names who runs already
+        lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # first: its error names who runs
         self.config = self._stack.enter_context(provide(self.config))
         probe(self.config)
         self._owner = fencing.own(self.warehouse, lock)

@@ -107,7 +107,7 @@ def maintain(settings: Config) -> int:
     """
     spark = _session_on_tables(settings, "maintain")
     settings = cluster.resolved(spark, settings)
-    with fencing.lock(settings) as lock:
+    with fencing.lock(settings, spark) as lock:
         Warehouse(spark, settings.warehouse).create()  # those that an older version did not have
         report = Maintenance(spark, settings, is_owner=lock is not None).run()
     print(report)
