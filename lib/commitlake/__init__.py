@@ -31,7 +31,7 @@ _HOMES = {
         ),
         "commitlake.producer",
     ),
-    "MQClientException": "commitlake.errors",
+    **dict.fromkeys(("MQClientException", "UncertainSend"), "commitlake.errors"),
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names of strings

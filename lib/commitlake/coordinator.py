@@ -108,7 +108,7 @@ class Coordinator:
         """
         cluster.check(self.spark, self.config)
         if is_local(self.config.warehouse):
-            fencing.await_lock(self.config, is_stopping)
+            fencing.await_lock(self.config, self.spark, is_stopping)
         else:
             Heartbeat(self.spark, self.config).await_silence(is_stopping)
 
@@ -150,7 +150,7 @@ class Coordinator:
         begin = landing_start.begin(self.warehouse, self.config, come)
         landed_time.ask(asked, {source: begin.ends[source] for source in DECIDING})
         inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock)  # step 3
-        once = Once(self.warehouse, self.config.topics.dedup)
+        once = Once(self.warehouse, self.config.topics.dedup, self._clock)
         with ThreadPoolExecutor(1) as pool:
             made = pool.submit(self._landing, begin, once)
             if is_new:
@@ -193,7 +193,7 @@ class Coordinator:
     def _own(self) -> None:
         cluster.check(self.spark, self.config)
         session.apply_settings(self.spark, self.config)  # again, now that all executors are there
-        lock = self._stack.enter_context(fencing.lock(self.config))  # first: its error names who runs already
+        lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # first: its error names who runs
         self.config = self._stack.enter_context(provide(self.config))
         probe(self.config)
         self._owner = fencing.own(self.warehouse, lock)

@@ -95,6 +95,10 @@ class MQClientException(CommitLakeError):
         self.reason = reason
 
 
+class UncertainSend(MQClientException):
+    """Raised by a send after which the record may or may not be in Kafka; the message says what to do."""
+
+
 class DatabaseError(CommitLakeError):
     """A database whose table answers checks can't be reached, or refuses."""
 

@@ -58,15 +58,16 @@ def end(lake: Lake, transaction_id: str) -> tuple[str, str]:
 def test_rows_and_messages_appear_together(
     spark: SparkSession, lake: Lake, settings: Settings, places: list[str], tmp_path: Path
 ) -> None:
-    new = str(tmp_path / "new")
+    new, one = str(tmp_path / "new"), Message("orders", b"one", keys="day")
     with commitlake.delta_transaction(spark, settings, "nightly") as tx:
-        tx.send(Message("orders", b"one", keys="day"))
+        tx.send(one)
         tx.send(Message("orders", b"two"))
         for place in (*places, new):
             tx.append(spark.range(3), place)
         assert [rows(place) for place in places] == [0, 0]
     assert [rows(place) for place in (*places, new)] == [3, 3, 3]
     assert end(lake, tx.transaction_id) == ("COMMITTED", "DIRECT")
+    assert (one.transaction_id, one.chosen_transaction_id) == (tx.transaction_id, None)  # of this attempt only
     wait_until_equal(lambda: sorted(row["body"] for row in lake.rows("topics/orders")), [b"one", b"two"])
     assert DeltaTable(places[0]).transaction_version(tx.transaction_id) == 1
 

@@ -7,19 +7,24 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
+from pyspark.sql import SparkSession
 from tests.support import codecs
+from tests.support.lake import Lake
 from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check
 from tests.support.polling import WAIT_S, wait_for
 
+import commitlake
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.producer import Message, MessageExt, MQClientException
+from commitlake.kafka.topics import publish_settings
+from commitlake.producer import Message, MessageExt, MQClientException, SendResult, TransactionMQProducer
+from commitlake.producer.recall_handle import decode_handle
 
 QUICK = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
 
@@ -177,6 +182,52 @@ def test_a_late_acknowledgement_is_rolled_back_at_once(tmp_path: Path) -> None:
     assert (before.decision, late.decision, late.from_check) == ("COMMIT", "ROLLBACK", False)
     bodies = {(record.partition, record.offset): record.value for record in kafka_records(tmp_path, kafka)}
     assert bodies[late.half_messages[0]] == b"meanwhile"
+
+
+@pytest.mark.timeout(600)
+def test_what_is_sent_again_through_an_outage_is_one_message(spark: SparkSession, tmp_path: Path) -> None:
+    dedup = {"topics.dedup": {"orders": {"by": "message_id", "window": "1d"}}}
+    with EmbeddedBroker(tmp_path) as broker, Lake(broker.bootstrap_servers, "outage.", tmp_path, **dedup) as lake:
+        publish_settings(lake.config, ())
+        where: dict[str, Any] = {"bootstrap_servers": broker.bootstrap_servers, "topic_prefix": "outage."}
+        plain, delayed = Message("orders", b"plain"), Message("orders", b"delayed", delay_seconds=3_600)
+        members = [Message("orders", b"one"), Message("orders", b"two", message_id="two")]
+        in_transaction = Message("orders", b"half")
+        with TransactionMQProducer("group", Listener(), **where, send_msg_timeout=60_000) as producer:
+            sends: list[Callable[[], SendResult]] = [
+                lambda: producer.send(plain),
+                lambda: producer.send(members),
+                lambda: producer.send(delayed),
+                lambda: producer.send_message_in_transaction(in_transaction),
+            ]
+            for known in (producer.send, producer.send_message_in_transaction):
+                known(Message("points", b"before"))
+            broker.stop()
+            producer.send_msg_timeout = 500
+            for send in [*sends, *sends, *sends]:
+                with pytest.raises(MQClientException, match="may or may not be there") as uncertain:
+                    send()
+                assert "end the same Message object again" in str(uncertain.value)
+            broker.start()
+            producer.send_msg_timeout = 60_000
+            results = [send() for send in sends]
+        sent = [codecs.decode_message(each.key, each.value, each.headers) for each in lake.kafka("messages")]
+        attempts = [record.msg_id for record in sent if record.body == b"plain"]
+        assert len(attempts) > 1
+        assert set(attempts) == {plain.message_id} == {results[0].msg_id}
+        halves = [codecs.decode_half(each.key, each.value, each.headers) for each in lake.kafka("half")]
+        halves = [half for half in halves if half.topic == "orders"]
+        assert {half.msg_id for half in halves} == {in_transaction.message_id}
+        assert len({half.transaction_id for half in halves}) == len(halves) > 1
+        recall = decode_handle(str(results[2].recall_handle))
+        assert (recall.msg_id, recall.message) == (delayed.message_id, (results[2].queue_id, results[2].queue_offset))
+
+        lake.run(spark)
+        shown = sorted((row["body"], row["message_id"]) for row in lake.topic("orders"))
+        assert shown == [(each.body, each.message_id) for each in (in_transaction, members[0], plain, members[1])]
+        states = sorted(row["state"] for row in lake.rows("transactions") if row["topic"] == "orders")
+        assert states == ["COMMITTED", *["ROLLED_BACK"] * (len(halves) - 1)]
+    assert isinstance(uncertain.value, commitlake.UncertainSend)
 
 
 def kafka_records(place: Path, kafka: Namespace) -> list[Any]:

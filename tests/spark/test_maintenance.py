@@ -208,9 +208,8 @@ def has_maintained(lake: Lake, at: Position) -> bool:
 
 
 @pytest.mark.soak
-@pytest.mark.usefixtures("spark")
-def test_the_command_refuses_a_warehouse_whose_coordinator_runs(copied: Lake) -> None:
-    with fencing.lock(copied.config), pytest.raises(FencedError, match="another coordinator runs"):
+def test_the_command_refuses_a_warehouse_whose_coordinator_runs(spark: SparkSession, copied: Lake) -> None:
+    with fencing.lock(copied.config, spark), pytest.raises(FencedError, match="another coordinator runs"):
         commands.maintain(copied.config)
     assert commands.maintain(copied.config) == 0
 

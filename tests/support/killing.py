@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,17 @@ def kill(process: subprocess.Popen[Any]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def jvm_of(python: int) -> int:
+    """The process id of the JVM that a Python process has started."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            number, _, fields = stat.read_text().partition(" (java) ")
+            if fields and int(fields.split()[1]) == python:
+                return int(number)
+    msg = f"no JVM among the children of {python}"
+    raise AssertionError(msg)
 
 
 def killed_at(lake: Lake, step: str, moment: str, nth: int = 1, **changes: object) -> subprocess.CompletedProcess[str]:

@@ -37,10 +37,11 @@ def begin(config: Config, warehouse: Warehouse) -> start.Begin:
 def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:
     """Lands what is there; one that does not look finds nothing left over by a landing that was cut short."""
     begun, rules = begin(config, warehouse), judge.LandingRules.of(config)
+    clock = BrokerClock()
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
     leftover = positions.leftover(warehouse, begun.position) if looks else None
     landing = Landing(
-        warehouse, rules, topics, Once(warehouse, config.topics.dedup), begun.position, BrokerClock(), begun.floors
+        warehouse, rules, topics, Once(warehouse, config.topics.dedup, clock), begun.position, clock, begun.floors
     )
     landing.leave_out(leftover)
 

@@ -108,7 +108,7 @@ def maintain(settings: Config) -> int:
     spark = _session_on_tables(settings, "maintain")
     settings = cluster.resolved(spark, settings)
     warehouse = Warehouse(spark, settings.warehouse)
-    with fencing.lock(settings):
+    with fencing.lock(settings, spark):
         warehouse.create()  # those that an older version did not have
         report = Maintenance(warehouse, settings).run()
     print(report)

@@ -13,7 +13,10 @@ import numpy.typing as npt
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.intp]
 
+MARGIN_MS = 600_000
+"""How much longer than its window a name is kept: a batch's time is that of its begin, and clocks are corrected."""
 _RECENT = 250_000
 """Names that are inserted one round at a time, some 5 ms; then they join the others, 0.5 s for 20 million."""
 
@@ -47,7 +50,9 @@ NOBODY = Claims(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 class Names:
-    """The names that a topic has shown, each with the newest message that holds it: 24 bytes a name.
+    """The names that a topic has shown, each with the messages that hold it: 24 bytes a name.
+
+    A message may come with a wrong time. That decides how long it holds its own names, and forgets no others.
 
     Args:
         window_ms: how long a message holds its name.
@@ -63,38 +68,49 @@ class Names:
         """How many there are, some of them expired."""
         return len(self._old.name) + len(self._recent.name)
 
-    def claim(self, claims: Claims) -> Verdict:
+    def claim(self, claims: Claims, now: int) -> Verdict:
         """Give names to messages, the first come first; those that get theirs hold it from now on.
 
         A record is refused whole. One that holds its name already, since it was written before a kill, gets it again.
 
         Args:
             claims: in order of precedence, members of a batch one after the other.
+            now: ms since epoch, UTC, which no message's time moves: what has expired by then may be forgotten.
         """
-        held, holder = self._holders(claims)
-        again = held & (holder == claims.place)
-        verdict = Verdict(held & ~again, np.where(again, 0, holder))
+        held, again = self._holders(claims)
+        verdict = Verdict(held.refused & ~again, np.where(again, 0, held.holder))
         if verdict.refused.any() or len(np.unique(claims.name)) < len(claims.name):
-            _settle(claims, verdict, np.flatnonzero(~again))
-        self._add(claims.chosen(~verdict.refused & ~again))
+            _settle(claims, verdict, np.flatnonzero(~again), self._window_ms)
+        self._add(claims.chosen(~verdict.refused & ~again), now)
         return verdict
 
-    def _holders(self, claims: Claims) -> Verdict:
-        verdict = Verdict(np.zeros(len(claims.name), bool), np.zeros(len(claims.name), np.int64))
+    def _holders(self, claims: Claims) -> tuple[Verdict, Flags]:
+        """Whether the newest message of a name holds it yet, and whether one of them is the claim's own."""
+        size = len(claims.name)
+        verdict, again = Verdict(np.zeros(size, bool), np.zeros(size, np.int64)), np.zeros(size, bool)
         for names in (self._old, self._recent):  # where both have a name, the recent one is the newer
             found = np.searchsorted(names.name, claims.name, side="right") - 1  # of equal names the newest is the last
-            at = np.flatnonzero(found >= 0)
-            at = at[names.name[found[at]] == claims.name[at]]
-            is_live = claims.at[at] - names.at[found[at]] < self._window_ms
-            at = at[is_live | (claims.place[at] == names.place[found[at]])]
-            verdict.refused[at], verdict.holder[at] = True, names.place[found[at]]
-        return verdict
+            at = _same(names, found, claims, np.arange(size))
+            live = at[claims.at[at] - names.at[found[at]] < self._window_ms]
+            verdict.refused[live], verdict.holder[live] = True, names.place[found[live]]
+            while len(at):  # few names have two
+                again[at] |= names.place[found[at]] == claims.place[at]
+                found[at] -= 1
+                at = _same(names, found, claims, at)
+        return verdict, again
 
-    def _add(self, new: Claims) -> None:
+    def _add(self, new: Claims, now: int) -> None:
         self._recent = _merged(self._recent, new.chosen(np.argsort(new.name, kind="stable")))
         if len(self._recent.name) > _RECENT:
-            live = self._old.chosen(self._old.at > self._recent.at.max() - self._window_ms)
-            self._old, self._recent = _merged(live, self._recent), NOBODY
+            kept = self._old.chosen(self._old.at > now - self._window_ms - MARGIN_MS)
+            self._old, self._recent = _merged(kept, self._recent), NOBODY
+
+
+def _same(names: Claims, found: Places, claims: Claims, at: Places) -> Places:
+    """Of some claims those whose name stands where it was found."""
+    there: Places = at[found[at] >= 0]
+    same: Places = there[names.name[found[there]] == claims.name[there]]
+    return same
 
 
 def _merged(old: Claims, new: Claims) -> Claims:
@@ -103,22 +119,26 @@ def _merged(old: Claims, new: Claims) -> Claims:
     return Claims(*(np.insert(mine, at, theirs) for mine, theirs in zip(old, new, strict=True)))
 
 
-def _settle(claims: Claims, verdict: Verdict, new: npt.NDArray[np.intp]) -> None:
+def _settle(claims: Claims, verdict: Verdict, new: Places, window_ms: int) -> None:
     """One record after the other, of the new ones that could meet a name: few, unless a flood repeats itself."""
     _, number, times = np.unique(claims.name, return_inverse=True, return_counts=True)
     doubtful = np.isin(claims.place, claims.place[verdict.refused | (times[number] > 1)])
-    taken: dict[int, int] = {}
+    taken: dict[int, tuple[int, int]] = {}
+
+    def holder(n: int) -> int | None:
+        place, since = taken.get(int(claims.name[n]), (None, 0))
+        if place is not None:
+            return place if claims.at[n] - since < window_ms else None
+        return int(verdict.holder[n]) if verdict.refused[n] else None
+
     for place, each in groupby(new[doubtful[new]].tolist(), key=lambda n: int(claims.place[n])):
         members = list(each)
         names = claims.name[members].tolist()
-        holders = [
-            int(verdict.holder[n]) if verdict.refused[n] else taken[name]
-            for n, name in zip(members, names, strict=True)
-            if verdict.refused[n] or name in taken
-        ]
+        holders = [found for n in members if (found := holder(n)) is not None]
         if not holders and len(set(names)) < len(names):
             holders = [place]
         if holders:
             verdict.refused[members], verdict.holder[members] = True, holders[0]
         else:
-            taken.update(dict.fromkeys(names, place))
+            verdict.refused[members], verdict.holder[members] = False, 0
+            taken.update(dict.fromkeys(names, (place, int(claims.at[members[0]]))))

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.clock import now_ms
+from commitlake.clock import BrokerClock
 from commitlake.config_values import Dedup
-from commitlake.dedup.names import Claims, Names
+from commitlake.dedup.names import MARGIN_MS, Claims, Names
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import of_rows
@@ -48,10 +48,11 @@ class Once:
     Args:
         warehouse: the tables.
         wanted: by topic, what a name is there and how long it is held.
+        clock: Kafka's time.
     """
 
-    def __init__(self, warehouse: Warehouse, wanted: Mapping[str, Dedup]) -> None:
-        self._warehouse, self._wanted = warehouse, wanted
+    def __init__(self, warehouse: Warehouse, wanted: Mapping[str, Dedup], clock: BrokerClock) -> None:
+        self._warehouse, self._wanted, self._clock = warehouse, wanted, clock
         self._names = {topic: Names(each.window_ms) for topic, each in wanted.items()}
 
     @property
@@ -64,9 +65,9 @@ class Once:
         there = [topic for topic in self._wanted if self._warehouse.holds(topic_table(topic))]
         self._warehouse.guard.fence(there)
         for topic in there:
-            begun, since = now_ms(), now_ms() - self._wanted[topic].window_ms
-            self._names[topic] = Names(self._wanted[topic].window_ms, self._shown(topic, since))
-            log.info("%d names of %s read in %d ms", len(self._names[topic]), topic, now_ms() - begun)
+            begun, window_ms = self._clock.now_ms(), self._wanted[topic].window_ms
+            self._names[topic] = Names(window_ms, self._shown(topic, begun - window_ms - MARGIN_MS))
+            log.info("%d names of %s read in %d ms", len(self._names[topic]), topic, self._clock.now_ms() - begun)
 
     def duplicates(self, messages: DataFrame) -> DataFrame | None:
         """The messages that must not become visible; the others hold their names from now on.
@@ -83,7 +84,7 @@ class Once:
         found: dict[int, int] = {}
         for topic in rows["topic"].unique().to_pylist():
             claims = _claims(rows.filter(pc.equal(rows["topic"], topic)))
-            refused, holder = self._names[topic].claim(claims)
+            refused, holder = self._names[topic].claim(claims, self._clock.now_ms())
             found |= dict(zip(claims.place[refused].tolist(), holder[refused].tolist(), strict=True))
         if not found:
             return None

@@ -18,7 +18,7 @@ def fresh(place: Path) -> Iterator[dict[str, object]]:
     """Remove what an earlier demo left in `place`, and nothing else; yield the keys of a configuration that use it.
 
     Raises:
-        FencedError: a demo runs there.
+        FencedError: a demo runs there, or another coordinator on its warehouse.
         WarehouseError: there is a warehouse that no demo made.
     """
     with WarehouseLock(str(place)):
@@ -26,7 +26,10 @@ def fresh(place: Path) -> Iterator[dict[str, object]]:
         if (place / "warehouse").exists() and not (place / "orders.db").exists():
             msg = f"{place} holds a warehouse that is not of a demo; choose another directory with --dir"
             raise WarehouseError(msg)
-        for name in ("warehouse", "warehouse_receipts", "checkpoints"):
+        if (place / "warehouse").exists():
+            with WarehouseLock(str(place / "warehouse")):  # the JVM of a demo that was killed may write there yet
+                shutil.rmtree(place / "warehouse", ignore_errors=True)
+        for name in ("warehouse_receipts", "checkpoints"):
             shutil.rmtree(place / name, ignore_errors=True)
         for database in (path for name in DATABASES for path in place.glob(f"{name}.db*")):
             database.unlink()

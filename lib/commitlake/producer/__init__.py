@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitlake.errors import MQClientException
+from commitlake.errors import MQClientException, UncertainSend
 from commitlake.producer.asynchronous import AsyncTransactionMQProducer
 from commitlake.producer.default import DefaultMQProducer
 from commitlake.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener
@@ -32,4 +32,5 @@ __all__ = [
     "TransactionListener",
     "TransactionMQProducer",
     "TransactionSendResult",
+    "UncertainSend",
 ]

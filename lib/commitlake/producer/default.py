@@ -19,6 +19,10 @@ from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import MESSAGES, OP
 
 SHUTDOWN_MS = 30_000
+_SEND_AGAIN = (
+    "send the same Message object again: it keeps its message_id, so with topics.dedup by message_id its topic shows "
+    "it once; without that it may be there twice"
+)
 
 
 class DefaultMQProducer:
@@ -92,15 +96,14 @@ class DefaultMQProducer:
             timeout: ms, instead of `send_msg_timeout`.
 
         Raises:
-            MQClientException: refused, with `reason`, before anything was sent; or not acknowledged in time, so that
-                the message may or may not have been sent.
+            MQClientException: refused, with `reason`, before anything was sent.
+            UncertainSend: not acknowledged in time, so the message may or may not have been sent. The same object may
+                be sent again: it keeps its id.
         """
         if isinstance(message, Message):
             return self._send_one(message, timeout)
         with self._refusing() as maker:
             record, ids = maker.batch(list(message))
-        for member, msg_id in zip(message, ids, strict=True):
-            member.msg_id = msg_id
         at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
         return SendResult(
             send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
@@ -125,10 +128,12 @@ class DefaultMQProducer:
             recall_handle: from the `SendResult` of the delayed message.
 
         Raises:
-            MQClientException: it is not a recall handle, or Kafka did not acknowledge the recall.
+            MQClientException: it is not a recall handle, or nothing was sent.
+            UncertainSend: Kafka did not acknowledge the recall; it may be sent again.
         """
         recall = decode_handle(recall_handle)
-        self._link.send(OP, recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout)
+        advice = "recall it again, a second recall is harmless"
+        self._link.send(OP, recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout, advice)
         return recall.msg_id
 
     def reschedule(self, recall_handle: str, message: Message, timeout: int | None = None) -> SendResult:
@@ -144,7 +149,8 @@ class DefaultMQProducer:
 
         Raises:
             MQClientException: it is not a recall handle, or one of another topic, or the message was refused: nothing
-                was sent then; or Kafka did not acknowledge one of the two.
+                was sent then.
+            UncertainSend: Kafka did not acknowledge one of the two.
         """
         topic = decode_handle(recall_handle).topic
         if message.topic != topic:
@@ -166,7 +172,6 @@ class DefaultMQProducer:
     def _send_one(self, message: Message, timeout: int | None) -> SendResult:
         with self._refusing() as maker:
             record = maker.message(message)
-        message.msg_id = record.msg_id
         at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
         recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
         return SendResult(
@@ -183,10 +188,11 @@ class DefaultMQProducer:
         key: bytes | None,
         record: wire.Encoded,
         timeout: int | None = None,
+        advice: str = _SEND_AGAIN,
         late: Late | None = None,
     ) -> Position:
         queue = self._link.choose_queue(topic, key)
-        return self._link.send(topic, queue, record, timeout or self.send_msg_timeout, late)
+        return self._link.send(topic, queue, record, timeout or self.send_msg_timeout, advice, late)
 
     @contextmanager
     def _refusing(self) -> Iterator[RecordMaker]:

@@ -13,7 +13,7 @@ from kafka.errors import KafkaError as ClientError
 from kafka.partitioner.default import murmur2
 
 from commitlake.config import KafkaConfig
-from commitlake.errors import MQClientException
+from commitlake.errors import MQClientException, UncertainSend
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import python_options, record_bytes
 from commitlake.kafka.refusals import is_refusal
@@ -37,10 +37,6 @@ Done = Callable[[Exception | None], None]
 
 
 Late = Callable[[Position], None]
-
-
-class UncertainSend(MQClientException):
-    """Raised when it is unknown whether Kafka has the record."""
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -131,7 +127,9 @@ class KafkaLink:
         number = next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF
         return int(number % queues)
 
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int, late: Late | None = None) -> Position:
+    def send(
+        self, topic: str, queue: int, record: Encoded, timeout_ms: int, advice: str, late: Late | None = None
+    ) -> Position:
         """Send and wait for the acknowledgement of all in-sync replicas.
 
         Args:
@@ -139,6 +137,7 @@ class KafkaLink:
             queue: partition.
             record: key, value and headers.
             timeout_ms: how long to wait.
+            advice: what to do when the send is uncertain.
             late: called, in a thread of the client, when the acknowledgement comes after that.
 
         Raises:
@@ -158,7 +157,7 @@ class KafkaLink:
                 raise MQClientException(msg) from error
             msg = (
                 f"Kafka did not acknowledge a record of {self.kafka.topic(topic)} within {timeout_ms} ms, "
-                f"so it may or may not be there: {type(error).__name__}: {error}"
+                f"so it may or may not be there: {type(error).__name__}: {error}; {advice}"
             )
             if late is not None:
                 sent.add_callback(lambda found: late(Position(found.partition, found.offset)))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from commitlake.errors import MQClientException
 from commitlake.protocol import headers, wire
+from commitlake.protocol.encoding import MAX_ID_LENGTH
 
 _POSITIONAL = 2
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -53,10 +54,27 @@ class SendStatus(enum.Enum):
     SEND_OK = "SEND_OK"
 
 
+def id_problem(message_id: object) -> str | None:
+    """What is wrong with a message id, None when nothing is."""
+    if not isinstance(message_id, str) or not 1 <= len(message_id) <= MAX_ID_LENGTH:
+        wrong = f"{len(message_id)} characters" if isinstance(message_id, str) else type(message_id).__name__
+    elif any("\ud800" <= letter <= "\udfff" for letter in message_id):
+        wrong = "a lone surrogate, which UTF-8 can't write"
+    else:
+        return None
+    return (
+        f"Message.message_id is {message_id!r:.100} ({wrong}), allowed is a string of 1 to {MAX_ID_LENGTH} characters; "
+        "shorten it, for example to a hash of it, or leave it out for a new id"
+    )
+
+
 @_shows_the_order
 @dataclass(eq=False)
 class Message:
     """A message for `topic`; the delays and the immunity may be set before it is sent.
+
+    An object is one message: sent again, after an error or not, it keeps its id, and a topic of `topics.dedup` by
+    `message_id` shows it once. For another message make another object, or set `message_id` to None.
 
     Attributes:
         topic: 1 to 127 of letters, digits, `%`, `_`, `-`.
@@ -71,8 +89,8 @@ class Message:
         delay_milliseconds: the same in ms.
         deliver_at: absolute time, ms since epoch (UTC) or an aware datetime.
         check_immunity_seconds: a half message is not checked before this age, in s.
-        transaction_id: set by a transactional send unless the application has set it.
-        msg_id: the message's own id; every send sets a new one.
+        transaction_id: set by a transactional send unless the application has set it; another one for each attempt.
+        message_id: 1 to 255 characters; without one the first send makes it.
     """
 
     topic: str
@@ -88,7 +106,8 @@ class Message:
     deliver_at: int | datetime | None = field(default=None, kw_only=True)
     check_immunity_seconds: int | None = field(default=None, kw_only=True)
     transaction_id: str | None = field(default=None, kw_only=True)
-    msg_id: str | None = field(default=None, kw_only=True)
+    message_id: str | None = field(default=None, kw_only=True)
+    _made_transaction_id: str | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -100,9 +119,26 @@ class Message:
                     "tags=, keys=), where RocketMQ's is (topic, tags, keys, body)"
                 )
                 raise MQClientException(message)
+        if self.message_id is not None and (problem := id_problem(self.message_id)):
+            raise MQClientException(problem, "MISSING_UNIQ_KEY")
         given, self.properties = self.properties, {}
         for name, value in given.items():
             self.put_user_property(name, value)
+
+    @property
+    def msg_id(self) -> str | None:
+        """The message id, by RocketMQ's name."""
+        return self.message_id
+
+    @property
+    def chosen_transaction_id(self) -> str | None:
+        """The transaction id that the application has set; None for what a producer set when it sent the message."""
+        return None if self.transaction_id == self._made_transaction_id else self.transaction_id
+
+    def take_part_in(self, transaction_id: str) -> None:
+        """Set the transaction id of one attempt; the next one gets another."""
+        if transaction_id != self.chosen_transaction_id:
+            self.transaction_id = self._made_transaction_id = transaction_id
 
     def put_user_property(self, name: str, value: str) -> None:
         """Set a user property; `CHECK_IMMUNITY_TIME_IN_SECONDS` sets the immunity, as in RocketMQ.
@@ -164,7 +200,8 @@ class MessageExt(Message):
             properties=dict(check.properties),
             queue_id=check.queue_id,
             transaction_id=check.transaction_id,
-            msg_id=check.msg_id,
+            message_id=check.msg_id,
+            _made_transaction_id=check.transaction_id if check.transaction_id == check.msg_id else None,
             half_queue=check.half.queue,
             half_offset=check.half.offset,
             born_timestamp=check.born_timestamp,

@@ -24,7 +24,7 @@ def decode_handle(handle: str) -> RecallRecord:
         MQClientException: it is not a handle of this version.
     """
     try:
-        version, topic, place, msg_id = base64.b64decode(handle, altchars=b"-_", validate=True).decode().split(" ")
+        version, topic, place, msg_id = base64.b64decode(handle, altchars=b"-_", validate=True).decode().split(" ", 3)
         if version == VERSION and topic and msg_id:
             return RecallRecord(msg_id=msg_id, topic=topic, message=Position.parse(place))
     except (binascii.Error, ValueError, TypeError, RecordError):

@@ -13,7 +13,7 @@ from typing import Any
 
 from commitlake.clock import now_ms
 from commitlake.errors import MQClientException, RecordError
-from commitlake.producer.message import Message
+from commitlake.producer.message import Message, id_problem
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 
@@ -21,6 +21,13 @@ from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 def new_id() -> str:
     """A new, unique message id."""
     return uuid.uuid4().hex.upper()
+
+
+def identify(message: Message) -> str:
+    """Return the id of a message; the one it gets here it keeps."""
+    if message.message_id is None:
+        message.message_id = new_id()
+    return message.message_id
 
 
 def check_group(group: str) -> str:
@@ -39,8 +46,8 @@ def check_group(group: str) -> str:
 class RecordMaker:
     """Makes the records of one producer group under one version of the settings.
 
-    Every method gives each message a new id, and raises `RecordError` with landing's reason when the message would be
-    rejected.
+    Every method gives each message that has no id a new one, which it keeps, and raises `RecordError` with landing's
+    reason when the message would be rejected.
     """
 
     group: str
@@ -60,8 +67,7 @@ class RecordMaker:
             first: the first half message of its transaction; None when it is this one.
             first_half: the position of `first` in `half`.
         """
-        # An id that was set by an earlier send of the same object was not chosen by the application.
-        chosen = message.transaction_id if message.transaction_id != message.msg_id else None
+        chosen, is_new = message.chosen_transaction_id, message.message_id is None
         if chosen is not None and len(chosen) > MAX_ID_LENGTH:
             msg = f"the transaction id has {len(chosen)} characters; it must have 1 to {MAX_ID_LENGTH}"
             raise RecordError(msg, "MISSING_UNIQ_KEY")
@@ -71,7 +77,8 @@ class RecordMaker:
             raise RecordError(msg, "TRANSACTIONS_REJECTED")
         return wire.HalfRecord(
             **fields,
-            transaction_id=first.transaction_id if first else chosen or fields["msg_id"],
+            # One message may be sent in several transactions, also by another process: only a new id stands for one.
+            transaction_id=first.transaction_id if first else chosen or (fields["msg_id"] if is_new else new_id()),
             first_half=first_half,
             check_immunity_s=message.check_immunity_seconds,
         )
@@ -83,12 +90,13 @@ class RecordMaker:
             raise RecordError(msg, "BAD_BATCH")
         first = messages[0]
         for message in messages:
+            _check_id(message)
             _check_body(message.body)
             _check_member(message, first)
         members = [_member(message) for message in messages]
         body = message_batch.pack(members)
         self._check(first, body)
-        record = wire.MessageRecord(**_common(first, self.group), body=body, batch=len(members))
+        record = wire.MessageRecord(**_common(first, self.group), msg_id=new_id(), body=body, batch=len(members))
         return record, [member.properties[headers.UNIQ_KEY] for member in members]
 
     def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
@@ -110,6 +118,7 @@ class RecordMaker:
         self._delay(delays)
         return {
             **_common(message, self.group),
+            "msg_id": identify(message),
             "body": _bytes(message.body),
             "tags": message.tags,
             "keys": message.keys,
@@ -120,6 +129,7 @@ class RecordMaker:
     def _check(self, message: Message, body: bytes | str) -> None:
         """Apply landing's rules, in landing's order, for the destination and the size of the record's value."""
         rules = self.settings
+        _check_id(message)
         topic_names.check_name(message.topic)
         topic_names.check_admitted(message.topic, rules.topics_allowed, rules.topics, rules.topics_max)
         if message.queue_id is not None and not 0 <= message.queue_id < rules.max_queues:
@@ -134,7 +144,6 @@ class RecordMaker:
 def _common(message: Message, group: str) -> dict[str, Any]:
     return {
         "topic": message.topic,
-        "msg_id": new_id(),
         "producer_group": group,
         "queue_id": message.queue_id,
         "sharding_key": None if message.sharding_key is None else _bytes(message.sharding_key),
@@ -161,7 +170,7 @@ def _epoch_ms(at: datetime) -> int:
 
 
 def _member(message: Message) -> message_batch.Member:
-    own = {headers.UNIQ_KEY: new_id(), headers.TAGS: message.tags, headers.KEYS: message.keys}
+    own = {headers.UNIQ_KEY: identify(message), headers.TAGS: message.tags, headers.KEYS: message.keys}
     present = {name: value for name, value in own.items() if value is not None}
     return message_batch.Member(_bytes(message.body), {**message.properties, **present})
 
@@ -178,6 +187,11 @@ def _check_member(message: Message, first: Message) -> None:
     if message.topic.startswith(topic_names.RETRY_PREFIX):
         msg = f"topic {message.topic!r} is a retry topic, which takes no batches; send the messages one by one"
         raise RecordError(msg, "BAD_BATCH")
+
+
+def _check_id(message: Message) -> None:
+    if message.message_id is not None and (problem := id_problem(message.message_id)):
+        raise RecordError(problem, "MISSING_UNIQ_KEY")
 
 
 def _check_body(body: object) -> None:

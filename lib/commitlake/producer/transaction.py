@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from commitlake.errors import MQClientException
-from commitlake.producer.link import UncertainSend
+from commitlake.errors import MQClientException, UncertainSend
 from commitlake.producer.message import LocalTransactionState, Message, SendResult, SendStatus
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, HalfRecord
@@ -55,8 +54,8 @@ class Transaction:
         """Send one more half message and wait for its acknowledgement.
 
         Raises:
-            MQClientException: refused, with `reason`, and the transaction goes on; or not acknowledged in time, and the
-                transaction can only roll back; or it has ended.
+            MQClientException: refused, with `reason`, and the transaction goes on; or it has ended.
+            UncertainSend: not acknowledged in time, and the transaction can only roll back.
         """
         with self._lock:
             self._check_open()

@@ -12,10 +12,10 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
-from commitlake.errors import MQClientException
+from commitlake.errors import MQClientException, UncertainSend
 from commitlake.producer.check_reader import CheckAnswerer
 from commitlake.producer.default import SHUTDOWN_MS, DefaultMQProducer
-from commitlake.producer.link import Done, UncertainSend
+from commitlake.producer.link import Done
 from commitlake.producer.listener import AnyHook, EndTransactionContext, TransactionListener, decide, failed, run_hooks
 from commitlake.producer.message import LocalTransactionState, Message, MessageExt, SendStatus, TransactionSendResult
 from commitlake.producer.transaction import HalfMessage, Transaction
@@ -29,6 +29,7 @@ REMEMBERED = 10_000
 """Half messages that are never committed, the newest ones; a check of an older one asks the listener."""
 ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
 NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
+_SEND_AGAIN = "if it is there it is rolled back, so send the same Message object again, in another transaction"
 
 
 class TransactionMQProducer(DefaultMQProducer):
@@ -123,7 +124,8 @@ class TransactionMQProducer(DefaultMQProducer):
             arg: passed to the listener.
 
         Raises:
-            MQClientException: refused, with `reason`, or not acknowledged in time. The local transaction has not run.
+            MQClientException: refused, with `reason`. The local transaction has not run.
+            UncertainSend: not acknowledged in time; it has not run, and what may be in Kafka is rolled back.
         """
         listener = self._listener
         if listener is None:
@@ -175,13 +177,13 @@ class TransactionMQProducer(DefaultMQProducer):
         with self._refusing() as maker:
             record = maker.half(message, *((first.record, first.at) if first else ()))
             encoded = wire.encode_half(record)
-        message.msg_id, message.transaction_id = record.msg_id, record.transaction_id
+        message.take_part_in(record.transaction_id)
         late = None if first else partial(self._roll_back_late, message, record)
+        send = partial(self._send_record, HALF, record.sharding_key, encoded, advice=_SEND_AGAIN)
         try:
-            return HalfMessage(message, record, self._send_record(HALF, record.sharding_key, encoded, late=late))
+            return HalfMessage(message, record, send(late=late))
         except UncertainSend:
-            # The message id, not the transaction id: the application may try again under the same transaction id.
-            self._never_committed.add(record.msg_id, ROLLBACK)
+            self._never_committed.add(_attempt(record), ROLLBACK)
             raise
 
     def _roll_back_late(self, message: Message, record: wire.HalfRecord, at: Position) -> None:
@@ -192,7 +194,7 @@ class TransactionMQProducer(DefaultMQProducer):
     def _end(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
         """End a transaction of several half messages; checks of one rolled back no longer ask the listener."""
         if state is ROLLBACK:
-            self._never_committed.add(halves[0].record.msg_id, ROLLBACK)
+            self._never_committed.add(_attempt(halves[0].record), ROLLBACK)
         self._send_decision(halves, state)
 
     def _send_decision(
@@ -211,7 +213,7 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _look_up(self, check: wire.CheckRecord, message: MessageExt) -> tuple[LocalTransactionState, str | None]:
         listener = self._listener
-        if self._never_committed.get(check.msg_id):
+        if self._never_committed.get(_attempt(check)):
             return ROLLBACK, NEVER_COMMITTED
         decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # the same question again has the same answer
         if decided is not None:
@@ -254,6 +256,11 @@ class TransactionMQProducer(DefaultMQProducer):
             remark=remark,
         )
         self._link.send_soon(OP, half_messages[0].queue, wire.encode_op(op), done)
+
+
+def _attempt(half: wire.HalfRecord | wire.CheckRecord) -> str:
+    """What tells one send of a first half message from others: the same message, and id, may be sent again."""
+    return f"{half.born_timestamp} {half.transaction_id} {half.msg_id}"
 
 
 class _Recent:

@@ -62,7 +62,7 @@ def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
 
     Args:
         tables: of the warehouse.
-        transaction_id: its id, or the message id of one of its half messages.
+        transaction_id: its id, or the message id of one of its half messages: then the newest with that.
 
     Returns:
         transaction_id, producer_group, state, reason, checks and round of the first half message; half_messages, each
@@ -72,8 +72,9 @@ def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
     tables.open("half", "op", "checks", "transactions", "deliveries", "rejected", "reentries")
     halves = tables.rows(_HALVES, id=transaction_id).to_pylist()
     if not halves:
-        # A question of its own: with OR no Bloom filter is used.
-        named = tables.rows("SELECT transaction_id FROM half WHERE message_id = $id LIMIT 1", id=transaction_id)
+        # A question of its own: with OR no Bloom filter is used. A message sent again has several transactions.
+        newest = "SELECT transaction_id FROM half WHERE message_id = $id ORDER BY stored_at DESC LIMIT 1"
+        named = tables.rows(newest, id=transaction_id)
         if named.num_rows:
             return history(tables, named["transaction_id"][0].as_py())
     events = tables.rows(_EVENTS, id=transaction_id).to_pylist()

@@ -21,6 +21,8 @@ import commitlake
 from commitlake.config import Config
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.places import is_local, local_path
+from commitlake.recovery import jvm_lock
+from commitlake.recovery.jvm_lock import JvmLock
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TABLES, Warehouse, topic_table
 from commitlake.tables.append_guard import AppendGuard
@@ -37,16 +39,23 @@ _LOOK_S = 0.5
 
 
 class WarehouseLock:
-    """An OS lock on a local warehouse for the life of the process.
+    """An OS lock on a local warehouse for the life of the process and, with a session, of its JVM.
 
     Delta's commit is not atomic between processes on a local file system, so epochs alone would not do there. The
     lock is taken before anything is appended: a newcomer that appended its epoch first would fence the coordinator
-    that runs.
+    that runs. The JVM commits, and lives on for seconds when its Python is killed, so it holds a lock too.
+
+    Args:
+        directory: of the warehouse.
+        spark: the session whose JVM commits; None where none does.
+        wait_s: how long to wait for the JVM of a Python that is gone; None for `jvm_lock.WAIT_S`.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, spark: SparkSession | None = None, wait_s: float | None = None) -> None:
         self._path = local_path(directory) / ".coordinator.lock"
+        self._spark, self._wait_s = spark, jvm_lock.WAIT_S if wait_s is None else wait_s
         self._file: IO[str] | None = None
+        self._jvm_lock = JvmLock(self._path.parent)
 
     def __enter__(self) -> Self:
         """Takes the lock.
@@ -55,16 +64,46 @@ class WarehouseLock:
             FencedError: another process holds it.
             WarehouseError: the warehouse can't be written.
         """
-        file = self._open()
+        self._file = self._open()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = self._path.read_text(encoding="utf-8").strip() or "unknown"
-            msg = f"another coordinator runs on this warehouse: {holder}; stop it first, or use another `warehouse`"
-            raise FencedError(msg) from error
-        self._file = file
+            self._take()
+        except BaseException:
+            self._free()
+            raise
         self.name_holder(epoch=None)
         return self
+
+    def _take(self) -> None:
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise self._refusal() from error
+        self._await_jvm()
+        if self._spark is not None and not self._jvm_lock.take(self._spark):
+            raise self._refusal(self._left_behind())
+
+    def _await_jvm(self) -> None:
+        """Waits for the JVM of the Python that had the lock before."""
+        if self._jvm_lock.is_free():
+            return
+        if self._wait_s:
+            left = f"{self._holder()}{self._left_behind()}"
+            log.warning("waiting for it to end, at most %.0f s: the coordinator %s", self._wait_s, left)
+        if not self._jvm_lock.await_free(self._wait_s):
+            raise self._refusal(self._left_behind())
+
+    def _left_behind(self) -> str:
+        return f", whose Python process is gone and whose JVM, pid {self._jvm_lock.holder}, is not"
+
+    def _refusal(self, state: str = "") -> FencedError:
+        return FencedError(
+            f"another coordinator runs on this warehouse: {self._holder()}{state}; stop it first, or use another "
+            "`warehouse`"
+        )
+
+    def _holder(self) -> str:
+        return self._path.read_text(encoding="utf-8").strip() or "unknown"
 
     def _open(self) -> IO[str]:
         try:
@@ -86,6 +125,10 @@ class WarehouseLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Frees the lock."""
+        self._free()
+
+    def _free(self) -> None:
+        self._jvm_lock.release()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -181,25 +224,30 @@ def _own(epoch: int) -> str:
 
 
 @contextmanager
-def lock(config: Config) -> Iterator[WarehouseLock | None]:
+def lock(config: Config, spark: SparkSession, wait_s: float | None = None) -> Iterator[WarehouseLock | None]:
     """The lock of a local warehouse, None of another.
+
+    Args:
+        config: says where the warehouse is.
+        spark: any session of the application that commits.
+        wait_s: as of `WarehouseLock`.
 
     Raises:
         FencedError: another coordinator holds it.
     """
     if is_local(config.warehouse):
-        with WarehouseLock(config.warehouse) as taken:
+        with WarehouseLock(config.warehouse, spark, wait_s) as taken:
             yield taken
     else:
         yield None
 
 
-def await_lock(config: Config, is_stopping: Callable[[], bool]) -> None:
+def await_lock(config: Config, spark: SparkSession, is_stopping: Callable[[], bool]) -> None:
     """Waits until nobody holds the lock of a local warehouse, or `is_stopping`."""
     is_told = False
     while not is_stopping():
         try:
-            with lock(config):
+            with lock(config, spark, wait_s=0):
                 return
         except FencedError as error:
             if not is_told:

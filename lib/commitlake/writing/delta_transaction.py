@@ -140,9 +140,16 @@ class DeltaTransaction:
             marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
         told = properties(named, self._deadline_ms)
         for message in self._messages:
-            message.transaction_id = self.transaction_id
             message.properties |= told
+            self._send(message)
+
+    def _send(self, message: Message) -> None:
+        message.transaction_id = self.transaction_id
+        try:
             self._halves.send(message)
+        finally:  # it is that of this attempt: the application has not chosen it
+            message.transaction_id = None
+            message.take_part_in(self.transaction_id)
 
     def _need_open(self) -> None:
         if self._places:
