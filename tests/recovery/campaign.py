@@ -33,6 +33,7 @@ from tests.support.live_state import Rebuilds, different, without_parked
 from tests.support.misfortune import Action, Fate, Misfortune
 from tests.support.mixed_traffic import MixedTraffic
 from tests.support.oracle import Oracle, Seen
+from tests.support.polling import patience
 from tests.support.shop import Shop
 from tests.support.small_disk import SmallDisk
 from tests.support.table_streams import AddedFiles, Group
@@ -52,7 +53,8 @@ TIMINGS = {
     "maintenance.retention": "30d",
 }
 """A second or so for all that falls due; rows stay for as long as the oracle looks at them."""
-END_S, READY_S, SETTLE_S = 90, 90, 75
+END_S, READY_S, SETTLE_S = 90, 60, 60
+"""On an idle machine: how long an end, a start and the way of all to its end may take."""
 _SETTLES_EVERY, _REBUILDS_EVERY, _READS_EVERY = 10, 4, 2
 _SHOWN_FINDINGS = 8
 
@@ -88,7 +90,7 @@ class Campaign:
             stack.callback(self._log.close)
             self._shop = stack.enter_context(Shop(self.lake, self._seed))
             self.traffic = MixedTraffic(self.lake, self._shop, self._seed)
-            self._oracle = Oracle(self.lake, self._log, self._margin_ms)
+            self._oracle = Oracle(self.lake, self._log, self._shop.decided, self._margin_ms)
             self._added, self._group = AddedFiles(self.lake), Group(self.lake)
             self._stack = stack.pop_all()
         return self
@@ -140,7 +142,7 @@ class Campaign:
             if wrong.serves or self._chosen.random() < 0.3:
                 stack.enter_context(self.traffic.steadily())
             word = "READY" if wrong.serves else "BEGUN"
-            _until(lambda: run.has_ended() or run.said(word) is not None, READY_S)
+            _until(lambda: run.has_ended() or run.said(word) is not None, READY_S * _patience())
             begun = time.monotonic()
             for action in wrong.actions:
                 _until(run.has_ended, begun + action.at - time.monotonic())
@@ -148,7 +150,7 @@ class Campaign:
             if wrong.serves:
                 _until(run.has_ended, begun + wrong.seconds - time.monotonic())
                 run.stop()
-            return run.end(END_S)
+            return run.end(END_S * _patience())
 
     def _do(self, action: Action, run: Run) -> None:
         if run.has_ended():
@@ -231,13 +233,13 @@ class Campaign:
         until = now_ms() + (5_000 if quietly else 0)
         with self._runs.next(is_last=is_last) as run, ExitStack() as stack:
             run.begin(Misfortune(serves=True).plan())
-            _until(lambda: run.has_ended() or run.said("READY") is not None, READY_S)
+            _until(lambda: run.has_ended() or run.said("READY") is not None, READY_S * _patience())
             if not quietly:
                 stack.enter_context(self.traffic.steadily(0.2))
             left = self._wait_until_there(run, until)
             stack.close()
             run.stop()
-            outcome = run.end(END_S)
+            outcome = run.end(END_S * _patience())
         self._note(f"not within {SETTLE_S} s of a start: {each}" for each in left)
         self._note(self._bad_end(outcome, Misfortune(serves=True)))
         seen = self._oracle.look()
@@ -249,7 +251,7 @@ class Campaign:
 
     def _wait_until_there(self, run: Run, until: int) -> Sequence[str]:
         """What is missing in the end; a hanging transaction begins each second, so its group always has to answer."""
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + SETTLE_S * _patience()
         while True:
             self.traffic.hang() if now_ms() > until else None
             left = self._oracle.missing(self._oracle.look(), min(until, now_ms()), settled=True)
@@ -274,6 +276,10 @@ def _until(done: Callable[[], object], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not done():
         time.sleep(0.05)
+
+
+def _patience() -> float:
+    return min(3.0, patience())
 
 
 def main() -> None:

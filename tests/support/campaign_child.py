@@ -8,7 +8,9 @@ end after all that was there was worked off.
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +44,7 @@ class Plan:
 
 
 def run(arguments: Sequence[str]) -> None:
+    faulthandler.register(signal.SIGUSR1)  # the campaign asks a run that does not end where it hangs
     settings = config.from_mapping(json.loads(arguments[0]))
     spark = session.build(settings, master="local[2]", short_lived=True)
     gateway: Any = SparkContext._gateway

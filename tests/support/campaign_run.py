@@ -85,6 +85,8 @@ class Run:
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
+            self._signal("python", signal.SIGUSR1)  # it writes where each thread is to its log
+            time.sleep(1)
             self._signal("both", signal.SIGKILL)
             self._process.wait()
             return TOO_LONG
@@ -101,6 +103,7 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """A JVM that outlives Python ends by itself; what it writes until then is a part of the campaign."""
         kill(self._process)
 
 

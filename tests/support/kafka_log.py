@@ -29,7 +29,7 @@ class At(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A half message, or a record of `messages`; `delay_ms` is None without a delay, `members` counts those of a batch."""
+    """A half message, or a record of `messages`; without a delay `delay_ms` is None; a batch has several `members`."""
 
     at: At
     tid: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,13 @@ class Oracle:
     """Says what is wrong.
 
     Attributes:
+        decided: the producers' database: what they decided, by transaction id.
         wrong_clock: times (ms since epoch) between which the driver's clock was wrong: then things may be early.
         margin_ms: by how much a recall comes before the message is due, to be in time.
     """
 
-    def __init__(self, lake: Lake, log: KafkaLog, margin_ms: int = 0) -> None:
-        self._lake, self._log, self.margin_ms = lake, log, margin_ms
+    def __init__(self, lake: Lake, log: KafkaLog, decided: Mapping[str, str], margin_ms: int = 0) -> None:
+        self._lake, self._log, self.decided, self.margin_ms = lake, log, decided, margin_ms
         self.wrong_clock: list[tuple[int, int]] = []
 
     def look(self) -> Seen:
@@ -126,6 +127,8 @@ class Oracle:
         if op is None or DECISIONS[op.decision] != end.state:
             yield f"{end.state} by {end.op}, which does not decide that: {end.at} {transaction.first.tid}"
             return
+        if DECISIONS.get(self.decided.get(op.tid, "")) != end.state:
+            yield f"{end.state}, but {self.decided.get(op.tid)} in the database: {end.at} {op.tid}"
         for other in decisions:  # in one partition the order is certain
             is_before = other.at[:2] == op.at[:2] and other.at.offset < op.at.offset
             if is_before and other.decision != op.decision:
@@ -228,6 +231,7 @@ class Oracle:
                 found += self._missing_half(each, transaction, newest, seen, until)
         if settled:
             found += self._missing_refusals(seen, transactions, newest, until)
+            found += self._missing_deliveries(seen, until)
         return found
 
     def _missing_messages(self, seen: Seen, until: int) -> Iterator[str]:
@@ -241,6 +245,14 @@ class Oracle:
                 for index in range(each.members):
                     if (*each.at, index) not in seen.shown_at:
                         yield f"not shown: {each.at}, member {index} {each.tid}"
+
+    def _missing_deliveries(self, seen: Seen, until: int) -> Iterator[str]:
+        """Of delayed messages: delivered or, with a recall, one of two."""
+        ended = {at for at, _ in seen.delivered}
+        for at, each in self._log.messages.items():
+            is_delayed = at.source == "messages" and each.delay_ms is not None and not each.is_hostile
+            if is_delayed and max(each.due, each.stored) <= until and at not in ended:
+                yield f"delayed, and has not ended: {at} {each.tid}"
 
     def _missing_ends(
         self, transaction: Transaction, newest: dict[At, Ended], until: int, settled: bool
