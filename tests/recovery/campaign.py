@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -117,10 +118,10 @@ class Campaign:
             delete_checkpoints(self.lake)
         self.traffic.burst(self._chosen.choice([5, 20, 60]))
         until = now_ms()
-        with self._runs.next() as run:
-            run.begin(wrong.plan())
-            outcome = self._under_way(run, wrong)
-            state = run.said("OPEN")
+        run = self._runs.next(kills=wrong.kills)
+        run.begin(wrong.plan())
+        outcome = self._under_way(run, wrong)
+        state = run.said("OPEN")
         if wrong.clock:
             self._oracle.wrong_clock.append((until, now_ms()))
         compared = self._compare(outcome, wrong, until, state)
@@ -225,21 +226,19 @@ class Campaign:
 
     # all comes to its end
 
-    def settle(self, *, quietly: bool = False, is_last: bool = False) -> None:
+    def settle(self, *, quietly: bool = False) -> None:
         """A start in which nothing goes wrong, until all has come to its end; under steady traffic, or in quiet."""
         begun = self._begin()
         if quietly:
             _until(self._shop.later.is_idle, 10)
         until = now_ms() + (5_000 if quietly else 0)
-        with self._runs.next(is_last=is_last) as run, ExitStack() as stack:
-            run.begin(Misfortune(serves=True).plan())
-            _until(lambda: run.has_ended() or run.said("READY") is not None, READY_S * _patience())
-            if not quietly:
-                stack.enter_context(self.traffic.steadily(0.2))
+        run = self._runs.next(kills=False)
+        run.begin(Misfortune(serves=True).plan())
+        _until(lambda: run.has_ended() or run.said("READY") is not None, READY_S * _patience())
+        with nullcontext() if quietly else self.traffic.steadily(0.2):
             left = self._wait_until_there(run, until)
-            stack.close()
-            run.stop()
-            outcome = run.end(END_S * _patience())
+        run.stop()
+        outcome = run.end(END_S * _patience())
         self._note(f"not within {SETTLE_S} s of a start: {each}" for each in left)
         self._note(self._bad_end(outcome, Misfortune(serves=True)))
         seen = self._oracle.look()
@@ -267,7 +266,7 @@ class Campaign:
 
     def end(self) -> None:
         """A quiet time; then all that is expected is there."""
-        self.settle(quietly=True, is_last=True)
+        self.settle(quietly=True)
         print(f"seed {self._seed}: {self._number} rounds, {self.traffic.sent} things sent, {len(self.found)} findings")
 
 
@@ -289,6 +288,7 @@ def main() -> None:
     parser.add_argument("--recall-margin", type=int, default=0, help="ms before the due time at which a recall is late")
     parser.add_argument("--keep", type=Path, help="a new directory for Kafka and logs, which then stay")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     with tempfile.TemporaryDirectory(prefix="commitlake-campaign-", ignore_cleanup_errors=True) as temporary:
         place = given.keep or Path(temporary)
         place.mkdir(parents=True, exist_ok=True)

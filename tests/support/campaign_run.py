@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,10 +23,10 @@ TOO_LONG = "did not end"
 
 
 class Run:
-    """A coordinator in a process group of its own; it waits for its plan."""
+    """A process in a group of its own that runs one coordinator after the other, each with its plan."""
 
     def __init__(self, settings: Mapping[str, object], log: Path) -> None:
-        self.log = log
+        self._log, self._from = log, 0
         command = [sys.executable, "-m", "tests.support.campaign_child", json.dumps(settings)]
         with log.open("w") as file:
             self._process = subprocess.Popen(
@@ -38,23 +39,32 @@ class Run:
             )
 
     def begin(self, plan: Mapping[str, Any]) -> None:
-        """Hands the plan over, once the JVM is up."""
-        wait_for(lambda: self.has_ended() or self.said("JVM"), _UP_S, lambda: self.output[-2_000:])
+        """Hands the next plan over, once the JVM is up."""
+        self._from = 0
+        wait_for(lambda: self.is_gone() or self.said("JVM"), _UP_S, lambda: self.output[-2_000:])
+        self._jvm, self._from = int(self.said("JVM") or 0), self._log.stat().st_size
         assert self._process.stdin is not None
-        with self._process.stdin as stdin:
-            stdin.write(json.dumps(plan).encode())
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps(plan)}\n".encode())
+            self._process.stdin.flush()
 
     @property
     def output(self) -> str:
-        return self.log.read_text(errors="replace")
+        """What it has printed since its plan."""
+        return self._log.read_bytes()[self._from :].decode(errors="replace")
 
     def said(self, word: str) -> str | None:
         """What follows a word at the begin of a line; None where no line has it."""
         lines = (line for line in self.output.splitlines() if line.split(" ")[0] == word)
         return next((line.removeprefix(word).strip() or word for line in lines), None)
 
-    def has_ended(self) -> bool:
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
         return self._process.poll() is not None
+
+    def has_ended(self) -> bool:
+        """Whether the coordinator has."""
+        return self.is_gone() or self.said("ENDED") is not None
 
     def kill(self, target: str) -> None:
         """SIGKILL to `python`, `jvm` or `both`."""
@@ -68,68 +78,82 @@ class Run:
 
     def stop(self) -> None:
         """Asks for a clean end."""
-        self._signal("python", signal.SIGTERM)
+        if not self.has_ended():
+            self._signal("python", signal.SIGTERM)
 
     def _signal(self, target: str, number: int) -> None:
-        if self.has_ended():
+        if self.is_gone():
             return
         if target == "both":
             os.killpg(self._process.pid, number)
         elif target == "python":
             self._process.send_signal(number)
-        elif jvm := self.said("JVM"):
-            os.kill(int(jvm), number)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self._jvm, number)
 
     def end(self, seconds: float) -> str:
-        """How it ended: `clean`, `killed`, the line with its error, or `TOO_LONG`."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._signal("python", signal.SIGUSR1)  # it writes where each thread is to its log
-            time.sleep(1)
-            self._signal("both", signal.SIGKILL)
+        """How the coordinator ended: `clean`, `killed`, the line with its error, or `TOO_LONG`."""
+        deadline = time.monotonic() + seconds
+        while not self.has_ended():
+            if time.monotonic() > deadline:
+                self._give_up()
+                return TOO_LONG
+            time.sleep(0.05)
+        how = self.said("ENDED") or ("killed" if self._process.returncode == -signal.SIGKILL else self._last_line())
+        if how != "clean" and not self._has_jvm():
+            self._signal("both", signal.SIGKILL)  # only Python is left, which can start no coordinator any more
             self._process.wait()
-            return TOO_LONG
-        if code == 0:
-            return "clean"
-        return "killed" if code == -signal.SIGKILL else self.error()
+        return how
 
-    def error(self) -> str:
-        """The line with the error, or the last one."""
+    def _give_up(self) -> None:
+        self._signal("python", signal.SIGUSR1)  # it writes where each thread is to its log
+        time.sleep(1)
+        self._signal("both", signal.SIGKILL)
+        self._process.wait()
+
+    def _has_jvm(self) -> bool:
+        with suppress(OSError):
+            return Path(f"/proc/{self._jvm}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return False
+
+    def _last_line(self) -> str:
         lines = self.output.splitlines() or [""]
         return next((line for line in lines if line.startswith("error: ")), lines[-1])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """A JVM that outlives Python ends by itself; what it writes until then is a part of the campaign."""
+    def close(self) -> None:
+        """Ends it, where it still runs."""
         kill(self._process)
 
 
 class Runs:
-    """Coordinators one after another; while one runs the JVM of the next comes up."""
+    """Processes one after another; while the faults of one may kill it, the JVM of the next comes up."""
 
     def __init__(self, settings: Mapping[str, object], logs: Path) -> None:
         self._settings, self._logs, self._count = settings, logs, 0
-        self._next: Run | None = None
+        self._current: Run | None = None
+        self._spare: Run | None = None
 
-    def next(self, *, is_last: bool = False) -> Run:
-        """The next one, which waits for its plan."""
-        run = self._next or self._prepared()
-        self._next = None if is_last else self._prepared()
-        return run
+    def next(self, *, kills: bool) -> Run:
+        """The one that takes the next plan; `kills` says whether this plan may kill it."""
+        if self._current is None or self._current.is_gone():
+            self._current, self._spare = self._spare or self._prepared(), None
+        if kills and self._spare is None:
+            self._spare = self._prepared()
+        return self._current
 
     def _prepared(self) -> Run:
         self._count += 1
-        return Run(self._settings, self._logs / f"run-{self._count}.log")
+        return Run(self._settings, self._logs / f"process-{self._count}.log")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._next:
-            self._next.__exit__()
+        """A JVM that outlives its Python ends by itself; what it writes until then is a part of the campaign."""
+        for run in (self._current, self._spare):
+            if run is not None:
+                run.close()
 
 
 class UnsteadyBroker(EmbeddedBroker):

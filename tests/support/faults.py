@@ -90,7 +90,7 @@ class WriteFaults:
         if fault.effect == "full disk":
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    def arm(self) -> None:
+    def arm(self, patch: pytest.MonkeyPatch) -> None:
         """From now on all writes of this process go through `around`."""
         append, replace = Warehouse.append, Warehouse.replace
 
@@ -100,7 +100,6 @@ class WriteFaults:
         def replacing(own: Warehouse, df: Any, name: str) -> None:
             self.around(_called(name), lambda: replace(own, df, name))
 
-        patch = pytest.MonkeyPatch()
         patch.setattr(Warehouse, "append", appending)
         patch.setattr(Warehouse, "replace", replacing)
 
@@ -120,17 +119,17 @@ def killer(jvm: int) -> Callable[[str], None]:
     return kill
 
 
-def land_at_most(records: int) -> None:
+def land_at_most(patch: pytest.MonkeyPatch, records: int) -> None:
     """A landing takes no more than so many records."""
-    patch = pytest.MonkeyPatch()
     for module in (land, query):
         patch.setattr(module, "MAX_RECORDS", records, raising=False)
 
 
-def shift_clock(ahead_ms: int, begin_s: float, seconds: float) -> None:
+def shift_clock(patch: pytest.MonkeyPatch, ahead_ms: int, begin_s: float, seconds: float) -> None:
     """Python's clock in all of CommitLake is wrong for a while; the JVM's stays right.
 
     Args:
+        patch: ends it.
         ahead_ms: by how much; below 0 it is behind.
         begin_s: when that begins, from now on.
         seconds: how long it lasts.
@@ -141,7 +140,6 @@ def shift_clock(ahead_ms: int, begin_s: float, seconds: float) -> None:
         is_wrong = begin <= time.monotonic() < begin + seconds
         return right() + (ahead_ms if is_wrong else 0)
 
-    patch = pytest.MonkeyPatch()
     for name, module in list(sys.modules.items()):
         if name.startswith("commitlake") and getattr(module, "now_ms", None) is right:
             patch.setattr(module, "now_ms", now_ms)
