@@ -116,7 +116,7 @@ class Campaign:
         begun, until = self._begin(), 0
         if wrong.deletes_checkpoints:
             delete_checkpoints(self.lake)
-        self.traffic.burst(self._chosen.choice([5, 20, 60]))
+        self.traffic.burst(self._chosen.choice([5, 15, 40]))
         until = now_ms()
         run = self._runs.next(kills=wrong.kills)
         run.begin(wrong.plan())
@@ -139,19 +139,17 @@ class Campaign:
 
     def _under_way(self, run: Run, wrong: Misfortune) -> str:
         """Until the coordinator has ended; returns how."""
-        with ExitStack() as stack:
-            if wrong.serves or self._chosen.random() < 0.3:
-                stack.enter_context(self.traffic.steadily())
-            word = "READY" if wrong.serves else "BEGUN"
-            _until(lambda: run.has_ended() or run.said(word) is not None, READY_S * _patience())
-            begun = time.monotonic()
+        word = "READY" if wrong.serves else "BEGUN"
+        _until(lambda: run.has_ended() or run.said(word) is not None, READY_S * _patience())
+        begun, slow = time.monotonic(), _patience()
+        with self.traffic.steadily() if wrong.serves else nullcontext():
             for action in wrong.actions:
-                _until(run.has_ended, begun + action.at - time.monotonic())
+                _until(run.has_ended, begun + action.at * slow - time.monotonic())
                 self._do(action, run)
             if wrong.serves:
-                _until(run.has_ended, begun + wrong.seconds - time.monotonic())
+                _until(run.has_ended, begun + wrong.seconds * slow - time.monotonic())
                 run.stop()
-            return run.end(END_S * _patience())
+        return run.end(END_S * _patience())
 
     def _do(self, action: Action, run: Run) -> None:
         if run.has_ended():

@@ -64,6 +64,7 @@ def coordinate(spark: SparkSession, settings: Config, plan: Plan, jvm: int) -> s
     tell("BEGUN")
     with pytest.MonkeyPatch.context() as patch:
         faults.land_at_most(patch, plan.most)
+        faults.vacuum_nothing(patch)
         faults.WriteFaults((faults.WriteFault(**each) for each in plan.writes), faults.killer(jvm)).arm(patch)
         if plan.clock:
             ahead_ms, begin_s, seconds = plan.clock

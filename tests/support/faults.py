@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from delta.tables import DeltaTable
 
 from commitlake import clock
 from commitlake.landing import land, query
@@ -123,6 +124,11 @@ def land_at_most(patch: pytest.MonkeyPatch, records: int) -> None:
     """A landing takes no more than so many records."""
     for module in (land, query):
         patch.setattr(module, "MAX_RECORDS", records, raising=False)
+
+
+def vacuum_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Each start would look through the directories of all tables, for which a round has no time; no file is old."""
+    patch.setattr(DeltaTable, "vacuum", lambda *_: None)
 
 
 def shift_clock(patch: pytest.MonkeyPatch, ahead_ms: int, begin_s: float, seconds: float) -> None:

@@ -9,7 +9,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from commitlake.protocol.encoding import Position
 TOPICS = ("a", "b")
 HOSTILE = b"hostile"
 """The key of a record that must be refused."""
-_PAUSE_S = 0.1
+_PAUSE_S = 0.2
 
 
 class MixedTraffic:
@@ -57,7 +57,7 @@ class MixedTraffic:
             self.one()
 
     @contextmanager
-    def steadily(self, pause_s: float = _PAUSE_S) -> Any:
+    def steadily(self, pause_s: float = _PAUSE_S) -> Iterator[None]:
         """Goes on sending in a thread of its own."""
         stopping = threading.Event()
 
