@@ -39,11 +39,13 @@ class Misfortune:
 
     Attributes:
         serves: whether the coordinator serves for `seconds`, or works off what is there.
+        most: records that a landing takes.
         clock: as in `campaign_child.Plan`.
     """
 
     serves: bool
     seconds: float = 5
+    most: int = 50
     writes: list[WriteFault] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     clock: Sequence[float] = ()
@@ -51,7 +53,8 @@ class Misfortune:
 
     def plan(self) -> dict[str, Any]:
         """What the coordinator's process has to know."""
-        return {"serves": self.serves, "writes": [asdict(each) for each in self.writes], "clock": list(self.clock)}
+        writes = [asdict(each) for each in self.writes]
+        return {"serves": self.serves, "most": self.most, "writes": writes, "clock": list(self.clock)}
 
     @property
     def is_harmless(self) -> bool:

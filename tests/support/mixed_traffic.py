@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.support.lake import Lake, newest
+from tests.support.polling import patience
 from tests.support.shop import GROUP, Shop, lost_with_kafka
 
 from commitlake.protocol import message_batch, wire
@@ -62,7 +63,7 @@ class MixedTraffic:
         stopping = threading.Event()
 
         def serve() -> None:
-            while not stopping.wait(pause_s):
+            while not stopping.wait(pause_s * patience()):  # what lands slowly must not get ever more
                 self.one()
 
         thread = threading.Thread(target=serve, name="traffic", daemon=True)
