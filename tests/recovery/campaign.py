@@ -7,6 +7,9 @@ the producers' database against the ledger and the topic tables (`oracle`), a re
 consumers (`table_streams`), rebuilds of what is open and a dump of the state store (`live_state`). Every tenth round
 nothing goes wrong, and all must come to its end under steady traffic.
 
+A wrong clock is Python's only: the JVM's, which gives batches their time, stays right. The disk is made full where a
+tmpfs can be mounted, so as root. How long things take grows with the load of the machine.
+
 Each finding is printed once, with its round. The exit code is 0 when there was none. The same seed chooses the same
 faults and the same traffic; when exactly they meet differs from run to run.
 """
