@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What takes too long for every change, some hours on 2 cores: all tests marked `soak`, the demo on the newest Spark, then a
-# coordinator that is killed 50 times at random, with every row compared in the end. Fails when one of them does.
-# SEED repeats a night's kills; each night has another.
+# coordinator that is killed 50 times at random, with every row compared in the end, and 200 rounds of all kinds of faults.
+# Fails when one of them does.
+# SEED repeats a night's kills and faults; each night has another.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,4 +16,6 @@ echo "== the newest Spark"
 tests/newest_spark.sh || failed=1
 echo "== random kills"
 "$python" -m tests.recovery.random_kills --kills 50 --seed "${SEED:-$(date +%Y%m%d)}" || failed=1
+echo "== a campaign of faults"
+"$python" -m tests.recovery.campaign --rounds 200 --seed "${SEED:-$(date +%Y%m%d)}" || failed=1
 exit "$failed"

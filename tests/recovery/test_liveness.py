@@ -1,0 +1,84 @@
+"""Whoever hangs is asked soon, while other traffic goes on: also after a landing that was cut short."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.support.killing import Child, Prepared, killed_at
+from tests.support.lake import Lake
+from tests.support.polling import patience, wait_for
+
+from commitlake.kafka.embedded import EmbeddedBroker
+
+TIMINGS = {"transaction.timeout": "1s", "transaction.check_interval": "1s", "transaction.op_park_time": "3s"}
+SOON_S = 15
+"""Timeout, a round or two on two busy cores, and the check's way to Kafka."""
+
+
+@pytest.fixture
+def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
+    with Lake(broker.bootstrap_servers, prefix, tmp_path, **TIMINGS) as opened:
+        yield opened
+
+
+@contextmanager
+def steady_traffic(lake: Lake) -> Iterator[None]:
+    """Transactions of queue 0, one right after the other: at no time has all landed that Kafka holds."""
+    stopping = threading.Event()
+
+    def serve() -> None:
+        for number in itertools.count():
+            if stopping.wait(0.02):
+                return
+            lake.op("COMMIT", f"other {number}", lake.half(f"other {number}"))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(30)
+
+
+def is_asked(lake: Lake, tid: str) -> bool:
+    return any(check.transaction_id == tid for check in lake.checks())
+
+
+def cut_short(lake: Lake, silent: str) -> None:
+    """A landing wrote all its tables, a record of a partition that is silent from now on among them, and was killed."""
+    with Prepared(lake.settings) as child:
+        assert child.run().returncode == 0
+    decided = lake.half("decided", 1)
+    if silent == "admin":
+        lake.admin("COMMIT", "decided", decided)
+    elif silent == "op":
+        lake.op("COMMIT", "decided", decided)
+    assert killed_at(lake, "landing:positions", "before").returncode != 0
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        pytest.param(source, marks=pytest.mark.xfail(strict=True, reason="positions take what was judged, not read"))
+        for source in ("admin", "op")
+    ],
+)
+def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(lake: Lake, tmp_path: Path, silent: str) -> None:
+    cut_short(lake, silent)
+    with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:
+        wait_for(child.is_ready)
+        lake.half("hanging")
+        wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
+
+
+def test_a_hanging_transaction_is_asked_while_others_go_on(lake: Lake, tmp_path: Path) -> None:
+    with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:
+        wait_for(child.is_ready)
+        lake.half("hanging", 1)
+        wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
