@@ -7,7 +7,7 @@ the producers' database against the ledger and the topic tables (`oracle`), a re
 consumers (`table_streams`), rebuilds of what is open and a dump of the state store (`live_state`). Every tenth round
 nothing goes wrong, and all must come to its end under steady traffic.
 
-A wrong clock is Python's only: the JVM's, which gives batches their time, stays right. The disk is made full where a
+A wrong clock is Python's only: the JVM's stays right. The disk is made full where a
 tmpfs can be mounted, so as root. How long things take grows with the load of the machine.
 
 Each finding is printed once, with its round. The exit code is 0 when there was none. The same seed chooses the same
@@ -127,8 +127,6 @@ class Campaign:
         run.begin(wrong.plan())
         outcome = self._under_way(run, wrong)
         state = run.said("OPEN")
-        if wrong.clock:
-            self._oracle.wrong_clock.append((until, now_ms()))
         compared = self._compare(outcome, wrong, until, state)
         self._tell(f"queue {self.traffic.queue}; {wrong} -> {outcome[:100]}; {compared}", begun)
 
@@ -178,7 +176,7 @@ class Campaign:
         self._note(self._oracle.wrong(seen))
         self._note(self._bad_end(outcome, wrong))
         compared = [f"{seen.rows} rows"]
-        if outcome == "clean" and not wrong.serves and not wrong.clock:
+        if outcome == "clean" and not wrong.serves:
             self._note(f"after a clean end {each}" for each in self._oracle.missing(seen, until, settled=False))
             compared.append("all there")
         if self._number % _READS_EVERY == 0:

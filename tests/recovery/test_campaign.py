@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.recovery.campaign import Campaign
 from tests.support.faults import WriteFault
 from tests.support.misfortune import Action, Misfortune
@@ -18,7 +17,6 @@ ROUNDS = (
 """Slow, frozen and killed, cut short after the commit point, cut short after a landing's tables."""
 
 
-@pytest.mark.xfail(reason="recalls in time that land late, and other promises that a start does not keep yet")
 def test_a_few_rounds_keep_all_promises(tmp_path: Path) -> None:
     with Campaign(tmp_path, seed=1) as campaign:
         for wrong in ROUNDS:

@@ -19,7 +19,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from commitlake import clock
-from commitlake.landing import land, query
+from commitlake.landing import query
 from commitlake.tables import TableName, Warehouse
 
 TABLES = ("positions", "batches", "transactions", "deliveries", "topic", "open_rows", "reentries", "half", "op")
@@ -122,8 +122,7 @@ def killer(jvm: int) -> Callable[[str], None]:
 
 def land_at_most(patch: pytest.MonkeyPatch, records: int) -> None:
     """A landing takes no more than so many records."""
-    for module in (land, query):
-        patch.setattr(module, "MAX_RECORDS", records, raising=False)
+    patch.setattr(query, "MAX_RECORDS", records)
 
 
 def vacuum_nothing(patch: pytest.MonkeyPatch) -> None:

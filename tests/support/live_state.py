@@ -25,10 +25,10 @@ from commitlake.tables import Warehouse
 
 COMPARED = [
     *("kind", "src", "queue", "offset", "part_queue", "part_offset", "op_queue", "op_offset", "round"),
-    *("checks", "deliver_at"),
+    *("checks", "repeat", "deliver_at"),
 ]
 """What must agree. Left out: `since` and `due`, which count from the time of a file where something is parked, and that
-compaction rewrites; `repeat`, as `due`, follows how long ago a group was heard, by the clock of whoever looks."""
+compaction rewrites, or are worked out when a row is read first."""
 _PARKED = tuple(int(kind) for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.LISTED))
 Rows = Counter[tuple[int, ...]]
 

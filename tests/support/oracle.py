@@ -65,13 +65,11 @@ class Oracle:
 
     Attributes:
         decided: the producers' database: what they decided, by transaction id.
-        wrong_clock: times (ms since epoch) between which the driver's clock was wrong: then things may be early.
         margin_ms: by how much a recall comes before the message is due, to be in time.
     """
 
     def __init__(self, lake: Lake, log: KafkaLog, decided: Mapping[str, str], margin_ms: int = 0) -> None:
         self._lake, self._log, self.decided, self.margin_ms = lake, log, decided, margin_ms
-        self.wrong_clock: list[tuple[int, int]] = []
 
     def look(self) -> Seen:
         """Reads the tables, then Kafka: what the tables name is there."""
@@ -136,8 +134,6 @@ class Oracle:
 
     def _told_off(self, end: Ended, transaction: Transaction, decisions: list[Op]) -> Iterator[str]:
         """Discarded without need: unasked, or though a decision was in Kafka."""
-        if self._is_clock_wrong(end.resolved):
-            return
         timing = self._lake.config.transaction
         due = transaction.given_up_at(end.round, timing.check_max, timing.check_interval_ms)
         what = f"{end.at} {transaction.first.tid} round {end.round}"
@@ -152,9 +148,6 @@ class Oracle:
             if early is not None:
                 yield f"told off, though {early.decision} {early.at} came {due - early.stored} ms before: {what}"
 
-    def _is_clock_wrong(self, at: int) -> bool:
-        return any(begin <= at <= end for begin, end in self.wrong_clock)
-
     def _wrongly_shown(self, seen: Seen, firsts: dict[At, Transaction]) -> Iterator[str]:
         newest, recalls, gone = seen.newest(), self._log.recalls(), dict(seen.delivered)
         for place, at_ms in seen.shown_at.items():
@@ -165,7 +158,7 @@ class Oracle:
             elif at.source == "half":
                 if at not in newest or newest[at].state != "COMMITTED":
                     yield f"shown, but not committed: {at} {message.tid}"
-                elif message.delay_ms is not None and not self._is_clock_wrong(at_ms):
+                elif message.delay_ms is not None:
                     yield from self._too_early(at_ms, self._due(firsts[at], newest[at]), message)
             elif message.delay_ms is not None:
                 yield from self._too_early(at_ms, message.due, message)
@@ -176,7 +169,7 @@ class Oracle:
                     yield f"shown, and recalled in the ledger: {at} {message.tid}"
 
     def _too_early(self, shown: int, due: int, message: Message) -> Iterator[str]:
-        if shown < due and not self._is_clock_wrong(shown):
+        if shown < due:
             yield f"shown {due - shown} ms before it was due: {message.at} {message.tid}"
 
     def _due(self, transaction: Transaction, end: Ended) -> int:
