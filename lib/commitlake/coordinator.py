@@ -221,9 +221,9 @@ class Coordinator:
             forwarder = ToKafka(self.warehouse, self.config, topic, target, partitions[target])
             self._forwarders.append(forwarder)
             scratch = self._scratch(f"to-kafka/{path_name(topic)}")
-            sends = self._keep(forwarder.start(scratch, available_now=available_now))
+            self._keep(forwarder.start(scratch, available_now=available_now))
             if available_now:
-                sends.awaitTermination()
+                forwarder.finish()
 
     def _keep(self, started: StreamingQuery) -> StreamingQuery:
         self._queries.append(started)
@@ -272,6 +272,8 @@ class Coordinator:
                 self._chain.tick()
             except Exception as error:  # Kafka may be away; what ended a query is reported below
                 log.debug("no tick: %s", error)
+            for forwarder in self._forwarders:
+                _save_quietly(forwarder.save_at_times)
             if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
                 self._report_failure()
 
@@ -317,6 +319,7 @@ class Coordinator:
         except CommitLakeError as error:
             return error
         failure = self._chain.failure if self._chain else None
+        failure = {each.name: each.failure for each in self._forwarders}.get(name, failure)
         if isinstance(failure, CommitLakeError):
             return failure
         explained = StreamError(name, root_reason(failure or cause))
@@ -341,7 +344,7 @@ class Coordinator:
             for each in reversed(self._queries):
                 _stop_quietly(each)
             for forwarder in self._forwarders:
-                _save_quietly(forwarder)
+                _save_quietly(forwarder.save)
         finally:
             self._stack.close()
 
@@ -364,10 +367,10 @@ def _stop_quietly(query: StreamingQuery) -> None:
         log.debug("stopping %s: %s", query.name, error)
 
 
-def _save_quietly(forwarder: ToKafka) -> None:
+def _save_quietly(save: Callable[[], None]) -> None:
     """Without it the messages of the last seconds go to Kafka once more."""
     try:
-        forwarder.save()
+        save()
     except (CommitLakeError, PySparkException) as error:
         log.debug("saving how far the messages went to Kafka: %s", error)
 

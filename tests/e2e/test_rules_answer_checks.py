@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
 import commitlake
 from commitlake.errors import ConfigError
+from commitlake.writing import marks
+from commitlake.writing.properties import DEADLINE, TABLES
 
 
 def rule(place: Path) -> dict[str, str]:
@@ -63,3 +67,55 @@ def test_a_rule_that_can_not_be_used_stops_the_start(spark: SparkSession, lake: 
     unsafe = {**rule(tmp_path), "rollback": "absent"}
     with pytest.raises(ConfigError, match="'absent' is not allowed without an age"):
         commitlake.start(spark, {**lake.settings, "checks": {"gone": unsafe}})
+
+
+GARBAGE = {
+    "a number": "5",
+    "a text": '"x"',
+    "numbers": "[5]",
+    "an object": '{"/lake": 1}',
+    "null": "null",
+    "no tables": "[]",
+    "lists": "[[[]]]",
+    "deep": "[" * 100_000,
+    "no JSON": "[",
+    "half a character": '["\\ud800"]',
+    "a NUL": '["/lake\\u0000"]',
+    "no table": '["/no/table/is/here"]',
+    "another scheme": '["foo://lake"]',
+}
+DEADLINES = ["soon", "1e400", "-1", "9" * 30, "9" * 10_000, ""]
+
+
+def with_a_writer_of_tomorrow(place: str) -> str:
+    """A table that deltalake reads and can't write."""
+    write_deltalake(place, pa.table({"a": [1]}))
+    told = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["ofTomorrow"]}}
+    (Path(place) / "_delta_log" / f"{1:020}.json").write_text(json.dumps(told))
+    return place
+
+
+def test_what_a_transaction_says_of_its_tables_harms_no_other(
+    spark: SparkSession, lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = str(tmp_path / "orders")
+    write_deltalake(table, pa.table({"a": [1]}))
+    unwritable = with_a_writer_of_tomorrow(str(tmp_path / "tomorrow"))
+    for name, places in {**GARBAGE, "unwritable": json.dumps([unwritable])}.items():
+        lake.half(name, group="nightly", properties={TABLES: places, DEADLINE: "0"})
+    for number, deadline in enumerate(DEADLINES):
+        lake.half(f"deadline {number}", group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: deadline})
+    lake.half("late", group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: "0"})
+    lake.half("written", group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: "0"})
+    mark = CommitProperties(app_transactions=[Transaction("written", marks.WRITTEN)])
+    write_deltalake(table, pa.table({"a": [2]}), mode="append", commit_properties=mark)
+    rules = {"nightly": {"table": "delta-log", "every": "1s"}}
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    with commitlake.start(spark, {**lake.settings, "transaction.timeout": "1s", "checks": rules}):
+        wait_for(lambda: len(ends(lake)) >= 2, why=lambda: caplog.messages)
+        left = {*GARBAGE, "unwritable", *(f"deadline {number}" for number in range(len(DEADLINES)))}
+        wait_for(
+            lambda: all(any(f"transaction {name} stays open" in each for each in caplog.messages) for name in left)
+        )
+    assert ends(lake) == {"late": ("ROLLED_BACK", "CHECK"), "written": ("COMMITTED", "CHECK")}
+    assert max(map(len, caplog.messages)) < 500

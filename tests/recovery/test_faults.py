@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer
 from pyspark.sql import SparkSession
 from tests.support import producer_child
 from tests.support.killing import ENVIRONMENT, Child, kill
 from tests.support.lake import Lake
-from tests.support.polling import WAIT_S, wait_for
+from tests.support.polling import WAIT_S, patience, wait_for
 from tests.support.traffic import HASTY, Traffic
 
 from commitlake import TransactionMQProducer
 from commitlake.coordinator import Coordinator
+from commitlake.forwarding import patience as forwarding
 from commitlake.kafka.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.soak
@@ -56,6 +59,60 @@ def test_after_an_outage_of_kafka_overdue_checks_are_sent(
         wait_for(lambda: is_visible(lake, "open"))
     assert {check.half for check in lake.checks()} == {at}
     assert sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"open"]
+
+
+@pytest.mark.timeout(600)
+def test_messages_for_a_kafka_topic_outlast_an_outage(
+    spark: SparkSession,
+    lake: Lake,
+    broker: EmbeddedBroker,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(forwarding, "_FIRST_S", 1.0)
+    caplog.set_level(logging.WARNING, logger="commitlake.forwarding")
+    target = f"out-{prefix}delays"
+    settings = lake.configured(topics_to_kafka={"delays": target})
+
+    def sent() -> list[str]:
+        with KafkaConsumer(target, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest") as reader:
+            found = [record for records in reader.poll(5_000, 1_000).values() for record in records]
+        return [record.value.decode() for record in found]
+
+    def late(*names: str) -> None:
+        """Delayed messages of one queue; they are delivered while Kafka is away."""
+        for name in names:
+            lake.message(name, delays={"TIMER_DELAY_SEC": str(int(10 * patience()))})
+        wait_for(lambda: {row["message_id"] for row in lake.rows("delayed")} >= set(names))
+
+    with Coordinator(spark, settings).start() as coordinator:
+        lake.message("first")
+        wait_for(lambda: sent() == ["first"])
+        late("a", "b", "c")
+        broker.stop()
+        try:
+            wait_for(lambda: len(lake.topic("delays")) == 4, why=lambda: coordinator.await_termination(0))
+            wait_for(lambda: "the query to-kafka-delays waits for" in caplog.text)
+            assert not coordinator.await_termination(150)  # longer than Kafka's client tries by itself
+        finally:
+            broker.start()  # other tests need it
+        wait_for(lambda: len(sent()) >= 4, why=lambda: coordinator.await_termination(0))
+        assert sent() == ["first", "a", "b", "c"]
+        lake.producer.close()
+        lake.producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
+        late("d")
+        broker.stop()
+        try:
+            wait_for(lambda: len(lake.topic("delays")) == 5)
+            begun = time.monotonic()
+            coordinator.stop()
+            assert time.monotonic() - begun < 15 * patience()
+        finally:
+            broker.start()
+    assert len([each for each in caplog.messages if "waits for" in each]) <= 5
+    lake.run(spark, topics_to_kafka={"delays": target})
+    assert list(dict.fromkeys(sent())) == ["first", "a", "b", "c", "d"]
 
 
 @pytest.mark.timeout(300)

@@ -177,6 +177,24 @@ def test_a_table_of_postgresql_decides_too(warehouse: Path, database: str, monke
     assert postgres.PASSWORD not in conf.describe()
 
 
+def test_a_key_that_postgresql_can_not_hold_leaves_its_transaction_open_only(
+    warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    half = DeltaTable(str(warehouse / "half")).to_pyarrow_table()
+    keys = [{"absent": "a\0b", "open": "x" * 9_000_000}.get(name, name) for name in half["keys"].to_pylist()]
+    write_deltalake(str(warehouse / "half"), half.set_column(6, "keys", pa.array(keys)), mode="overwrite")
+    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database)}})
+    (rule,) = Resolver(conf).rules
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    with opened(conf.warehouse) as tables:
+        open_transactions.make(tables)
+        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule)}
+    assert found == {"paid": "COMMIT", "cancelled": "ROLLBACK", "open": "ROLLBACK"}
+    (told,) = caplog.messages
+    assert told.startswith("the transaction absent stays open: its key 'a\\x00b' has a NUL")
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,8 +24,6 @@ from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
 from commitlake.tables import Warehouse
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -38,6 +35,7 @@ class Surroundings:
     recent: RecentHalves
     inputs: InputTable
     once: Once
+    warn: check_requests.Seldom = field(default_factory=check_requests.Seldom)
 
 
 @dataclass
@@ -137,20 +135,11 @@ class Batch:
         self.around.warehouse.append(row, "batches", self.marker)
 
     def send_checks(self) -> None:
-        """To Kafka, at least once; ids never change.
-
-        While Kafka is away the batch ends all the same: a check that nobody answers is sent again.
-        """
+        """To Kafka; ids never change. The batch ends all the same when they can't be sent."""
         if self.events.count(Event.CHECK):
             checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
             asked = checked.selectExpr("*", "e.round", "e.checks AS check_no", "e.repeat")
-            try:
-                check_requests.send(self.around.config, asked, self._parts())
-            except Exception as error:  # Spark hands on the text of Kafka's error only
-                if "TimeoutException" not in str(error):
-                    raise
-                repeat_s = self.around.config.transaction.check_repeat_ms // 1_000
-                log.warning("Kafka is out of reach: checks can't be sent; they are sent again after %d s", repeat_s)
+            check_requests.send(self.around.config, asked, self._parts(), self.around.warn)
 
     def release(self) -> None:
         """Frees the memory of what was cached."""

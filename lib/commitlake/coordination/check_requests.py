@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
-from commitlake.kafka.clients import spark_options, spark_sink_limits
+from commitlake.errors import root_reason
+from commitlake.kafka import sink
 from commitlake.protocol import headers
 from commitlake.protocol.kafka_topics import CHECK
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
+
+log = logging.getLogger(__name__)
 
 _TIMES = {headers.BORN_TIMESTAMP: "born_at", headers.STORED_TIMESTAMP: "stored_at"}
 _TEXTS = {
@@ -56,15 +61,43 @@ def records(checked: DataFrame, parts: DataFrame | None, topic: str, queues: int
             F.col("transaction_id").cast("binary").alias("key"),
             F.col("body").alias("value"),
             _headers().alias("headers"),
+            F.concat(F.lit("the check "), "check_id").alias("name"),
         )
     )
 
 
-def send(config: Config, checked: DataFrame, parts: DataFrame | None) -> None:
-    """Writes check requests to Kafka; the arguments are those of `records`."""
-    kafka = config.kafka
-    options = spark_options(kafka) | spark_sink_limits()
-    records(checked, parts, kafka.topic(CHECK), kafka.queues).write.format("kafka").options(**options).save()
+class Seldom:
+    """Warns at most once a minute."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic()
+
+    def __call__(self, text: str, *given: object) -> None:
+        """Log a warning, unless the last one is younger."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _MINUTE_S
+            log.warning(text, *given)
+
+
+_MINUTE_S = 60.0
+
+
+def send(config: Config, checked: DataFrame, parts: DataFrame | None, warn: Callable[..., None] = log.warning) -> None:
+    """Writes check requests to Kafka, as far as it takes them: one that nobody answers is sent again.
+
+    Args:
+        config: says where Kafka is.
+        checked: as in `records`.
+        parts: as in `records`.
+        warn: told when they can't be sent, and why.
+    """
+    topic = config.kafka.topic(CHECK)
+    try:
+        sink.write(config, records(checked, parts, topic, config.kafka.queues), topic)
+    except Exception as error:  # it may be Kafka, a right, or ours; a failure that lasts would end each start
+        repeat_s = config.transaction.check_repeat_ms // 1_000
+        reason = root_reason(error)
+        warn("checks can't be sent to the Kafka topic %s: %s; they are sent again after %d s", topic, reason, repeat_s)
 
 
 _LIST = "array<struct<queue:int,offset:bigint>>"

@@ -40,6 +40,7 @@ def records(messages: DataFrame, topic: str, target: str, partitions: int) -> Da
         F.col("sharding_key").alias("key"),
         F.col("body").alias("value"),
         _headers().alias("headers"),
+        F.concat(F.lit(f"the message {topic} at "), "position").alias("name"),
     )
 
 

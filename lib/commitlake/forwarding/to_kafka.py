@@ -8,19 +8,29 @@ kill the messages of the last seconds come again.
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
+from commitlake.errors import StreamError, root_reason
+from commitlake.forwarding.patience import WAIT, telling
 from commitlake.forwarding.records import records
-from commitlake.kafka.clients import spark_options, spark_sink_limits
+from commitlake.kafka import sink
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TABLES, Warehouse, topic_table
 
+log = logging.getLogger(__name__)
+
 _SAVE_S = 10.0
+_ALL = str((1 << 31) - 1)  # files
 
 
 class ToKafka:
@@ -39,47 +49,97 @@ class ToKafka:
         self._topic, self._target, self._partitions = topic, target, partitions
         self._saved = -1
         self._saved_at = time.monotonic()
+        self._saving = threading.Lock()
+        self._waits = True
         self._query: StreamingQuery | None = None
+        self.name = f"to-kafka-{topic}"
+        self.failure: Exception | None = None
+        """What ended the query; Spark reports it as the text of a stack trace only."""
 
     def start(self, checkpoint: str, *, available_now: bool) -> StreamingQuery:
-        """Start the query where the last one came to."""
-        stream = self._warehouse.stream(topic_table(self._topic), **self._begin())
-        writer = stream.writeStream.queryName(f"to-kafka-{self._topic}").foreachBatch(self._send)
-        writer = writer.option("checkpointLocation", checkpoint)
-        interval = f"{self._config.trigger_interval_ms} milliseconds"
-        trigger = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)
-        self._query = trigger.start()
-        return self._query
+        """Start the query where the last one came to.
+
+        Raises:
+            StreamError: it can't start.
+        """
+        self._waits = not available_now
+        with self._named():
+            stream = self._warehouse.stream(topic_table(self._topic), **self._begin())
+            writer = stream.writeStream.queryName(self.name).foreachBatch(self._send)
+            writer = writer.option("checkpointLocation", checkpoint)
+            interval = f"{self._config.trigger_interval_ms} milliseconds"
+            trigger = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)
+            self._query = trigger.start()
+            return self._query
+
+    def finish(self) -> None:
+        """Wait until all that was there is sent, where the query was started for that.
+
+        Raises:
+            StreamError: it failed.
+        """
+        assert self._query is not None
+        with self._named():
+            self._query.awaitTermination()
 
     def save(self) -> None:
         """Save how far the query came, where that is more than is saved."""
-        version = None if self._query is None else _next_version(self._query.lastProgress)
-        if version is not None and version > self._saved:
-            row = {"topic": self._topic, "target": self._target, "next_version": version}
-            rows = of_rows(self._warehouse.spark, [row], TABLES["forwarded"].schema)
-            self._warehouse.append(rows, "forwarded")
-            self._saved = version
-        self._saved_at = time.monotonic()
+        with self._saving:
+            version = None if self._query is None else _next_version(self._query.lastProgress)
+            if version is not None and version > self._saved:
+                row = {"topic": self._topic, "target": self._target, "next_version": version}
+                rows = of_rows(self._warehouse.spark, [row], TABLES["forwarded"].schema)
+                self._warehouse.append(rows, "forwarded")
+                self._saved = version
+            self._saved_at = time.monotonic()
 
-    def _send(self, messages: DataFrame, _: int) -> None:
+    def save_at_times(self) -> None:
+        """Save it when that was not done for a while.
+
+        A query that has sent all there is gets no batch, and a version that is not saved may leave the table's log.
+        """
         if time.monotonic() - self._saved_at > _SAVE_S:
             self.save()
-        options = spark_options(self._config.kafka) | spark_sink_limits()
+
+    def _send(self, messages: DataFrame, _: int) -> None:
         found = records(messages, self._topic, self._target, self._partitions)
-        found.write.format("kafka").options(**options).save()
+        try:
+            self.save_at_times()
+            with telling(self._config, f"the query {self.name}", self._target):
+                sink.write(self._config, found, self._target, WAIT if self._waits else {})
+        except Exception as error:
+            self.failure = error
+            raise
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except PySparkException as error:
+            raise StreamError(self.name, root_reason(self.failure or error)) from error
 
     def _begin(self) -> dict[str, str]:
-        """Where to begin: at the version after the last one sent, or at the first row."""
+        """Where to begin: at the version after the last one sent, or at the first row.
+
+        Version by version rows come in the order of their batches. Where that is no longer possible, all rows of the
+        table are one batch, which is sorted.
+        """
         name = topic_table(self._topic)
         sent = self._warehouse.read("forwarded").where(f"topic = '{self._topic}' AND target = '{self._target}'")
         last = sent.agg({"next_version": "max"}).collect()[0][0]
+        # Delta refuses a version that is not there yet. Of one that was sent, all rows come again.
+        first = 0 if last is None else min(last, self._warehouse.version(name))
+        kept = self._warehouse.keeps_versions(name, first)
+        if kept or (kept is None and last is not None):
+            self._saved = -1 if last is None else last
+            return {"startingVersion": str(first)}
         if last is not None:
-            self._saved = last
-            newest = self._warehouse.version(name)
-            # Delta refuses a version that is not there yet. Of one that was sent, all rows come again.
-            return {"startingVersion": str(min(last, newest))}
-        # Version by version rows come in the order of their batches; a snapshot gives them by file.
-        return {"startingVersion": "0"} if self._warehouse.keeps_first_version(name) else {}
+            log.warning(
+                "all of the topic %s goes to the Kafka topic %s again: its table no longer has all files since version "
+                "%d; readers drop repeats by MESSAGE_POSITION",
+                *(self._topic, self._target, first),
+            )
+        return {"maxFilesPerTrigger": _ALL}
 
 
 def _next_version(progress: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,16 +14,20 @@ from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
 from commitlake.clock import BrokerClock
 from commitlake.config import Config
+from commitlake.config_values import LARGEST_MESSAGE
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain, single_records
-from commitlake.kafka.clients import max_record_bytes, max_settings_bytes
+from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, record_bytes
 from commitlake.protocol import wire
 from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, LANDED, PAIRED, QUEUED, SETTINGS
 
+log = logging.getLogger(__name__)
+
 _WEEK_MS = 7 * DAY_MS
 _TIMESTAMPS = "message.timestamp.type"
+_ROOM = 100  # bytes
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 
 
@@ -70,6 +75,38 @@ def ensure_targets(config: Config) -> dict[str, int]:
         new = {"num_partitions": config.kafka.queues, "configs": settings}
         _make(client, {name: new for name in names if name not in present})
         return _partitions(client, names)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a Kafka topic takes: the largest record in bytes, and whether each needs a key."""
+
+    most_bytes: int
+    needs_key: bool
+
+
+def accepted(config: Config, topic: str) -> Accepted:
+    """Return what a topic takes; where this client may not ask, what those take that the coordinator creates."""
+    try:
+        with connect(config) as client:
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+            found = client.describe_configs([resource], config_filter="all")["topic"][topic]
+    except (KafkaError, KeyError) as error:
+        log.warning("the settings of the Kafka topic %s can't be read: %s", topic, error)
+        return Accepted(max_record_bytes(config), needs_key=False)
+    # The client compares an upper bound of its own.
+    most = min(int(found["max.message.bytes"]["value"]), record_bytes(LARGEST_MESSAGE) - _ROOM)
+    return Accepted(most, "compact" in found["cleanup.policy"]["value"])
+
+
+def is_there(config: Config, topic: str) -> bool:
+    """Return whether Kafka has a topic.
+
+    Raises:
+        KafkaError: Kafka is out of reach.
+    """
+    with connect(config) as client:
+        return topic in _partitions(client, [topic])
 
 
 def identity(config: Config) -> Identity:

@@ -108,7 +108,10 @@ def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -
 
 
 def resend_checks(warehouse: Warehouse, config: Config) -> None:
-    """Sends the newest checks again: a kill before Kafka would leave a producer unasked for an interval."""
+    """Sends the newest checks again: a kill before Kafka would leave a producer unasked for an interval.
+
+    A start goes on when they can't be sent: it needs none of them, and would fail each time.
+    """
     checks = warehouse.read("checks")
     last = warehouse.newest_batch("checks")
     ended = warehouse.read("transactions").select("queue", "half_offset", "round")

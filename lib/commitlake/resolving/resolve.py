@@ -7,7 +7,6 @@ rules, so the same answer twice is harmless, and a kill anywhere leaves the rest
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import threading
 from collections import Counter
@@ -18,7 +17,7 @@ import duckdb
 
 from commitlake.clock import now_ms
 from commitlake.config import Config
-from commitlake.errors import ConfigError, WarehouseError
+from commitlake.errors import ConfigError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -27,7 +26,7 @@ from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, escaped, opened
 from commitlake.resolving.rules import DELTA_LOG, POSTGRESQL, Rule, rule_of
 from commitlake.writing import marks
-from commitlake.writing.properties import DEADLINE, TABLES
+from commitlake.writing.properties import DEADLINE, TABLES, deadline_of, places_of
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ FROM {_DUE} d WHERE properties[$tables] IS NOT NULL
 _DECISIONS = """
 SELECT transaction_id, queue, queue_offset, round, checks,
        bool_or(coalesce({commit}, false)) AS commits, bool_or(coalesce({rollback}, false)) AS rolls_back
-FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due}) d
+FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due} d WHERE {fits}) d
 LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
 GROUP BY ALL
 """
@@ -117,6 +116,7 @@ def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
     try:
         sql = _DECISIONS.format(
             commit=rule.commit, rollback=rule.rollback, on=rule.on, table=_table(tables, rule), now=now_ms(), due=_DUE,
+            fits=_fits(rule),
         )  # fmt: skip
         rows = tables.rows(sql, group=rule.group).to_pylist()
     except duckdb.Error as error:
@@ -131,10 +131,10 @@ def by_log(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
         try:
-            is_over = now_ms() > int(row["deadline"])
-            decision = marks.decision(json.loads(row["places"]), row["transaction_id"], is_over)
-        except (WarehouseError, ValueError) as error:
-            log.warning("the transaction %s stays open: %s", row["transaction_id"], error)
+            is_over = now_ms() > deadline_of(row["deadline"])
+            decision = marks.decision(places_of(row["places"]), row["transaction_id"], is_over)
+        except Exception as error:  # whatever one of them says, the others are answered
+            _warn_open(row["transaction_id"], str(error) or type(error).__name__)
             continue
         if decision is not None:
             found.append({**row, "decision": decision})
@@ -146,12 +146,32 @@ def _table(tables: Tables, rule: Rule) -> str:
     if rule.table.startswith(POSTGRESQL):
         from commitlake.resolving.database import matched
 
+        _warn_unfit(tables, rule)
         keys = ", ".join(f"{left} AS k{number}" for number, (left, _) in enumerate(rule.match))
-        due = tables.rows(f"SELECT DISTINCT {keys} FROM {_DUE} d", group=rule.group)
+        due = tables.rows(f"SELECT DISTINCT {keys} FROM {_DUE} d WHERE {_fits(rule)}", group=rule.group)
         tables.db.register("matched", matched(rule, due))
         return "matched"
     kind, _, place = rule.table.partition(":")
     return tables.outside(place) if kind == "delta" else f"read_parquet('{escaped(place)}')"
+
+
+def _fits(rule: Rule) -> str:
+    """SQL over `d`: whether the rule's table can hold the keys. PostgreSQL refuses all of them for one with a NUL."""
+    if not rule.table.startswith(POSTGRESQL):
+        return "true"
+    return " AND ".join(f"NOT coalesce(contains({left}, chr(0)), false)" for left, _ in rule.match)
+
+
+def _warn_unfit(tables: Tables, rule: Rule) -> None:
+    key = f"concat_ws(' ', {', '.join(left for left, _ in rule.match)})"
+    sql = f"SELECT transaction_id, left({key}, 80) AS key FROM {_DUE} d WHERE NOT ({_fits(rule)})"
+    for row in tables.rows(sql, group=rule.group).to_pylist():
+        _warn_open(row["transaction_id"], f"its key {row['key']!r} has a NUL, which PostgreSQL can't hold")
+
+
+def _warn_open(transaction_id: str, reason: str) -> None:
+    """A reason may quote what a producer has sent, so it is one short line."""
+    log.warning("the transaction %s stays open: %s", transaction_id, " ".join(reason.split())[:300])
 
 
 def _check_id(row: Mapping[str, Any]) -> str:

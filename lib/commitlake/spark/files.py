@@ -52,6 +52,10 @@ class Files:
         finally:
             stream.close()
 
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return bool(self._system.exists(self._path(name)))
+
     def delete(self, name: str) -> None:
         """Deletes a file, or a directory with all that is in it, if it is there."""
         self._system.delete(self._path(name), True)

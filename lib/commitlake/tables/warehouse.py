@@ -19,6 +19,7 @@ from commitlake.protocol.topic_names import from_path_name
 from commitlake.spark.files import Files
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
+from commitlake.tables import kept_versions
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.names import TableName
@@ -139,10 +140,11 @@ class Warehouse:
         reader, place = self.spark.readStream.format("delta").options(**options), self.locate(name)
         return reader.table(place) if self._in_catalog else reader.load(place)
 
-    def keeps_first_version(self, name: str) -> bool:
-        """Whether the log still holds the first commit; of a catalog's table nobody looks."""
-        place = self.locate(name)
-        return not self._in_catalog and Files(self.spark, place).read(f"_delta_log/{0:020}.json") is not None
+    def keeps_versions(self, name: str, since: int) -> bool | None:
+        """Whether a stream can begin at a version; None of a catalog's table, of which nobody looks."""
+        if self._in_catalog:
+            return None
+        return kept_versions.are_kept(self.spark, self.locate(name), since, self.version(name))
 
     def append(self, df: DataFrame, name: str, marker: Mapping[str, Any] | None = None) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).

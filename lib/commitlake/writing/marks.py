@@ -73,13 +73,22 @@ def put(
             return False
         try:
             table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
-        except CommitFailedError:
-            table.update_incremental()
-        except DeltaError as error:
-            msg = f"cannot write to the log of {place}: {error}; give the right to write there"
-            raise WarehouseError(msg) from error
+        except (DeltaError, OSError) as error:
+            if not (isinstance(error, CommitFailedError) and _has_grown(table)):
+                msg = f"cannot write to the log of {place}: {error}; give the right to write there"
+                raise WarehouseError(msg) from error
         else:
             return True
+
+
+def _has_grown(table: DeltaTable) -> bool:
+    """Go to the newest version; whether another writer was first. If not, the same commit would fail for ever.
+
+    So it is with a table that uses what deltalake can't write.
+    """
+    before = table.version()
+    table.update_incremental()
+    return bool(table.version() > before)
 
 
 def reached(place: str, name: str, options: Options = None) -> int:

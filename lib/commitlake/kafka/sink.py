@@ -1,0 +1,114 @@
+"""Records to Kafka by Spark, where one that the topic can't take stops no other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.errors import KafkaError, root_reason
+from commitlake.kafka.clients import spark_options, spark_sink_limits
+from commitlake.kafka.topics import Accepted, accepted
+
+log = logging.getLogger(__name__)
+
+_REFUSALS = ("RecordTooLargeException", "InvalidRecordException")
+_FRAME = 61  # bytes of a batch of records, which a large record has for itself
+_FIELDS = 3  # bytes of a record besides lengths, key, value and headers
+_NAMED = 20
+"""Each of them is a line of the log."""
+
+
+def write(config: Config, records: DataFrame, topic: str, more: Mapping[str, str] | None = None) -> None:
+    """Writes records; what the topic can't take is left out, with a warning.
+
+    Kafka is asked what it takes only when it has refused a record. What stands before that one goes out twice then.
+
+    Args:
+        config: says where Kafka is.
+        records: topic, partition, key, value and headers, and `name`, by which a warning names a record.
+        topic: the Kafka topic of all of them.
+        more: options of Spark's sink.
+
+    Raises:
+        KafkaError: the topic refuses what it should take.
+    """
+    options = spark_options(config.kafka) | spark_sink_limits() | dict(more or {})
+    try:
+        _save(records, options)
+    except Exception as error:  # Spark hands on the text of Kafka's error only
+        if not _is_refusal(error):
+            raise
+        takes = accepted(config, topic)
+        _warn(records, topic, takes)
+        _save_rest(records.where(_fits(takes)), topic, options)
+
+
+def _save(records: DataFrame, options: Mapping[str, str]) -> None:
+    records.drop("name").write.format("kafka").options(**options).save()
+
+
+def _save_rest(records: DataFrame, topic: str, options: Mapping[str, str]) -> None:
+    try:
+        _save(records, options)
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        msg = (
+            f"the Kafka topic {topic} refuses a record: {root_reason(error)}; "
+            "compare its settings, and give this client the right to read them (DescribeConfigs)"
+        )
+        raise KafkaError(msg) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    return any(name in str(error) for name in _REFUSALS)
+
+
+def _warn(records: DataFrame, topic: str, takes: Accepted) -> None:
+    left_out = records.where(~_fits(takes)).select("name", _bytes().alias("bytes"))
+    for number, row in enumerate(left_out.toLocalIterator()):
+        if number == _NAMED:
+            log.warning("and more that the Kafka topic %s can't take", topic)
+            return
+        if row["bytes"] > takes.most_bytes:
+            log.warning(
+                "%s is not sent to the Kafka topic %s: it has %d bytes, and the topic takes %d; "
+                "raise its max.message.bytes for those that come",
+                *(row["name"], topic, row["bytes"], takes.most_bytes),
+            )
+        else:
+            log.warning(
+                "%s is not sent to the Kafka topic %s: it has no key, and the topic is compacted", row["name"], topic
+            )
+
+
+def _fits(takes: Accepted) -> Column:
+    fits = _bytes() <= takes.most_bytes
+    return fits & F.col("key").isNotNull() if takes.needs_key else fits
+
+
+def _bytes() -> Column:
+    """What a record takes in Kafka's log, uncompressed."""
+    headers = F.aggregate(
+        "headers",
+        F.lit(0).cast("bigint"),
+        lambda total, header: total + _counted(header["key"]) + _counted(header["value"]),
+    )
+    record = _FIELDS + _counted(F.col("key")) + _counted(F.col("value")) + _varint(F.size("headers")) + headers
+    return _FRAME + record + _varint(record)
+
+
+def _counted(data: Column) -> Column:
+    """Bytes of some data and of its length; null has a length too."""
+    length = F.octet_length(data)
+    return F.coalesce(length + _varint(length), F.lit(1))
+
+
+def _varint(number: Column) -> Column:
+    """Bytes of a length: of each one bit says whether more follow, and of the first one is the sign."""
+    small = F.when(number < 1 << 6, 1).when(number < 1 << 13, 2).when(number < 1 << 20, 3)
+    return small.when(number < 1 << 27, 4).otherwise(5)

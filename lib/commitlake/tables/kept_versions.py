@@ -1,0 +1,54 @@
+"""Whether a stream can begin at a version of a table: its log, and the files that it added since, may be gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark.sql import SparkSession
+
+from commitlake.spark.files import Files
+
+_MOST = 5_000
+"""Commits to look at, each a small file: maintenance compacts a table long before it has so many."""
+
+
+def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool | None:
+    """Whether all commits from a version on are in the log, and the files that they added are there.
+
+    Compaction puts one file in the place of many, which VACUUM deletes later, the oldest ones first. So only those are
+    looked up that the first compaction took. Where there are very many commits before one, it is not known either.
+
+    Args:
+        spark: any session of the application.
+        place: of the table.
+        since: the first version that is needed.
+        newest: the newest version.
+
+    Returns:
+        None when the log is not where a table without a catalog has it.
+    """
+    files = Files(spark, place)
+    if _commit(files, newest) is None:
+        return None
+    added: set[str] = set()
+    for version in range(since, min(newest, since + _MOST) + 1):
+        actions = _commit(files, version)
+        if actions is None:
+            return False
+        taken = added & set(_paths(actions, "remove"))
+        if taken:
+            return all(files.exists(unquote(path)) for path in taken)
+        added |= set(_paths(actions, "add"))
+    return newest <= since + _MOST
+
+
+def _commit(files: Files, version: int) -> list[dict[str, Any]] | None:
+    text = files.read(f"_delta_log/{version:020}.json")
+    return None if text is None else [json.loads(line) for line in text.splitlines() if line]
+
+
+def _paths(actions: list[dict[str, Any]], kind: str) -> Iterator[str]:
+    return (str(action[kind]["path"]) for action in actions if kind in action)
