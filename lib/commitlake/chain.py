@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial, reduce
 
 from pyspark.sql import DataFrame
@@ -117,15 +117,10 @@ class Chain:
                 self._running.result()
                 self._land_and_coordinate(landed)
                 self.rounds.add(landed.rows, judged - begun, time.monotonic() - judged)
-                with suppress(KafkaError):  # while Kafka is away landed time stands still
-                    self._ask()  # now, since what Spark reads next is all of this and more
+                self._ask()  # now, since what Spark reads next is all of this and more
 
     def tick(self) -> None:
-        """Calls the segments in which something is due, if there are any.
-
-        Raises:
-            KafkaError: Kafka is out of reach, so nobody knows whether all has landed.
-        """
+        """Calls the segments in which something is due, if there are any."""
         if not self._due(self._around.clock.now_ms()):
             self.rounds.idle()
             return
@@ -219,9 +214,12 @@ class Chain:
         return [key for key, at in list(self._wakes.items()) if at <= until]
 
     def _ask(self) -> None:
-        """Remembers what Kafka holds: when that has landed, landed time is now."""
+        """Remembers what Kafka holds: when that has landed, landed time is now. It stands still while Kafka is away."""
         asked = self._around.clock.now_ms()
-        self._landed_time.ask(asked, self._held())
+        try:
+            self._landed_time.ask(asked, self._held())
+        except KafkaError as error:
+            log.debug("landed time stands still: %s", error)
 
     def _pass(self, position: Position) -> int:
         """Takes how far landing has come with the input rows that are appended next; returns landed time."""

@@ -18,7 +18,9 @@ from commitlake.coordination.input_table import InputTable, SegmentKey
 from commitlake.landing import positions, query
 from commitlake.landing.land import Landed
 from commitlake.landing.positions import Position
+from commitlake.maintenance.run import Maintenance
 from commitlake.recovery import rebuild, saved_rows
+from commitlake.recovery.fencing import EpochGuard
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
 
@@ -97,6 +99,24 @@ def test_a_start_reads_what_was_saved_by_one_run_of_maintenance(spark: SparkSess
     rebuild.save_open_rows(warehouse, timing)
     found = rebuild.open_rows(warehouse, timing, since).select("kind", "offset").collect()
     assert sorted(found) == sorted(rebuild.open_rows(warehouse, timing).select("kind", "offset").collect())
+
+
+def test_maintenance_of_a_coordinator_that_was_replaced_saves_nothing(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off local disks, where only epochs keep an older one away."""
+    monkeypatch.setattr(Maintenance, "_tables", lambda _: iter(()))
+    lake.half("a")
+    lake.run(spark)
+    older = Warehouse(spark, lake.config.warehouse)
+    older.guard = EpochGuard(older, epoch=1)
+    tidy = Maintenance(older, lake.config)
+    assert tidy.run().failed == []
+    lake.half("b")
+    lake.run(spark)
+    (failed,) = tidy.run().failed
+    assert "a newer epoch has begun" in failed
+    assert {row["landing_id"] for row in lake.rows("open_rows")} == {1}
 
 
 def test_available_now_discards_nothing_whose_op_kafka_held_in_time(
