@@ -173,10 +173,10 @@ class Chain:
         due = self._due(self._pass(landed.position))
         if due:
             rows.append(around.inputs.ticks(due))
-        self._written, self._recorded = Future(), Future()
         tasks: list[Callable[[], object]] = [partial(self._write, landed)]
         if rows:
             tasks.append(partial(self._coordinate_rows, in_few_tasks(reduce(DataFrame.union, rows))))
+        self._written, self._recorded = Future(), Future()  # last: who waits for them waits for `_write`
         run_all(around.warehouse.spark, tasks)
 
     def _write(self, landed: Landed) -> None:

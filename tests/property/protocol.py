@@ -63,6 +63,7 @@ class Order(NamedTuple):
         complete_waits: whether a batch is complete only after the position of its landing.
         saves_ahead: whether what is open is saved also when a complete batch is ahead of the position.
         asks: whether what Kafka held is asked for with the time, or the time taken anew in each round.
+        question: which comes first, taking the time or asking.
         counts_read: whether a position counts what was read, left-over records too.
     """
 
@@ -72,6 +73,7 @@ class Order(NamedTuple):
     complete_waits: bool = True
     saves_ahead: bool = False
     asks: bool = True
+    question: tuple[str, str] = ("take_time", "ask")
     counts_read: bool = True
 
 
@@ -100,6 +102,7 @@ class Coordinator(NamedTuple):
     read: Row = (0, 0, 0)
     limit: Row | None = None
     asked: tuple[Row, bool] | None = None
+    was_due: bool = False
     is_late: bool = False
     leftover: frozenset[tuple[str, int]] = frozenset()
     open_halves: frozenset[int] = frozenset()
@@ -191,12 +194,10 @@ class Protocol:
         ends = own.limit or self.held(world)
         if own.read != ends:
             yield from self.judge(world, at, own, ends)
-        elif own.asked is None:
-            yield from self.ask(world, at, own)
         elif own.open_halves and self.landed(own) and not own.is_late:
             yield from self.coordinate(world, at, own, (), ())
         elif own.open_halves and not own.is_late and world.is_due and own.asked != (self.held(world), True):
-            yield from self.ask(world, at, own)
+            yield _with(world, at, own._replace(todo=(self._question,)))
         elif own.limit:
             yield _with(world, at, None)
 
@@ -219,8 +220,8 @@ class Protocol:
 
     def reached(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
         (position, _), held = world.newest(), self.held(world)
-        own = own._replace(position=position, read=position, asked=(held, world.is_due))
-        yield _with(world, at, own._replace(limit=held if self.available_now else None))
+        own = own._replace(position=position, read=position, limit=held if self.available_now else None)
+        yield _with(world, at, own._replace(todo=(self._question, *own.todo)))
 
     def complete_batch(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
         """The newest batch, if it is not whole: its topic is fenced, read, and gets what is missing."""
@@ -277,9 +278,17 @@ class Protocol:
                     own = own._replace(asked=(own.limit or ends, world.is_due))
                 yield _with(world, at, own._replace(read=ends, todo=self.round(own, ends)))
 
+    @property
+    def _question(self) -> Stage:
+        return (tuple((step,) for step in self.order.question),)
+
+    def take_time(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
+        ends = own.asked[0] if own.asked else ()
+        asked = own.asked if self.order.question[0] == "take_time" else (ends, world.is_due)
+        yield _with(world, at, own._replace(was_due=world.is_due, asked=asked))
+
     def ask(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
-        """Kafka is asked after the time was taken."""
-        yield _with(world, at, own._replace(asked=(self.held(world), world.is_due)))
+        yield _with(world, at, own._replace(asked=(self.held(world), own.was_due)))
 
     def landed(self, own: Coordinator) -> bool:
         """Landed time: whether the deadline had passed when Kafka was asked last, and its answer has landed."""

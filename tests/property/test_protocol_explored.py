@@ -142,6 +142,11 @@ WRONG: dict[str, tuple[Sent, Order, dict[str, Any]]] = {
         {**ALONE, "starts": 3, "saves": 1},
     ),
     "the time taken anew in each round": (ONE, Order(asks=False), {"side_by_side": 1, "available_now": True}),
+    "the time taken after Kafka was asked": (
+        ONE,
+        Order(question=("ask", "take_time")),
+        {"side_by_side": 1, "starts": 1},
+    ),
     "a position that does not count what was left over": (LATE, Order(counts_read=False), ALONE),
 }
 

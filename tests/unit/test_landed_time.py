@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.unit.test_config import load
+
+from commitlake.chain import Chain
+from commitlake.errors import KafkaError
+from commitlake.kafka.topics import latest_offsets
 from commitlake.landing.landed_time import LandedTime
-from commitlake.landing.positions import Position
+from commitlake.landing.positions import Offsets, Position
 
 
 def at(half: int, op: int) -> Position:
@@ -54,3 +63,47 @@ def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
     assert all(landed <= n for n, landed in enumerate(steps))
     assert steps[0] == 0
     assert steps[-1] > 1_900
+
+
+def test_the_time_is_taken_before_kafka_is_asked() -> None:
+    """What comes between the two is below the ends, and later than landed time."""
+    times = [1_000]
+    clock = SimpleNamespace(now_ms=lambda: times[-1])
+    around = SimpleNamespace(config=load(), clock=clock, inputs=SimpleNamespace())
+
+    def asked() -> Offsets:
+        times.append(2_000)
+        return held(10, 5)
+
+    chain = Chain(cast(Any, around), cast(Any, SimpleNamespace()), LandedTime(), asked)
+    chain._ask()
+    assert chain._pass(at(10, 5)) == 1_000
+
+
+def test_while_kafka_is_away_it_stands_still() -> None:
+    around = SimpleNamespace(config=load(), clock=SimpleNamespace(now_ms=lambda: 1_000), inputs=SimpleNamespace())
+
+    def away() -> Offsets:
+        raise KafkaError("away")
+
+    chain = Chain(cast(Any, around), cast(Any, SimpleNamespace()), LandedTime(), away)
+    chain._ask()
+    assert chain._pass(at(10, 5)) == -1
+
+
+def test_an_answer_without_a_topic_is_an_error_and_not_an_empty_topic() -> None:
+    """A broker that has just started may not know a topic for a moment: its records would count as landed."""
+    known = {"commitlake.half": 1, "commitlake.admin": 1}
+
+    class Client:
+        def describe_topics(self, names: list[str]) -> list[dict[str, Any]]:
+            return [
+                {"name": name, "error_code": 0 if name in known else 3, "partitions": [0] if name in known else []}
+                for name in names
+            ]
+
+        def list_partition_offsets(self, wanted: dict[Any, Any]) -> dict[Any, Any]:
+            return {partition: SimpleNamespace(offset=10) for partition in wanted}
+
+    with pytest.raises(KafkaError, match=r"commitlake\.op"):
+        latest_offsets(cast(Any, Client()), load(), ("half", "op", "admin"))

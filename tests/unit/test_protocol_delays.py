@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
 from tests.support.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
 from tests.support.records import Place
+
+from commitlake.coordination.state import _advance_segment
+from commitlake.protocol.states import Event
+from commitlake.statemachine.rows import ROW
 
 D = Place(0, 5)
 DAY = 86_400_000
@@ -31,6 +40,16 @@ def test_a_recall_that_kafka_had_in_time_takes_the_message_back_however_late_it_
     assert segment.batch(T + 91_000, recall(D, stored=T + 998), landed=T + 91_000) == {
         "DELIVERY": [(5, "RECALLED", T + 1_000)]
     }
+
+
+def test_a_message_that_was_due_in_1970_is_called_again_when_landed_time_is_known() -> None:
+    """A wake time of 0 once counted as none: committed in the first batch of a start, it was never shown."""
+    rows = np.concatenate([half(deliver_at=0), commit()])
+    frame = pd.DataFrame({name: rows[name] for name in ROW.names or ()} | {"landed": -1, "now": T})
+    state = SimpleNamespace(exists=False, update=lambda _: None)
+    (events,) = _advance_segment(OneSegment().rules)((0, 0, 0), [frame], cast(Any, state))
+    wake = events[events["event"] == Event.WAKE]
+    assert wake["deliver_at"].tolist() == [0]
 
 
 def test_forty_days_in_milliseconds_do_not_overflow() -> None:

@@ -80,6 +80,9 @@ class Seldom:
 
 
 _MINUTE_S = 60.0
+_SOON = {f"kafka.{name}": ms for name, ms in (("delivery.timeout.ms", "20000"), ("request.timeout.ms", "15000"))}
+_SOON |= {"kafka.max.block.ms": "15000"}
+"""Kafka's two minutes would hold up all commits for a check, which may get lost."""
 
 
 def send(config: Config, checked: DataFrame, parts: DataFrame | None, warn: Callable[..., None] = log.warning) -> None:
@@ -93,7 +96,7 @@ def send(config: Config, checked: DataFrame, parts: DataFrame | None, warn: Call
     """
     topic = config.kafka.topic(CHECK)
     try:
-        sink.write(config, records(checked, parts, topic, config.kafka.queues), topic)
+        sink.write(config, records(checked, parts, topic, config.kafka.queues), topic, _SOON)
     except Exception as error:  # it may be Kafka, a right, or ours; a failure that lasts would end each start
         repeat_s = config.transaction.check_repeat_ms // 1_000
         reason = root_reason(error)

@@ -51,7 +51,8 @@ def _advance_segment(rules: Rules) -> _Call:
         rows, landed, now = _rows(frames)
         step = advance(_kept(state), rows, now, rules, landed)
         _keep(state, step.state)
-        wake = make(EVENT, 1, event=Event.WAKE, offset=int(key[2]) * SEGMENT_SIZE, deliver_at=step.wake_at or ABSENT)
+        wake_at = ABSENT if step.wake_at is None else step.wake_at
+        wake = make(EVENT, 1, event=Event.WAKE, offset=int(key[2]) * SEGMENT_SIZE, deliver_at=wake_at)
         yield _frame(concat([step.events, wake], EVENT), int(key[0]), int(key[1]), now)
 
     return call

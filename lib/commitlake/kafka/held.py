@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from kafka import KafkaAdminClient
-from kafka import errors as kafka_errors
 
 from commitlake.config import Config
 from commitlake.errors import KafkaError
-from commitlake.kafka.admin_client import connect, explain
+from commitlake.kafka.admin_client import connect
 from commitlake.kafka.topics import latest_offsets
 
 
@@ -36,11 +35,16 @@ class Held:
         try:
             client = self._client = self._client or self._stack.enter_context(connect(self._config))
             return latest_offsets(client, self._config, self._sources)
-        except kafka_errors.KafkaError as error:
+        except KafkaError:
             self.close()
-            raise KafkaError(explain(self._config.kafka, error)) from error
+            raise
+        except Exception as error:  # kafka-python also raises what ended its thread
+            self.close()
+            msg = f"asking Kafka at {self._config.kafka.bootstrap_servers} for its offsets failed: {error}"
+            raise KafkaError(msg) from error
 
     def close(self) -> None:
         """Ends the connection; the next question opens another."""
         self._client = None
-        self._stack.close()
+        with suppress(Exception):  # it may be what failed
+            self._stack.close()

@@ -260,8 +260,8 @@ def _settings(config: Config, name: str) -> dict[str, str]:
     largest = max_settings_bytes(config) if name == SETTINGS else max_record_bytes(config)
     settings = {"max.message.bytes": str(largest)}
     if name != CHECK:
-        # Ages are measured from the broker's append time, never from a producer's clock. In `settings` it serves to
-        # measure the skew of the clocks only.
+        # Ages are measured from the broker's append time, never from a producer's clock. By that of `settings` the
+        # coordinator tells Kafka's time.
         settings |= {_TIMESTAMPS: "LogAppendTime"}
     if name == SETTINGS:
         return settings | {"cleanup.policy": "compact"}
@@ -283,8 +283,7 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
             msg = f"the Kafka topic {topic} is compacted, so records would vanish; {fix}"
             raise KafkaError(msg)
         for key, wanted in _settings(config, name).items():
-            matters = name != SETTINGS or key != _TIMESTAMPS
-            if matters and key in actual and not _fits(key, actual[key], wanted):
+            if key in actual and not _fits(key, actual[key], wanted):
                 warnings.append(f"the Kafka topic {topic} has {key}={actual[key]}; {_fix(topic, key, wanted)}")
         if name in LANDED and actual.get("retention.bytes", "-1") != "-1":
             warnings.append(
@@ -305,8 +304,17 @@ def _fix(topic: str, key: str, value: str) -> str:
 
 
 def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
-    """Return the next offset of each partition, by the names of topics without the prefix."""
-    found = _offsets(client, map(config.kafka.topic, sources), OffsetSpec.LATEST)
+    """Return the next offset of each partition, by the names of topics without the prefix.
+
+    Raises:
+        KafkaError: Kafka does not know one of them, as a broker that has just started may say for a moment.
+    """
+    topics = [config.kafka.topic(source) for source in sources]
+    found = _offsets(client, topics, OffsetSpec.LATEST)
+    missing = sorted(set(topics) - set(found))
+    if missing:
+        msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
+        raise KafkaError(msg)
     return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in found.items()}
 
 

@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.errors import IdentityError
-from commitlake.kafka.topics import beginning_offsets, end_offsets
+from commitlake.kafka.admin_client import connect
+from commitlake.kafka.topics import beginning_offsets, latest_offsets
 from commitlake.landing import kafka_identity, positions
 from commitlake.landing.judge import SOURCES
 from commitlake.landing.positions import Offsets, Position
@@ -99,8 +100,13 @@ def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
 
 
 def ends(config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
-    """The next offset that each partition of Kafka topics gets, by source."""
-    return _by_source(end_offsets(config, sources), config)
+    """The next offset that each partition of Kafka topics gets, by source.
+
+    Raises:
+        KafkaError: Kafka is out of reach, or does not know one of them.
+    """
+    with connect(config) as client:
+        return latest_offsets(client, config, sources)
 
 
 def _lost(what: str, low: int, high: int, config: Config) -> None:
