@@ -208,7 +208,7 @@ class Coordinator:
     def _landing(self, begin: landing_start.Begin, once: Once) -> Landing:
         rules = judge.LandingRules.of(self.config)
         known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
-        return Landing(self.warehouse, rules, known, once, begin.position, self._clock, begin.floors)
+        return Landing(self.warehouse, rules, known, once, begin.position, self._clock)
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""

@@ -26,3 +26,17 @@ def test_a_position_is_past_what_lies_below_all_its_offsets() -> None:
     assert not SOME.is_past({"half": {0: 6}})
     assert not SOME.is_past({"op": {0: 1}})
     assert SOME.landed() == 12
+
+
+def test_a_log_that_lost_its_end_is_read_again_up_to_where_landing_goes_on() -> None:
+    cut = SOME.cut("half", 0, 2)
+    assert (cut.next("half", 0), cut.reads("half", 0), cut.reads("half", 1)) == (5, 2, 7)
+    further = cut.advanced({"half": {0: 4, 1: 9}, "op": {0: 1}})
+    assert further == Position(4, {"half": {0: 5, 1: 9}, "op": {0: 1}}, {"half": {0: 4}})
+    assert further.advanced({"op": {0: 2}}).again == {"half": {0: 4}}, "a landing that does not read it"
+    assert further.cut("half", 0, 0).again == {"half": {0: 0}}, "it lost its end once more"
+    assert further.advanced({"half": {0: 5}}).again == {}
+
+
+def test_what_is_read_again_delays_no_deadline_since_it_changes_nothing() -> None:
+    assert SOME.cut("half", 0, 2).is_past({"half": {0: 3, 1: 7}})

@@ -37,7 +37,8 @@ _OP = ["op_queue", "op_offset", "admin"]
 def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataFrame:
     """Rows of `rejected` for the REFUSED events, one each.
 
-    Kafka may have dropped an old record by now: then its value is what `op` holds of it, as JSON.
+    Kafka may have dropped an old record by now, or lost it, and hold another at its offset: then its value is what `op`
+    holds of it, as JSON.
 
     Args:
         warehouse: the tables.
@@ -64,8 +65,11 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
             F.to_json(F.struct("transaction_id", "producer_group", "decision", "half_messages", "remark")).alias(
                 "stored_value"
             ),
+            F.col("stored_at").alias("op_stored_at"),
         )
     )
+    is_same = F.coalesce(F.col("stored_at") == F.col("op_stored_at"), F.lit(True))
+    original = {name: F.when(is_same, F.col(name)) for name in ("key", "value", "headers")}
     details = F.create_map(*[F.lit(item) for code, text in _DETAILS.items() for item in (int(code), text)])
     return (
         refused.join(record, _OP, "left")
@@ -76,16 +80,16 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
             F.col("op_offset").alias("kafka_offset"),
             named(Refusal, "refusal").alias("reason"),
             details[F.col("refusal")].alias("detail"),
-            F.coalesce("key", "stored_key").alias("key"),
-            F.coalesce("value", F.col("stored_value").cast("binary")).alias("value"),
-            "headers",
+            F.coalesce(original["key"], "stored_key").alias("key"),
+            F.coalesce(original["value"], F.col("stored_value").cast("binary")).alias("value"),
+            original["headers"].alias("headers"),
             moment("now").alias("rejected_at"),
         )
     )
 
 
 def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[Span]]) -> DataFrame:
-    """The Kafka records in the spans, as (op_queue, op_offset, admin, key, value, headers).
+    """The Kafka records in the spans, as (op_queue, op_offset, admin, key, value, headers, stored_at).
 
     A read takes one range of a partition, so there is one for all first spans of the partitions, one for all second
     ones, and so on: a refusal of now and one of ten minutes ago do not bring back all ops between them.
@@ -101,7 +105,7 @@ def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[
     found = reduce(DataFrame.unionAll, [_read(warehouse, config, ranges) for ranges in reads])
     is_admin = (F.col("source") == ADMIN).cast("int").alias("admin")
     at = [F.col("partition").alias("op_queue"), F.col("offset").alias("op_offset"), is_admin]
-    return normalise(found, config.kafka.topic_prefix).select(*at, "key", "value", "headers")
+    return normalise(found, config.kafka.topic_prefix).select(*at, "key", "value", "headers", "stored_at")
 
 
 def _read(warehouse: Warehouse, config: Config, ranges: Mapping[str, Mapping[int, Span]]) -> DataFrame:

@@ -136,7 +136,7 @@ def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
     detail = F.concat(
         F.lit("more topics than topics.max allows, or no name for a table of this catalog: "), F.col("topic")
     )
-    return _rejecting(judged, refused, "TOPIC_NOT_ALLOWED", detail)
+    return rejecting(judged, refused, "TOPIC_NOT_ALLOWED", detail)
 
 
 def refuse_duplicates(judged: DataFrame, duplicates: DataFrame) -> DataFrame:
@@ -145,10 +145,10 @@ def refuse_duplicates(judged: DataFrame, duplicates: DataFrame) -> DataFrame:
     place = f"IF({is_message}, {place_sql('source', 'partition', 'offset')}, NULL) AS place"
     found = judged.selectExpr("*", place).join(duplicates, "place", "left")
     duplicate_of = F.col("duplicate_of")
-    return _rejecting(found, duplicate_of.isNotNull(), "DUPLICATE_OF", duplicate_of).drop("place", "duplicate_of")
+    return rejecting(found, duplicate_of.isNotNull(), "DUPLICATE_OF", duplicate_of).drop("place", "duplicate_of")
 
 
-def _rejecting(judged: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:
+def rejecting(judged: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:
     """Judged records, some of them refused after all."""
     return judged.withColumns(
         {

@@ -16,6 +16,7 @@ from commitlake.dedup.once import Once, place_sql
 from commitlake.landing import judge, landed_rows, positions
 from commitlake.landing.positions import Leftover, Offsets, Position
 from commitlake.landing.topic_admission import Topics
+from commitlake.landing.used_offsets import UsedOffsets
 from commitlake.spark.frames import in_few_tasks, kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
 
@@ -61,7 +62,6 @@ class Landing:
         once: Topics that show a name once.
         position: Where to go on.
         clock: Kafka's time.
-        floors: By source and partition, offsets below which records are left out: they were used before.
     """
 
     def __init__(
@@ -72,13 +72,12 @@ class Landing:
         once: Once,
         position: Position,
         clock: BrokerClock,
-        floors: Offsets | None = None,
     ) -> None:
         self._warehouse, self._rules, self._topics, self._once = warehouse, rules, topics, once
         self._clock = clock
         self._judgement = judge.judgement(rules)
         self._leftover: Leftover | None = None
-        self._floors = floors or {}
+        self._used = UsedOffsets(warehouse, position) if position.again else None
         self._own_topics: set[str] = set()
         self._lock = Lock()
         self._begun = self.position = position
@@ -95,7 +94,8 @@ class Landing:
             ends: Where it ends, the next offset of each partition.
         """
         records = self._new(judge.normalise(in_few_tasks(raw), self._rules.prefix))
-        judged = kept(judge.judge(records, self._judgement))
+        judged = judge.judge(records, self._judgement)
+        judged = kept(self._used.refuse(judged) if self._used else judged)
         counts = _count(judged, self._topics.names)
         if _names_others(counts):
             self._topics.admit(judged)
@@ -145,13 +145,11 @@ class Landing:
         self.position = landed.position
         if self._leftover and self._leftover.is_passed(self.position):
             self._leftover = None
+        if not self.position.again:
+            self._used = None
         positions.append(self._warehouse, self.position)
 
     def _new(self, records: DataFrame) -> DataFrame:
-        for source, partitions in self._floors.items():
-            for number, floor in partitions.items():
-                here = (F.col("source") == source) & (F.col("partition") == number)
-                records = records.where(~here | (F.col("offset") >= floor))
         return self._leftover.excluded(records) if self._leftover else records
 
     def _duplicates(self, rows: DataFrame, counts: Sequence[Row], now: int) -> DataFrame | None:
@@ -207,10 +205,10 @@ def _names_others(counts: Sequence[Row]) -> bool:
 
 
 def _half_spans(counts: Sequence[Row]) -> dict[int, Span]:
-    """Where the records of `half` lie, by queue."""
+    """Where the half messages lie, by queue: not what was rejected, which may be at an offset used before."""
     found: dict[int, Span] = {}
     for row in counts:
-        if row["source"] == "half":
+        if row["target"] == judge.HALF:
             last = found.get(row["partition"], Span(row["first"], row["last"]))
             found[row["partition"]] = Span(min(row["first"], last.low), max(row["last"], last.high))
     return found

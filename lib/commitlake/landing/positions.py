@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 Offsets = Mapping[str, Mapping[int, int]]
 """By Kafka topic without prefix (`half`, ...) and number of the partition: the next offset to land."""
 
+_AGAIN = " again"
+"""Comes after the name of a source in the rows, where it is about `Position.again`."""
 _SCHEMA = columns("""
 bigint landing_id
 nexts  offsets
@@ -37,14 +39,21 @@ class Position:
     Attributes:
         landing_id: Grows by one with each landing, over the whole life of the warehouse.
         offsets: The next offset of each partition that has landed anything.
+        again: Of a log that had lost its end: the next offset to read. From there up to the next one to land they were
+            used before.
     """
 
     landing_id: int
     offsets: Offsets
+    again: Offsets = field(default_factory=dict)
 
     def next(self, source: str, partition: int) -> int:
         """The next offset to land of a partition, 0 when nothing has."""
         return self.offsets.get(source, {}).get(partition, 0)
+
+    def reads(self, source: str, partition: int) -> int:
+        """The next offset to read of a partition."""
+        return self.again.get(source, {}).get(partition, self.next(source, partition))
 
     def landed(self) -> int:
         """How many offsets lie below it: as many records have landed at most."""
@@ -68,7 +77,22 @@ class Position:
             offsets[source] = offsets.get(source, {}) | {
                 number: max(end, self.next(source, number)) for number, end in partitions.items()
             }
-        return Position(self.landing_id + 1, offsets)
+        moved = Position(self.landing_id + 1, offsets)
+        return replace(moved, again=self._left_to_read(ends, moved))
+
+    def cut(self, source: str, partition: int, end: int) -> Position:
+        """The same, of a log that ends below what was read: what it gets up to there is at offsets used before."""
+        return replace(self, again={**self.again, source: {**self.again.get(source, {}), partition: end}})
+
+    def _left_to_read(self, ends: Offsets, moved: Position) -> Offsets:
+        """What is still to be read again after a landing that ended before `ends`."""
+        left: dict[str, dict[int, int]] = {}
+        for source, numbers in self.again.items():
+            for number, at in numbers.items():
+                come = max(at, ends.get(source, {}).get(number, at))
+                if come < moved.next(source, number):
+                    left.setdefault(source, {})[number] = come
+        return left
 
 
 def newest(warehouse: Warehouse) -> Position | None:
@@ -87,16 +111,20 @@ def _newest(rows: DataFrame) -> Position | None:
     if found is None:
         return None
     offsets: dict[str, dict[int, int]] = {}
+    again: dict[str, dict[int, int]] = {}
     for each in found["offsets"]:
-        offsets.setdefault(each["source"], {})[each["partition"]] = each["next"]
-    return Position(found["landing_id"], offsets)
+        source = each["source"].removesuffix(_AGAIN)
+        into = offsets if source == each["source"] else again
+        into.setdefault(source, {})[each["partition"]] = each["next"]
+    return Position(found["landing_id"], offsets, again)
 
 
 def append(warehouse: Warehouse, position: Position) -> None:
     """Appends the row of a landing whose tables are all written."""
+    again = {f"{source}{_AGAIN}": partitions for source, partitions in position.again.items()}
     offsets = [
         {"source": source, "partition": number, "next": following}
-        for source, partitions in position.offsets.items()
+        for source, partitions in [*position.offsets.items(), *again.items()]
         for number, following in partitions.items()
     ]
     row = of_rows(warehouse.spark, [{"landing_id": position.landing_id, "offsets": offsets}], _SCHEMA)
@@ -120,6 +148,10 @@ class Leftover:
         sources = {*self._ends, *more._ends}
         ends = {name: _later(self._ends.get(name, {}), more._ends.get(name, {})) for name in sources}
         return Leftover(self._coordinates.union(more._coordinates), ends)
+
+    def end(self, source: str, partition: int) -> int:
+        """The offset after the last of them in a partition, 0 when there is none."""
+        return self._ends.get(source, {}).get(partition, 0)
 
     def is_passed(self, position: Position) -> bool:
         """Whether landing has come past all of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from pyspark.sql import functions as F
@@ -27,13 +28,11 @@ class Begin(NamedTuple):
         position: The next offset to land of each partition.
         offsets: Where reading begins.
         ends: What Kafka held when this was worked out.
-        floors: Offsets below which records are left out: they were used before, and a coordinate is of one message.
     """
 
     position: Position
     offsets: Offsets
     ends: Offsets
-    floors: Offsets
 
 
 class Reached(NamedTuple):
@@ -58,7 +57,8 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
 def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
     """Compares the position with what Kafka holds, and records it where no row of `positions` does.
 
-    Without that row, what the first landing has written before it was cut short would look like all that has landed.
+    Without that row, what the first landing has written before it was cut short would look like all that has landed,
+    and the next start would not know where a log ended when that was accepted.
 
     Args:
         warehouse: remembers where the logs began at its first start.
@@ -77,26 +77,41 @@ def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
             for source, numbers in first.items()
         }
     )
-    offsets = {source: {number: known.next(source, number) for number in numbers} for source, numbers in first.items()}
-    floors: dict[str, dict[int, int]] = {}
+    known = _with_leftover(warehouse, known, last)
     for source, numbers in first.items():
         for number, oldest in numbers.items():
-            following = known.next(source, number)
-            place = f"{config.kafka.topic(source)}, partition {number}"
-            if following < oldest:
-                _lost(
-                    f"{place} begins at offset {oldest}, but {following} is the next to land", following, oldest, config
-                )
-                offsets[source][number] = oldest
-                known = known.advanced({source: {number: oldest}})
-            elif last[source][number] < following:
-                end = last[source][number]
-                _lost(f"{place} ends at offset {end}, but {following} is the next to land", end, following, config)
-                offsets[source][number] = end
-                floors.setdefault(source, {})[number] = following
-    if not come.is_recorded:
+            known = _compared(known, source, number, (oldest, last[source][number]), config)
+    if known.again != come.position.again:
+        known = replace(known, landing_id=max(known.landing_id, come.position.landing_id + 1))
+    if known.again != come.position.again or not come.is_recorded:
         positions.append(warehouse, known)
-    return Begin(known, offsets, last, floors)
+    offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
+    return Begin(known, offsets, last)
+
+
+def _with_leftover(warehouse: Warehouse, known: Position, last: Offsets) -> Position:
+    """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end."""
+    cut = [(source, at) for source, ends in last.items() for at, end in ends.items() if end < known.reads(source, at)]
+    leftover = positions.leftover(warehouse, known) if cut else None
+    if leftover is not None:
+        for source, at in cut:
+            known = known.advanced({source: {at: leftover.end(source, at)}})
+    return known
+
+
+def _compared(known: Position, source: str, number: int, held: tuple[int, int], config: Config) -> Position:
+    """The position after a look at what Kafka holds of one partition, from its oldest offset up to its end."""
+    oldest, end = held
+    at = known.reads(source, number)
+    place = f"{config.kafka.topic(source)}, partition {number}"
+    following = f"{at} is the next to {'land' if at == known.next(source, number) else 'read'}"
+    if at < oldest:
+        _lost(f"{place} begins at offset {oldest}, but {following}", at, oldest, config)
+        return known.advanced({source: {number: oldest}})
+    if end < at:
+        _lost(f"{place} ends at offset {end}, but {following}", end, at, config)
+        return known.cut(source, number, end)
+    return known
 
 
 def ends(config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.protocol.states import Kind
+from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind
 from commitlake.tables import Warehouse
 
 
@@ -150,7 +150,9 @@ class _Old:
         old = self._read("rejected").where(self._cut.stored("rejected_at"))
         source = F.when(F.col("admin"), "admin").otherwise("op")
         op = self._stored("op").select(source, "queue", "op_offset").toDF(*keys)
-        gone = old.where(self._cut.written("rejected_at")).select(*keys)
+        is_old = self._cut.written("rejected_at")
+        young = self._read("rejected").where(~is_old).select(*keys)  # an offset used before may have several rows
+        gone = old.where(is_old).select(*keys).join(young, keys, "left_anti")
         return _but_highest(gone.join(op, keys, "left_anti"), old, keys[:2], keys[2])
 
     def positions(self) -> DataFrame:
@@ -170,7 +172,7 @@ class _Old:
         return done.select(*_PLACE)
 
     def _refused(self) -> DataFrame:
-        rejected = self._read("rejected").where("source IN ('op', 'admin')")
+        rejected = self._read("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
         return rejected.where(self._cut.written("rejected_at"))
 
     def _done(self) -> DataFrame:

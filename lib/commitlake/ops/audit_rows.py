@@ -12,7 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.protocol.states import Kind, Refusal
+from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Refusal
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 
@@ -69,7 +69,9 @@ def until(table: DataFrame, last_batch: int) -> DataFrame:
 def _landed(tables: Warehouse) -> list[DataFrame]:
     landed = F.lit(int(What.LANDED))
     op_source = F.when(F.col("admin"), _source("admin")).otherwise(_source("op"))
-    op, rejected = tables.read("op"), tables.read("rejected")
+    op = tables.read("op")
+    # Such a row is about another record than the one that the offset names.
+    rejected = tables.read("rejected").where(F.col("reason") != OFFSET_USED_BEFORE)
     by_coordination = f"source IN ('op', 'admin') AND reason IN {tuple(refusal.name for refusal in Refusal)}"
     refusal = F.when(F.expr(by_coordination), int(What.REFUSED)).otherwise(int(What.REJECTED))
     return [

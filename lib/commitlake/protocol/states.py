@@ -52,6 +52,10 @@ class Refusal(IntEnum):
     RECALL_TOO_LATE = 10
 
 
+OFFSET_USED_BEFORE = "OFFSET_USED_BEFORE"
+"""A reason in `rejected`, of a record whose offset names another one: it says nothing about the op at that offset."""
+
+
 class Source(IntEnum):
     """The Kafka topic that a segment's messages came from."""
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
 from commitlake.coordination.input_rows import OPENED, delayed_rows, half_rows, op_rows, stored_rows, waiting_rows
-from commitlake.protocol.states import Kind, Source
+from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Source
 from commitlake.recovery import saved_rows
 from commitlake.recovery.open_checks import with_checks
 from commitlake.recovery.saved_rows import BEGINNING, Point
@@ -131,7 +131,7 @@ def _open_ops(look: _Look) -> DataFrame:
     ]
     new = op_rows(asked[0].unionByName(asked[1]), since="landed").where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
-    refused = look.warehouse.read("rejected").where("source IN ('op', 'admin')")
+    refused = look.warehouse.read("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
     if look.since.rows is not None:
         refused = refused.where(within(spans_of(every, "op_queue", "op_offset"), "kafka_partition", "kafka_offset"))
     done = refused.selectExpr(

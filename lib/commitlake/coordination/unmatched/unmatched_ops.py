@@ -9,7 +9,7 @@ from commitlake.coordination.events import Events
 from commitlake.coordination.input_rows import half_rows, op_rows
 from commitlake.coordination.unmatched.lookup import Tables, is_part, near, unmatched_rows, with_first
 from commitlake.coordination.unmatched.resolution import Resolutions, Verdict, events
-from commitlake.protocol.states import Event, Kind, Refusal, Source
+from commitlake.protocol.states import OFFSET_USED_BEFORE, Event, Kind, Refusal, Source
 from commitlake.spark.frames import materialized
 from commitlake.tables.rounds import newest
 from commitlake.tables.spans import spans_of, within
@@ -56,7 +56,8 @@ def refusals(judged: DataFrame) -> DataFrame:
 
 def not_rejected(unmatched: DataFrame, tables: Tables) -> DataFrame:
     """The unmatched ops without those that were resolved before: a RESUME and a RECALL are unmatched twice."""
-    rejected = near(tables.rejected, unmatched, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
+    about_ops = tables.rejected.where(F.col("reason") != OFFSET_USED_BEFORE)
+    rejected = near(about_ops, unmatched, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
         F.col("kafka_partition").alias("op_queue"),
         F.col("kafka_offset").alias("op_offset"),
         F.when(F.col("source") == "admin", 1).when(F.col("source") == "op", 0).alias("admin"),
