@@ -189,9 +189,9 @@ class EpochGuard(AppendGuard):
         passes = F.when(F.struct("epoch", "host", "pid") == own, True).otherwise(error)
         return rows.where(newest.select(passes).scalar())
 
-    def beside(self, spark: SparkSession) -> AppendGuard:
-        """The same guard for another session."""
-        return EpochGuard(self._warehouse.beside(spark), self._epoch)
+    def for_tables(self, warehouse: Warehouse) -> AppendGuard:
+        """The same guard for the same tables in another session."""
+        return EpochGuard(warehouse, self._epoch)
 
     def fence(self, topics: Iterable[str]) -> None:
         """Fences topic tables: those of a batch that was cut short, and each before this run first lands rows in it."""

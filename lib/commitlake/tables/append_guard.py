@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
+
+if TYPE_CHECKING:
+    from commitlake.tables.warehouse import Warehouse
 
 
 class AppendGuard:
@@ -17,9 +21,9 @@ class AppendGuard:
         """What is appended instead of `rows`."""
         return rows
 
-    def beside(self, spark: SparkSession) -> AppendGuard:
-        """The same guard for another session."""
-        del spark
+    def for_tables(self, warehouse: Warehouse) -> AppendGuard:
+        """The same guard for the same tables in another session."""
+        del warehouse
         return self
 
     def fence(self, topics: Iterable[str]) -> None:

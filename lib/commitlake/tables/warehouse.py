@@ -53,7 +53,7 @@ class Warehouse:
     def beside(self, spark: SparkSession) -> Warehouse:
         """The same tables in another session of the application, with the same guard."""
         other = Warehouse(spark, self.root)
-        other.guard = self.guard.beside(spark)
+        other.guard = self.guard.for_tables(other)
         return other
 
     def create(self, *, is_new: bool = False) -> None:
