@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,8 @@ class Killed(Exception):
     """What stands for a kill."""
 
 
-def test_what_was_saved_while_a_position_was_missing_is_open_once(
-    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A delayed message stood in the saved rows and in the ledger, and was shown twice."""
-    lake.op("COMMIT", "d", lake.half("d", delays=DAY))
+def killed_after_the_ledger(lake: Lake) -> Callable[[Warehouse, Position], None]:
+    """In place of `positions.append`: a kill when the batch of the first landing has written its ledger rows."""
     append = positions.append
 
     def killed(warehouse: Warehouse, position: Position) -> None:
@@ -44,8 +42,16 @@ def test_what_was_saved_while_a_position_was_missing_is_open_once(
             raise Killed
         append(warehouse, position)
 
+    return killed
+
+
+def test_what_was_saved_while_a_position_was_missing_is_open_once(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delayed message stood in the saved rows and in the ledger, and was shown twice."""
+    lake.op("COMMIT", "d", lake.half("d", delays=DAY))
     with monkeypatch.context() as patched, pytest.raises(Exception, match="Killed"):
-        patched.setattr(positions, "append", killed)
+        patched.setattr(positions, "append", killed_after_the_ledger(lake))
         lake.run(spark)
     warehouse, timing = Warehouse(spark, lake.config.warehouse), lake.config.transaction
     assert lake.rows("batches") == [], "a batch is complete after the position of its landing"
@@ -64,16 +70,8 @@ def test_a_batch_that_a_start_completes_before_its_landing_is_no_point_to_save(
 ) -> None:
     lake.op("COMMIT", "a", lake.half("a"))
     lake.half("open")
-    append = positions.append
-
-    def killed(warehouse: Warehouse, position: Position) -> None:
-        if position.landing_id >= 1:
-            wait_for(lambda: lake.rows("transactions"))
-            raise Killed
-        append(warehouse, position)
-
     with monkeypatch.context() as patched:
-        patched.setattr(positions, "append", killed)
+        patched.setattr(positions, "append", killed_after_the_ledger(lake))
         for _ in range(2):  # the second start completes the batch, and is killed before it has landed anything
             with pytest.raises(Exception, match="Killed"):
                 lake.run(spark)
