@@ -50,6 +50,12 @@ def is_asked(lake: Lake, tid: str) -> bool:
     return any(check.transaction_id == tid for check in lake.checks())
 
 
+def wait_until_warm(lake: Lake, child: Child) -> None:
+    """The first round of a JVM takes several times as long as others."""
+    wait_for(child.is_ready)
+    wait_for(lambda: len({row["batch_id"] for row in lake.rows("transactions")}) > 1)
+
+
 def cut_short(lake: Lake, silent: str) -> None:
     """A landing wrote all its tables, a record of a partition that is silent from now on among them, and was killed."""
     with Prepared(lake.settings) as child:
@@ -66,13 +72,13 @@ def cut_short(lake: Lake, silent: str) -> None:
 def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(lake: Lake, tmp_path: Path, silent: str) -> None:
     cut_short(lake, silent)
     with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:
-        wait_for(child.is_ready)
+        wait_until_warm(lake, child)
         lake.half("hanging")
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
 
 
 def test_a_hanging_transaction_is_asked_while_others_go_on(lake: Lake, tmp_path: Path) -> None:
     with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:
-        wait_for(child.is_ready)
+        wait_until_warm(lake, child)
         lake.half("hanging", 1)
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())

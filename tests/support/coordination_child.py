@@ -85,8 +85,8 @@ class Fault:
         def failing_append(self_: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None) -> None:
             self.at(_step(name, marker), df, lambda rows: append(self_, rows, name, marker))
 
-        def failing_send(settings: config.Config, checked: DataFrame, parts: DataFrame | None) -> None:
-            self.at("coordination:kafka", checked, lambda rows: send(settings, rows, parts))
+        def failing_send(settings: config.Config, checked: DataFrame, *more: Any) -> None:
+            self.at("coordination:kafka", checked, lambda rows: send(settings, rows, *more))
 
         patch = pytest.MonkeyPatch()
         patch.setattr(Warehouse, "append", failing_append)
