@@ -68,7 +68,7 @@ def cut_short(lake: Lake, silent: str) -> None:
     assert killed_at(lake, "landing:positions", "before").returncode != 0
 
 
-@pytest.mark.parametrize("silent", ["admin", "op"])
+@pytest.mark.parametrize("silent", ["admin", pytest.param("op", marks=pytest.mark.soak)])
 def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(lake: Lake, tmp_path: Path, silent: str) -> None:
     cut_short(lake, silent)
     with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:

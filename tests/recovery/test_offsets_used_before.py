@@ -113,6 +113,7 @@ def test_each_record_at_an_offset_that_was_used_before_is_told_once(spark: Spark
     assert audit(spark, str(lake.warehouse)).is_well
 
 
+@pytest.mark.soak
 def test_a_second_cut_is_accepted_anew_and_its_records_are_told_too(spark: SparkSession, restored: Restored) -> None:
     lake = restored.lake
     lake.run(spark, accept_lost_range="true")
