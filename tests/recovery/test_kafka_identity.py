@@ -165,16 +165,16 @@ def test_a_log_that_ends_early_stops_the_start_until_accepted(
 ) -> None:
     commit(lake, "a", "b", "c")
     lake.run(spark)
-    half, ends = lake.config.kafka.topic("half"), topics.end_offsets
+    ends = topics.latest_offsets
 
     def restored(*given: Any) -> dict[str, dict[int, int]]:
         """What a broker tells that was restored from before the last record of queue 0."""
-        return {name: {**found, 0: found[0] - (name == half)} for name, found in ends(*given).items()}
+        return {source: {**found, 0: found[0] - (source == "half")} for source, found in ends(*given).items()}
 
     with monkeypatch.context() as older:
-        older.setattr("commitlake.landing.start.end_offsets", restored)
+        older.setattr("commitlake.landing.start.latest_offsets", restored)
         error = refusal(spark, lake)
-        assert f"{half}, partition 0 ends at offset 2, but 3 is the next to land" in error
+        assert f"{lake.config.kafka.topic('half')}, partition 0 ends at offset 2, but 3 is the next to land" in error
         begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
     assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (2, 3)
     assert begun.position.again == {"half": {0: 2}}, "offset 2 names a message that has landed"
