@@ -15,7 +15,8 @@ from commitlake.kafka.topics import Accepted, accepted
 
 log = logging.getLogger(__name__)
 
-_REFUSALS = ("RecordTooLargeException", "InvalidRecordException")
+_REFUSALS = ("RecordTooLargeException", "InvalidRecordException", "part of a batch which had one more")
+"""Of the client; the last one is told of a good record whose batch had a bad one."""
 _FRAME = 61  # bytes of a batch of records, which a large record has for itself
 _FIELDS = 3  # bytes of a record besides lengths, key, value and headers
 _NAMED = 20
