@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -168,7 +169,17 @@ class UnsteadyBroker(EmbeddedBroker):
     def crash(self) -> None:
         """It is killed, and starts again on its log: some 10 s, as it waits for its own old session."""
         self._to_all(signal.SIGKILL)
+        wait_for(self._is_gone, 10)
         self.restart()
+
+    def _is_gone(self) -> bool:
+        """Whether its port is free: the kill of a JVM takes some moments."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", self.port))
+                return True
+        return False
 
     def _to_all(self, number: int) -> None:
         assert self._process is not None
