@@ -80,8 +80,11 @@ class Seldom:
 
 
 _MINUTE_S = 60.0
-_SOON = {f"kafka.{name}": ms for name, ms in (("delivery.timeout.ms", "20000"), ("request.timeout.ms", "15000"))}
-_SOON |= {"kafka.max.block.ms": "15000"}
+_SOON = {
+    "kafka.delivery.timeout.ms": "20000",
+    "kafka.request.timeout.ms": "15000",
+    "kafka.max.block.ms": "15000",
+}
 """Kafka's two minutes would hold up all commits for a check, which may get lost."""
 
 
