@@ -93,7 +93,8 @@ def work_off(spark: SparkSession, settings: Config) -> None:
 
 
 def tell(what: str) -> None:
-    print(what, flush=True)
+    """On a line of its own: what the JVM's log wrote before may have ended in the middle of one."""
+    print(f"\n{what}", flush=True)
 
 
 if __name__ == "__main__":
