@@ -36,6 +36,7 @@ class KafkaConfig:
             Databricks, `secret:scope/key`.
         embedded_dir: where the embedded broker keeps its data; empty: inside the warehouse.
         embedded_port: its loopback port; 0: any that is free.
+        check_topics: producer groups with a check topic of their own.
     """
 
     bootstrap_servers: str
@@ -44,6 +45,7 @@ class KafkaConfig:
     options: Mapping[str, str] = field(hash=False)
     embedded_dir: str = ""
     embedded_port: int = 0
+    check_topics: tuple[str, ...] = ()
 
     @property
     def is_embedded(self) -> bool:

@@ -17,6 +17,7 @@ from commitlake.config_values import (
     directory,
     duration,
     flag,
+    groups,
     integer,
     levels,
     location,
@@ -90,6 +91,7 @@ KEYS: tuple[Key, ...] = (
     _key("kafka.bootstrap_servers", servers, EMBEDDED, "host:port,... or 'embedded' for a broker of its own"),
     _key("kafka.topic_prefix", prefix, "commitlake.", "put before each Kafka topic's name"),
     _key("kafka.queues", integer(1, 4_096), 4, "partitions of half, op, messages and check"),
+    _key("kafka.check_topics", groups, [], "producer groups with a check topic of their own, see Check topics"),
     _key(
         OPTIONS_KEY, options, {}, "options of all Kafka clients; values may be env:NAME, file:/path, secret:scope/key"
     ),

@@ -8,7 +8,7 @@ and `landing.parse`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, NamedTuple
 
 from commitlake.errors import RecordError
@@ -178,6 +178,7 @@ class Settings:
         topics_allowed: shell patterns of destination topics.
         topics_max: how many destination topics there may be.
         topics: those that exist.
+        check_topics: producer groups with a check topic of their own; a coordinator of version 0.2 publishes none.
     """
 
     max_message_size: int
@@ -189,6 +190,7 @@ class Settings:
     topics_allowed: tuple[str, ...]
     topics_max: int
     topics: tuple[str, ...]
+    check_topics: tuple[str, ...] = ()
 
 
 def encode_message(record: MessageRecord) -> Encoded:
@@ -273,12 +275,12 @@ def decode_settings(value: bytes | None) -> Settings:
         RecordError: the value is not JSON, or lacks a key that this version needs.
     """
     content = from_json(value, None)
-    names = Settings.__dataclass_fields__
-    missing = sorted(set(names) - set(content)) if isinstance(content, dict) else list(names)
+    names = {name for name, field in Settings.__dataclass_fields__.items() if field.default is MISSING}
+    missing = sorted(names - set(content) if isinstance(content, dict) else names)
     if missing:
         msg = f"the settings record lacks {missing}; run a coordinator of the producer's version, or a newer one"
         raise RecordError(msg)
-    return Settings(**{name: _frozen(content[name]) for name in names})
+    return Settings(**{name: _frozen(content[name]) for name in Settings.__dataclass_fields__ if name in content})
 
 
 def _message_headers(record: MessageRecord) -> dict[str, object]:
