@@ -49,8 +49,8 @@ _TYPES: dict[str, DataType] = {
 # for each file in the state of the table. Delta's 30 days and 7 days are too long for that. Topic tables keep their log
 # that long all the same: a consumer that was away reads on from where it was.
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
-"""How long files stay that compaction replaced. Delta 4.3's VACUUM goes by it and not by what it is told, and an earlier
-one spares no file that the table has forgotten. So maintenance sets it to its own retention."""
+"""How long files stay that compaction replaced. Delta 4.3's VACUUM goes by it and not by what it is told, and an
+earlier one spares no file that the table has forgotten. So maintenance sets it to its own retention."""
 
 
 def interval(ms: int) -> str:
