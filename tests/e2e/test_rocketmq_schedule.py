@@ -300,14 +300,14 @@ def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinato
     wait_for(lambda: len((visible_batches(warehouse, topic) or [{}])[-1]) == len(sent))
     versions = visible_batches(warehouse, topic)
     assert {len(members) for batches in versions for members in batches.values()} == {10}
-    for place, members in versions[-1].items():
+    for place, rows in versions[-1].items():
         number, ids = sent[place]
-        assert [row["message_id"] for row in members] == ids
-        assert [row["source_index"] for row in members] == list(range(10))
-        assert [row["body"] for row in members] == [f"{number}-{at}".encode() for at in range(10)]
-        assert [(row["tags"], row["keys"]) for row in members] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
-        assert [dict(row["properties"]) for row in members] == [{"buyerId": f"buyer {at}"} for at in range(10)]
-        assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in members}) == 1
+        assert [row["message_id"] for row in rows] == ids
+        assert [row["source_index"] for row in rows] == list(range(10))
+        assert [row["body"] for row in rows] == [f"{number}-{at}".encode() for at in range(10)]
+        assert [(row["tags"], row["keys"]) for row in rows] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
+        assert [dict(row["properties"]) for row in rows] == [{"buyerId": f"buyer {at}"} for at in range(10)]
+        assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in rows}) == 1
 
 
 @pytest.mark.soak
