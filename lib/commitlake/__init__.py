@@ -13,8 +13,20 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
     from commitlake.consumer.spark import receipts as receipts
     from commitlake.coordinator import start as start
     from commitlake.errors import CommitLakeError as CommitLakeError
+    from commitlake.errors import ConfigError as ConfigError
+    from commitlake.errors import ConsumerError as ConsumerError
+    from commitlake.errors import DatabaseError as DatabaseError
+    from commitlake.errors import DoubledError as DoubledError
+    from commitlake.errors import EmbeddedBrokerError as EmbeddedBrokerError
+    from commitlake.errors import FencedError as FencedError
+    from commitlake.errors import IdentityError as IdentityError
+    from commitlake.errors import KafkaError as KafkaError
     from commitlake.errors import MQClientException as MQClientException
+    from commitlake.errors import SetupError as SetupError
+    from commitlake.errors import StreamError as StreamError
+    from commitlake.errors import TransactionNotFoundError as TransactionNotFoundError
     from commitlake.errors import UncertainSend as UncertainSend
+    from commitlake.errors import WarehouseError as WarehouseError
     from commitlake.producer import AsyncTransactionMQProducer as AsyncTransactionMQProducer
     from commitlake.producer import DefaultMQProducer as DefaultMQProducer
     from commitlake.producer import LocalTransactionState as LocalTransactionState
@@ -53,7 +65,26 @@ _HOMES = {
         ),
         "commitlake.producer",
     ),
-    **dict.fromkeys(("CommitLakeError", "MQClientException", "UncertainSend"), "commitlake.errors"),
+    **dict.fromkeys(
+        (
+            "CommitLakeError",
+            "ConfigError",
+            "ConsumerError",
+            "DatabaseError",
+            "DoubledError",
+            "EmbeddedBrokerError",
+            "FencedError",
+            "IdentityError",
+            "KafkaError",
+            "MQClientException",
+            "SetupError",
+            "StreamError",
+            "TransactionNotFoundError",
+            "UncertainSend",
+            "WarehouseError",
+        ),
+        "commitlake.errors",
+    ),
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names of strings
