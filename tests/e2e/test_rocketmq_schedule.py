@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
-from tests.support import codecs, tables
+from tests.support import tables
 from tests.support.polling import wait_for
 
 from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
 from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.testing import codecs
 
 if TYPE_CHECKING:
     from commitlake.coordinator import Coordinator
