@@ -19,7 +19,7 @@ from commitlake.producer import TransactionListener
 from commitlake.protocol import wire
 from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.encoding import Position
-from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, HALF, LANDED
+from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, HALF, LANDED, OP
 from commitlake.protocol.states import Delivery, Source, State
 from commitlake.statemachine.model import Rules
 from commitlake.testing import landing
@@ -28,7 +28,7 @@ from commitlake.testing.link import Fault, MemoryLink
 from commitlake.testing.producer import InMemoryProducer
 from commitlake.testing.records import Check, LandedMessage, LandedOp
 from commitlake.testing.segments import Segments
-from commitlake.testing.shown import Shown, VisibleMessage
+from commitlake.testing.shown import Shown, VisibleMessage, place
 
 _NOWHERE = {"kafka.bootstrap_servers": "in-memory:9092", "warehouse": "/in-memory"}
 
@@ -241,25 +241,29 @@ class InMemoryCoordinator:
         messages, ops = self._land()
         self._segments.batch(self.now, self.now, messages, ops)
         ledger = self._segments.ledger
+        decided, due = [], []
         for kind, key, *content in ledger.written:
             if kind == "ended" and content[0].state == State.COMMITTED and content[0].deliver_at < 0:
-                self._show(Source.HALF, key)
+                decided.append((Source.HALF, key))
             elif kind == "delivery" and content[0][0] == Delivery.DELIVERED:
-                self._show(Source[key[0].upper()], key[1])
+                due.append((Source[key[0].upper()], key[1]))
             elif kind == "refused":
-                source = ADMIN if key[2] else "op"
+                source = ADMIN if key[2] else OP
                 self._rejected.append(Rejected(source, Position(*key[:2]), content[0].name, ""))
+        self._show(decided)
+        self._show(due)
         for check in ledger.checks[self._asked :]:
             self._question(check)
         self._asked = len(ledger.checks)
 
-    def _show(self, source: Source, at: Position) -> None:
-        record, stored = self._contents[source.name.lower(), at]
-        self._shown.show(record, source, at, stored, self.now)
+    def _show(self, messages: list[tuple[Source, Position]]) -> None:
+        for source, at in sorted(messages, key=lambda each: place(*each)):
+            record, stored = self._contents[source.name.lower(), at]
+            self._shown.show(record, source, at, stored, self.now)
 
     def _land(self) -> tuple[list[LandedMessage], list[LandedOp]]:
         with self._lock:
-            unread, self._unread = self._unread, []
+            unread, self._unread = sorted(self._unread, key=lambda each: (each[2], each[1])), []
         messages: list[LandedMessage] = []
         ops: list[LandedOp] = []
         for source, at, stored, record in unread:

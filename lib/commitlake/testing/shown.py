@@ -53,6 +53,12 @@ class VisibleMessage:
     visible_at: int
 
 
+def place(source: Source, at: Position) -> int:
+    """A record as one number, as `dedup.once` has it: names are taken in this order."""
+    number = int(coordinate(at.queue, at.offset))
+    return number if source is Source.HALF else number - 2**63
+
+
 class Shown:
     """All topics.
 
@@ -83,18 +89,17 @@ class Shown:
             The position of what holds the name; None: it was shown.
         """
         messages = _messages(record, source, at, stored, max(now, stored))
-        holder = self._claim(messages, int(coordinate(at.queue, at.offset)), source, now)
+        holder = self._claim(messages, place(source, at), now)
         if holder is None:
             self._topics.setdefault(record.topic, []).extend(messages)
         return holder
 
-    def _claim(self, messages: Sequence[VisibleMessage], place: int, source: Source, now: int) -> str | None:
+    def _claim(self, messages: Sequence[VisibleMessage], own: int, now: int) -> str | None:
         topic = messages[0].topic
         if topic not in self._dedup:
             return None
         names = [getattr(message, self._dedup[topic].by) for message in messages]
         hashes = np.array([hashed(name) for name in names if name], np.int64)
-        own = place if source is Source.HALF else place - 2**63
         times = np.full(len(hashes), messages[0].visible_at, np.int64)
         verdict = self._names[topic].claim(Claims(hashes, np.full(len(hashes), own, np.int64), times), now)
         if not verdict.refused.any():
