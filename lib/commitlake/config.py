@@ -19,6 +19,7 @@ import yaml
 from commitlake.config_keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
 from commitlake.config_values import EMBEDDED, Dedup, duration
 from commitlake.errors import ConfigError
+from commitlake.protocol.wire import Settings
 from commitlake.references import resolve
 
 ENVIRONMENT_PREFIX = "COMMITLAKE__"
@@ -232,6 +233,21 @@ class Config:
             msg = f"receipts: it is empty, and the warehouse is {self.warehouse}; give a directory or URI for receipts"
             raise ConfigError(msg)
         return self.receipts or f"{self.warehouse.rstrip('/')}_receipts"
+
+    def limits(self, topics: Iterable[str]) -> Settings:
+        """The limits that producers must respect, when these topics exist."""
+        return Settings(
+            max_message_size=self.max_message_size,
+            delay_levels=self.delay.levels,
+            delay_max_ms=self.delay.max_ms,
+            reject_transactions=self.transaction.reject,
+            queues=self.kafka.queues,
+            max_queues=self.topics.max_queues,
+            topics_allowed=self.topics.allowed,
+            topics_max=self.topics.max,
+            topics=tuple(sorted(topics)),
+            check_topics=self.kafka.check_topics,
+        )
 
     def describe(self) -> str:
         """Return one `key = value` line for each key, secrets masked."""

@@ -1,9 +1,28 @@
-"""The errors that CommitLake raises.
+"""The errors that CommitLake raises, as one tree; the guide says of each what happened, and what may be done again.
 
 A message names what is wrong, the value, what is allowed, and what to do about it. It never holds a secret.
 """
 
 from __future__ import annotations
+
+__all__ = [
+    "CommitLakeError",
+    "ConfigError",
+    "ConsumerError",
+    "DatabaseError",
+    "DoubledError",
+    "EmbeddedBrokerError",
+    "FencedError",
+    "IdentityError",
+    "KafkaError",
+    "MQClientException",
+    "SetupError",
+    "StreamError",
+    "TransactionNotFoundError",
+    "UncertainSend",
+    "WarehouseError",
+]
+"""Those that reach a user of the package; the package has all of them, too."""
 
 
 class CommitLakeError(Exception):
@@ -72,7 +91,7 @@ class TransactionNotFoundError(CommitLakeError):
 
 
 class RecordError(CommitLakeError):
-    """Raised when a Kafka record breaks the protocol.
+    """Raised within CommitLake when a Kafka record breaks the protocol; a producer raises an `MQClientException` of it.
 
     Attributes:
         reason: the reason in the table `rejected`, for example `BAD_OP`; None when there is none.
@@ -84,10 +103,11 @@ class RecordError(CommitLakeError):
 
 
 class MQClientException(CommitLakeError):
-    """Raised by the producer when a call is refused or its outcome is uncertain.
+    """Raised by a producer when a call did nothing: no record was sent. Its subclass alone says otherwise.
 
     Attributes:
-        reason: the reason that landing would give, for example `ILLEGAL_TOPIC`; None when there is none.
+        reason: the rule that refused the message, as landing would name it, for example `ILLEGAL_TOPIC`; the same
+            message is refused again. None: no rule did, for example as Kafka is out of reach.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -96,7 +116,7 @@ class MQClientException(CommitLakeError):
 
 
 class UncertainSend(MQClientException):
-    """Raised by a send after which the record may or may not be in Kafka; the message says what to do."""
+    """Raised when a record may or may not be in Kafka; the same `Message` object may be sent again: it keeps its id."""
 
 
 class DatabaseError(CommitLakeError):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import codecs
 from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check
 from tests.support.polling import WAIT_S, patience, wait_for
 
@@ -27,6 +26,7 @@ from commitlake.producer import (
 )
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.testing import codecs
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import SparkSession
-from tests.support import codecs
 from tests.support.lake import Lake
 from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check
 from tests.support.polling import WAIT_S, wait_for
@@ -25,6 +24,7 @@ from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.kafka.topics import publish_settings
 from commitlake.producer import Message, MessageExt, MQClientException, SendResult, TransactionMQProducer
 from commitlake.producer.recall_handle import decode_handle
+from commitlake.testing import codecs
 
 QUICK = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
 

@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from tests.support import codecs
 from tests.support.polling import wait_for
 
 from commitlake.config import Config, from_mapping
@@ -21,6 +20,7 @@ from commitlake.producer import (
 )
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.testing import codecs
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
 NUMBERS = itertools.count()

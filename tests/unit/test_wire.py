@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import codecs
 
 from commitlake.errors import RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
+from commitlake.testing import codecs
 
 VECTORS = sorted((Path(__file__).parents[1] / "vectors").glob("*.json"))
 

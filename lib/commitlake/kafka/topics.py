@@ -150,7 +150,7 @@ def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock |
     Raises:
         KafkaError: Kafka did not acknowledge it.
     """
-    topic, record = config.kafka.topic(SETTINGS), wire.encode_settings(_limits(config, topics))
+    topic, record = config.kafka.topic(SETTINGS), wire.encode_settings(config.limits(topics))
 
     def append(sent_at: int) -> int:
         sent = producer.send(topic, record.value, record.key, record.headers, partition=0, timestamp_ms=sent_at)
@@ -163,21 +163,6 @@ def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock |
     except kafka_errors.KafkaError as error:
         msg = f"cannot write to the Kafka topic {topic}: {explain(config.kafka, error)}"
         raise KafkaError(msg) from error
-
-
-def _limits(config: Config, topics: Iterable[str]) -> wire.Settings:
-    return wire.Settings(
-        max_message_size=config.max_message_size,
-        delay_levels=config.delay.levels,
-        delay_max_ms=config.delay.max_ms,
-        reject_transactions=config.transaction.reject,
-        queues=config.kafka.queues,
-        max_queues=config.topics.max_queues,
-        topics_allowed=config.topics.allowed,
-        topics_max=config.topics.max,
-        topics=tuple(sorted(topics)),
-        check_topics=config.kafka.check_topics,
-    )
 
 
 def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, int]:

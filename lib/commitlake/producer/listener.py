@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from commitlake.producer.message import LocalTransactionState, Message, MessageExt
 
@@ -19,7 +19,7 @@ class TransactionListener(ABC):
     """The application's side of a transaction. Both methods are called from several threads."""
 
     @abstractmethod
-    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
         """Run the local transaction of a half message that Kafka has acknowledged; None means unknown."""
 
     @abstractmethod
