@@ -31,7 +31,7 @@ _HOMES = {
         ),
         "commitlake.producer",
     ),
-    **dict.fromkeys(("MQClientException", "UncertainSend"), "commitlake.errors"),
+    **dict.fromkeys(("FailedSend", "MQClientException", "RefusedSend", "UncertainSend"), "commitlake.errors"),
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names of strings

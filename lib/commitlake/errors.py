@@ -84,7 +84,7 @@ class RecordError(CommitLakeError):
 
 
 class MQClientException(CommitLakeError):
-    """Raised by the producer when a call is refused or its outcome is uncertain.
+    """Raised by the producer. A send raises one of its subclasses, which say what became of the message.
 
     Attributes:
         reason: the reason that landing would give, for example `ILLEGAL_TOPIC`; None when there is none.
@@ -93,6 +93,14 @@ class MQClientException(CommitLakeError):
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class FailedSend(MQClientException):
+    """Raised by a send of which nothing is in Kafka, nor will be: sending again can't make a second one."""
+
+
+class RefusedSend(FailedSend):
+    """Raised by a send that would be refused again: of an illegal message, one too large, or without the right."""
 
 
 class UncertainSend(MQClientException):
