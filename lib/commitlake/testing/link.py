@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from kafka.partitioner.default import murmur2
 
 from commitlake.config import KafkaConfig
-from commitlake.errors import MQClientException, UncertainSend
+from commitlake.errors import FailedSend, UncertainSend
 from commitlake.producer.link import Done, KafkaLink
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -64,11 +64,11 @@ class MemoryLink(KafkaLink):
         self._is_started = False
         self._turns = itertools.count()
 
-    def start(self) -> None:
-        """Connect."""
+    def start(self, timeout_ms: int) -> None:
+        """Connect; nothing here takes time."""
         if self.is_dead:
             msg = "this producer's process has died; make another one, as the process that is started again does"
-            raise MQClientException(msg)
+            raise FailedSend(msg)
         self._is_started = True
 
     def stop(self, timeout_s: float) -> None:
@@ -84,19 +84,19 @@ class MemoryLink(KafkaLink):
         self._check()
         return self._read()
 
-    def choose_queue(self, topic: str, key: bytes | None) -> int:
+    def _choose(self, key: bytes | None) -> int:
         """As Kafka's clients choose."""
-        self._check()
         return int((next(self._turns) if key is None else murmur2(key) & 0x7FFFFFFF) % self._queues)
 
-    def send(self, topic: str, queue: int, record: wire.Encoded, *_: Any, **__: Any) -> Position:
+    def send(self, topic: str, queue: int | None, record: wire.Encoded, *_: Any, **__: Any) -> Position:
         """Append a record, unless a fault befalls it."""
         self._check()
         fault = self._befalls(_OF_HALVES if topic == HALF else _OF_SENDS)
         if fault is Fault.KAFKA_AWAY:
             msg = f"nothing was sent to the Kafka topic {self.kafka.topic(topic)}: {fault.value}"
-            raise MQClientException(msg)
-        at = None if fault is Fault.LOST else self._append(topic, queue, record)
+            raise FailedSend(msg)
+        to = self._choose(record.key) if queue is None else queue
+        at = None if fault is Fault.LOST else self._append(topic, to, record)
         if fault is Fault.CRASH_AFTER_HALF:
             self.die(fault)
         if at is None or fault is Fault.UNACKNOWLEDGED:
@@ -107,7 +107,7 @@ class MemoryLink(KafkaLink):
             raise UncertainSend(msg)
         return at
 
-    def send_soon(self, topic: str, queue: int, record: wire.Encoded, done: Done) -> None:
+    def send_soon(self, topic: str, queue: int, record: wire.Encoded, timeout_ms: int, done: Done) -> None:
         """Append a record, unless a fault befalls it; a dead process sends nothing."""
         if self.is_dead:
             return
@@ -137,4 +137,4 @@ class MemoryLink(KafkaLink):
             self.die()
         if not self._is_started:
             msg = "the producer is not running; call start() first, and nothing after shutdown()"
-            raise MQClientException(msg)
+            raise FailedSend(msg)

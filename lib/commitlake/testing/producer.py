@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from commitlake.producer import TransactionListener, TransactionMQProducer
+from commitlake.producer.check_progress import Calls
 from commitlake.producer.default import SHUTDOWN_MS
 from commitlake.protocol import wire
 from commitlake.testing.link import Crash, Fault, MemoryLink
@@ -45,7 +46,7 @@ class InMemoryProducer(TransactionMQProducer):
     ) -> None:
         super().__init__(group, listener, **options)
         self._link = self.memory = connect()
-        self._members = members
+        self._members, self._calls = members, Calls(self._check_timeout_s)
 
     @property
     def fault(self) -> Fault | None:
@@ -71,9 +72,9 @@ class InMemoryProducer(TransactionMQProducer):
 
     def answer(self, record: wire.Encoded) -> bool:
         """Answer a check request; returns whether Kafka has the answer."""
-        given: list[Exception | None] = []
+        given: list[BaseException | None] = []
         try:
-            self._answer(wire.decode_check(record.value, record.headers), given.append)
+            self._answer(wire.decode_check(record.value, record.headers), self._calls, given.append)
         except Crash:
             return False
         return given == [None]
