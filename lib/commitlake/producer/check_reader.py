@@ -21,7 +21,7 @@ from commitlake.producer.daemon_pool import DaemonPool
 from commitlake.producer.ignored import Ignored
 from commitlake.producer.link import Done, KafkaLink
 from commitlake.protocol import headers, wire
-from commitlake.protocol.kafka_topics import CHECK
+from commitlake.protocol.kafka_topics import CHECK, check_topic
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +121,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             enable_auto_commit=False,
         )
         try:
-            consumer.subscribe([self._topic], listener=self)
-            consumer.partitions_for_topic(self._topic)  # else kafka-python joins the group twice
-            while not self._stopping.is_set():
+            topic = self._topic_now()
+            consumer.subscribe([topic], listener=self)
+            consumer.partitions_for_topic(topic)  # else kafka-python joins the group twice
+            while not self._stopping.is_set() and topic == self._topic_now():
                 if self._calls.are_late() and len(self._running) > len(self._calls):  # and others wait for a thread
                     return
                 self._hold_back(consumer)
@@ -131,9 +132,15 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                     self._take(self._progress.setdefault(partition, Progress()), records)
                 self._try_again()
                 self._commit()
-            self._drain()
+            if self._stopping.is_set():
+                self._drain()
         finally:
             consumer.close(autocommit=False, timeout_ms=self._leave_ms())
+
+    def _topic_now(self) -> str:
+        """Where the checks of this group are; the coordinator may say something else at each of its starts."""
+        own = self._group in self._link.settings.check_topics
+        return self._link.kafka.topic(check_topic(self._group)) if own else self._topic
 
     def _leave_ms(self) -> int:
         """For a commit, and for leaving the group."""
@@ -142,7 +149,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _await_a_free_thread(self) -> None:
         """Out of the group, so that other instances get its checks, until a hung call has returned."""
-        if self._stopping.is_set():
+        if self._stopping.is_set() or not self._calls.are_late():
             return
         log.error(
             "no listener call has returned for %.0f s, so this instance leaves the group %s: others answer its checks; "
