@@ -91,12 +91,12 @@ class Namespace:
         wait_for(lambda: len(self.read("op")) >= count)
         return self.ops()
 
-    def ask(self, *checks: wire.CheckRecord, partition: int = 0) -> None:
+    def ask(self, *checks: wire.CheckRecord, partition: int = 0, topic: str = "check") -> None:
         """Send check requests."""
         client = KafkaProducer(bootstrap_servers=self.servers)
         for check in checks:
             key, value, headers = codecs.encode_check(check)
-            client.send(f"{self.prefix}check", key=key, value=value, headers=headers, partition=partition)
+            client.send(self.prefix + topic, key=key, value=value, headers=headers, partition=partition)
         client.close()
 
     def committed(self, group: str = "group", partition: int = 0) -> int | None:
