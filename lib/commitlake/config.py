@@ -206,7 +206,7 @@ class Config:
     trigger_interval_ms: int
     standby_after_ms: int
     transaction: TransactionConfig
-    checks: Mapping[str, Mapping[str, str]] = field(hash=False)
+    checks: Mapping[str, Mapping[str, Any]] = field(hash=False)
     topics: TopicsConfig
     delay: DelayConfig
     max_message_size: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -138,24 +138,32 @@ def levels(value: object) -> tuple[str, ...]:
     return parsed
 
 
-_RULE = ("table", "match", "commit", "rollback", "every", "user", "password")
-"""Keys of a rule; it must have the first."""
+_PLACES = "places"
+_RULE = ("table", "match", "commit", "rollback", "every", "user", "password", _PLACES)
+"""Keys of a rule; it must have the first. All are texts, but for the last."""
 
 
-def rules(value: object) -> dict[str, dict[str, str]]:
+def rules(value: object) -> dict[str, dict[str, Any]]:
     """Parse a map of producer groups to rules; their conditions are read where they are used."""
     value = _loaded(value)
-    well = isinstance(value, dict) and all(
-        isinstance(rule, dict)
-        and set(rule) <= set(_RULE)
-        and all(isinstance(rule.get(key), str) for key in rule)
-        and "table" in rule
-        for rule in value.values()
-    )
-    if not well:
-        msg = f"a map of producer groups to maps with {', '.join(_RULE)}, of which table is needed"
+    if not isinstance(value, dict) or not all(map(_is_rule, value.values())):
+        msg = (
+            f"a map of producer groups to maps with {', '.join(_RULE)}, of which table is needed; "
+            f"{_PLACES} is a list of directories or URIs, all others are texts"
+        )
         raise ValueError(msg)
-    return {str(group): dict(rule) for group, rule in dict(value).items()}  # type: ignore[call-overload]
+    return {
+        str(group): {key: [*map(location, given)] if key == _PLACES else given for key, given in rule.items()}
+        for group, rule in value.items()
+    }
+
+
+def _is_rule(rule: object) -> bool:
+    if not isinstance(rule, dict) or not {"table"} <= set(rule) <= set(_RULE):
+        return False
+    places = rule.get(_PLACES, [])
+    well = isinstance(places, list) and all(isinstance(each, str) and each.strip() for each in places)
+    return well and all(isinstance(given, str) for key, given in rule.items() if key != _PLACES)
 
 
 def targets(value: object) -> dict[str, str]:

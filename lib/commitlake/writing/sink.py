@@ -8,7 +8,6 @@ that it has, and what a killed driver left is answered by the marks (`writing.ma
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,6 +25,7 @@ from commitlake.producer.transaction import Transaction
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 from commitlake.writing import marks
+from commitlake.writing.allowed_places import SINKS
 from commitlake.writing.producing import absolute, deadline_ms, producer_of
 from commitlake.writing.properties import properties
 
@@ -79,7 +79,7 @@ class _Sink:
     ) -> None:
         self._settings, self._topic, self._name, self._group = settings, topic, name, group
         self._columns, self._deadline_ms = columns, deadline_ms
-        self._place = absolute(f"{settings.receipts_place}/sinks")
+        self._place = absolute(f"{settings.receipts_place}/{SINKS}")
         _create(self._place)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -108,7 +108,7 @@ class _Sink:
         told = properties([self._place], self._deadline_ms)
 
         def send(chunk: list[Any]) -> None:
-            name, transaction = uuid.uuid4().hex.upper(), producer.begin_transaction(is_answered=True)
+            name, transaction = marks.new_id(), producer.begin_transaction(is_answered=True)
             sent[name] = transaction
             for row in chunk:
                 given = {field: row[field] for field in _FIELDS}
