@@ -15,6 +15,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from commitlake.config_values import duration
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import duration_ms
 from commitlake.references import is_reference
@@ -104,11 +105,11 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> Rule:
 
 
 def _every(name: str, given: Mapping[str, Any]) -> int:
-    every = duration_ms(given.get("every", "30s"))
-    if not every:
-        msg = f"{name}.every: {given['every']!r} is not allowed; give a number with a unit, such as 30s"
-        raise ConfigError(msg)
-    return every
+    try:
+        return duration(1)(given.get("every", "30s"))
+    except ValueError as error:
+        msg = f"{name}.every: {given['every']!r} is not allowed; allowed is {error}"
+        raise ConfigError(msg) from error
 
 
 def _check_table(name: str, table: str, password: str | None) -> None:

@@ -7,16 +7,17 @@ mark; then the decision. Whoever looks later, after a kill anywhere, finds the a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake import config as configuration
-from commitlake.config import Config
+from commitlake.config import Conf, Config
 from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
 from commitlake.producer.message import Message
 from commitlake.producer.transactional import TransactionMQProducer
+from commitlake.protocol.durations import Duration
 from commitlake.writing import marks
 from commitlake.writing.allowed_places import AllowedPlaces
 from commitlake.writing.producing import absolute, deadline_ms, producer_of
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def delta_transaction(
-    spark: SparkSession, conf: Config | str | Mapping[str, object], group: str, *, deadline: str = "1h"
+    spark: SparkSession, conf: Conf, group: str, *, deadline: Duration = "1h"
 ) -> Iterator[DeltaTransaction]:
     """A transaction of messages and appends to Delta tables, which ends with its `with` block.
 

@@ -18,11 +18,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake import config as configuration
-from commitlake.config import Config
+from commitlake.config import Conf, Config
 from commitlake.errors import WarehouseError
 from commitlake.producer.message import Message
 from commitlake.producer.transaction import Transaction
 from commitlake.producer.transactional import TransactionMQProducer
+from commitlake.protocol.durations import Duration
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 from commitlake.writing import marks
 from commitlake.writing.allowed_places import SINKS
@@ -35,7 +36,7 @@ _FIELDS = ("body", "keys", "tags", "sharding_key")
 
 
 def sink(
-    conf: Config | str | Mapping[str, object],
+    conf: Conf,
     topic: str,
     *,
     name: str,
@@ -44,7 +45,7 @@ def sink(
     keys: str | None = None,
     tags: str | None = None,
     sharding_key: str | None = None,
-    deadline: str = "1h",
+    deadline: Duration = "1h",
 ) -> Callable[[DataFrame, int], None]:
     """What `writeStream.foreachBatch` calls: sends each row of a micro-batch as a message of the topic, once.
 
