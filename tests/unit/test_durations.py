@@ -69,7 +69,7 @@ def test_what_is_no_duration_is_told_with_what_is_allowed(given: Any) -> None:
 
 
 def test_a_delay_level_has_a_unit_as_producers_in_other_languages_read_it() -> None:
-    with pytest.raises(ConfigError, match="delay.levels: .* a list of durations"):
+    with pytest.raises(ConfigError, match=r"delay.levels: .* a list of durations"):
         from_mapping({"delay.levels": ["1s", "5"]})
 
 
