@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+JVM_LOCK = ".coordinator.jvm.lock"
+"""File of a local warehouse that the JVM of its coordinator holds a lock on."""
+SIGN_OF_LIFE = "_coordinator"
+"""File of any other warehouse that its coordinator writes again and again, and removes when it ends cleanly."""
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _FILE = re.compile("^file:/*", re.IGNORECASE)
 _ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb", "gcs": "gs"}

@@ -99,11 +99,16 @@ def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
 
 
 def asked(question: Callable[[], pa.Table]) -> pa.Table:
-    """The answer; an error in a condition that somebody wrote becomes a short one."""
+    """The answer; an error in a condition that somebody wrote becomes a short one.
+
+    Raises:
+        ConfigError: the condition can't be used.
+    """
     try:
         return question()
     except duckdb.Error as error:
-        msg = f"--where: {str(error).splitlines()[0]}; give a condition on columns of half and transactions"
+        told = str(error).splitlines()[0]
+        msg = f"--where or --exists-in: {told}; give a condition on columns of half and transactions"
         raise ConfigError(msg) from error
 
 

@@ -40,8 +40,6 @@ def seconds(name: str, given: object) -> float:
     """
     ms = duration_ms(given)
     if ms is None:
-        msg = (
-            f"{name}: {given!r} is not allowed; give a text such as 500ms or 5m, seconds from 0 up, or a timedelta"
-        )
+        msg = f"{name}: {given!r} is not allowed; give a text such as 500ms or 5m, seconds from 0 up, or a timedelta"
         raise ConfigError(msg)
     return ms / 1_000
