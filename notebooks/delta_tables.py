@@ -27,7 +27,7 @@ conf = config.from_mapping(
         "checkpoints": f"{place}/checkpoints",
         "trigger_interval": "500ms",
         "transaction": {"timeout": "1s", "check_interval": "1s"},
-        "checks": {"nightly": {"table": "delta-log", "every": "1s"}},
+        "checks": {"nightly": {"table": "delta-log", "places": [f"{place}/orders"], "every": "1s"}},
         "topics": {"dedup": {"payments": {"by": "keys", "window": "30d"}}},
     }
 )

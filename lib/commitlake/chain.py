@@ -21,6 +21,7 @@ from commitlake.coordination import input_rows
 from commitlake.coordination.batch import Surroundings
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_table import SegmentKey
+from commitlake.counters import Counters
 from commitlake.errors import KafkaError
 from commitlake.landing.land import Landed, Landing
 from commitlake.landing.landed_time import LandedTime
@@ -73,6 +74,11 @@ class Chain:
     def position(self) -> Position:
         """How far landing has come."""
         return self._landing.position
+
+    @property
+    def counters(self) -> Counters:
+        """What was counted since the start."""
+        return self._around.counters
 
     def coordinate_with(self, start: Callable[[], StreamingQuery]) -> None:
         """Sets what starts the query that reads `inputs`: the first round does, unless `begin` has before."""
@@ -184,6 +190,9 @@ class Chain:
             with _telling(self._written):
                 run_all(self._around.warehouse.spark, self._landing.writes(landed))
             self._landing.complete(landed)
+        counters = self._around.counters
+        counters.add("rejected", {(reason,): number for reason, number in landed.rejected.items()})
+        counters.add("answers", {(): landed.answers})
 
     def _coordinate_rows(self, rows: DataFrame) -> None:
         """Coordinates rows until theirs are visible; the rest of the batch is `_running`."""

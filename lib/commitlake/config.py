@@ -209,7 +209,7 @@ class Config:
     trigger_interval_ms: int
     standby_after_ms: int
     transaction: TransactionConfig
-    checks: Mapping[str, Mapping[str, str]] = field(hash=False)
+    checks: Mapping[str, Mapping[str, Any]] = field(hash=False)
     topics: TopicsConfig
     delay: DelayConfig
     max_message_size: int
@@ -262,7 +262,9 @@ class Config:
         return f"{value}ms" if path.endswith("_ms") else str(value)
 
 
-def load(path: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
+def load(
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Config:
     """Read a configuration: `overrides` win over the environment, that over the file, that over defaults.
 
     Args:
@@ -291,7 +293,11 @@ def from_mapping(values: Mapping[str, object]) -> Config:
     return _build(flat)
 
 
-def of(conf: Config | str | Mapping[str, object]) -> Config:
+Conf = Config | str | os.PathLike[str] | Mapping[str, object]
+"""A configuration as people give it: one, the path of one, or its keys and values."""
+
+
+def of(conf: Conf) -> Config:
     """Return a configuration as people give it: one, the path of one, or its keys and values.
 
     Raises:
@@ -299,10 +305,16 @@ def of(conf: Config | str | Mapping[str, object]) -> Config:
     """
     if isinstance(conf, Config):
         return conf
-    return load(conf) if isinstance(conf, str) else from_mapping(conf)
+    if isinstance(conf, Mapping):
+        return from_mapping(conf)
+    try:
+        return load(os.fspath(conf))
+    except TypeError as error:
+        msg = f"the configuration is {conf!r:.100}; give the path of a YAML file, or a map of keys to values"
+        raise ConfigError(msg) from error
 
 
-def _read_file(path: str) -> Mapping[str, object]:
+def _read_file(path: str | os.PathLike[str]) -> Mapping[str, object]:
     try:
         parsed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

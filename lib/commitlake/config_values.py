@@ -5,10 +5,11 @@ A parser raises ValueError, whose text says what is allowed.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,6 +21,7 @@ EMBEDDED = "embedded"
 LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 _LONGEST_MS = 36_500 * DAY_MS  # a century: `stored_at` plus any duration stays far inside 64 bits
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})?")
 _SIZE = re.compile(r"(\d{1,18})(B|KiB|MiB|GiB)?")
 _SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST_MESSAGE = 15 << 20
@@ -37,7 +39,7 @@ def text(value: object) -> str:
 
 def location(value: object) -> str:
     """Parse a directory, made absolute, or a URI or catalog schema, kept as it is."""
-    place = text(value)
+    place = text(os.fspath(value) if isinstance(value, os.PathLike) else value)
     return place if has_scheme(place) else str(Path(place).expanduser().absolute())
 
 
@@ -90,12 +92,16 @@ def integer(lowest: int, highest: int) -> Callable[[object], int]:
 
 
 def duration(lowest_ms: int = 0) -> Callable[[object], int]:
-    """Return a parser of durations such as `500ms`, `6s`, `5m`, `72h`, `40d`, to ms, at least `lowest_ms`."""
+    """Return a parser of durations such as `500ms`, `6s`, `5m`, `72h`, `40d`, to ms, at least `lowest_ms`.
+
+    A number is one of seconds, also as the text that a command line or the environment makes of it.
+    """
 
     def parse(value: object) -> int:
-        ms = duration_ms(str(value).strip())
+        given = value.strip() if isinstance(value, str) else value
+        ms = duration_ms(float(given) if isinstance(given, str) and _NUMBER.fullmatch(given) else given)
         if ms is None or not lowest_ms <= ms <= _LONGEST_MS:
-            msg = f"a number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
+            msg = f"seconds, or a number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
             raise ValueError(msg)
         return ms
 
@@ -131,31 +137,41 @@ def levels(value: object) -> tuple[str, ...]:
     """Parse the delay levels, a list of durations."""
     try:
         parsed = texts(value)
-        all(map(duration(1), parsed))
+        if not all(map(duration(1), parsed)) or any(map(_NUMBER.fullmatch, parsed)):
+            raise ValueError  # producers read them, each in its language, and expect a unit
     except ValueError as error:
         msg = f"a list of durations such as '{LEVELS}'"
         raise ValueError(msg) from error
     return parsed
 
 
-_RULE = ("table", "match", "commit", "rollback", "every", "user", "password")
-"""Keys of a rule; it must have the first."""
+_PLACES = "places"
+_EVERY = "every"
+_RULE = ("table", "match", "commit", "rollback", "user", "password", _EVERY, _PLACES)
+"""Keys of a rule; it must have the first. All are texts, but for the last two."""
 
 
-def rules(value: object) -> dict[str, dict[str, str]]:
+def rules(value: object) -> dict[str, dict[str, Any]]:
     """Parse a map of producer groups to rules; their conditions are read where they are used."""
     value = _loaded(value)
-    well = isinstance(value, dict) and all(
-        isinstance(rule, dict)
-        and set(rule) <= set(_RULE)
-        and all(isinstance(rule.get(key), str) for key in rule)
-        and "table" in rule
-        for rule in value.values()
-    )
-    if not well:
-        msg = f"a map of producer groups to maps with {', '.join(_RULE)}, of which table is needed"
+    if not isinstance(value, dict) or not all(map(_is_rule, value.values())):
+        msg = (
+            f"a map of producer groups to maps with {', '.join(_RULE)}, of which table is needed; "
+            f"{_EVERY} is a duration, {_PLACES} is a list of directories or URIs, all others are texts"
+        )
         raise ValueError(msg)
-    return {str(group): dict(rule) for group, rule in dict(value).items()}  # type: ignore[call-overload]
+    return {
+        str(group): {key: [*map(location, given)] if key == _PLACES else given for key, given in rule.items()}
+        for group, rule in value.items()
+    }
+
+
+def _is_rule(rule: object) -> bool:
+    if not isinstance(rule, dict) or not {"table"} <= set(rule) <= set(_RULE):
+        return False
+    places = rule.get(_PLACES, [])
+    well = isinstance(places, list) and all(isinstance(each, str) and each.strip() for each in places)
+    return well and all(isinstance(given, str) for key, given in rule.items() if key not in (_EVERY, _PLACES))
 
 
 def groups(value: object) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -41,6 +41,7 @@ from commitlake.landing.positions import Offsets
 from commitlake.landing.topic_admission import Topics
 from commitlake.maintenance.run import Maintenance, at_intervals
 from commitlake.places import is_local
+from commitlake.protocol.durations import Duration, seconds
 from commitlake.protocol.topic_names import path_name
 from commitlake.recovery import fencing, recover
 from commitlake.recovery.fencing import Ownership
@@ -285,14 +286,14 @@ class Coordinator:
             if self._on_failure is not None:
                 self._on_failure(error)
 
-    def await_termination(self, timeout: float | None = None) -> bool:
-        """Waits until a query ends or `stop` is called; returns whether it has within `timeout` seconds.
+    def await_termination(self, timeout: Duration | None = None) -> bool:
+        """Waits until a query ends or `stop` is called; returns whether it has within `timeout`, such as 30 (s).
 
         Raises:
             CommitLakeError: a query failed; everything is stopped then, and the next start goes on where the tables
                 are.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while not self._stopping.is_set():
             self._awaited_at = time.monotonic()
             if any(not each.isActive for each in self._queries):
@@ -377,7 +378,7 @@ def _save_quietly(save: Callable[[], None]) -> None:
 
 def start(
     spark: SparkSession,
-    conf: Config | str | Mapping[str, object],
+    conf: configuration.Conf,
     *,
     available_now: bool = False,
     on_failure: Callable[[CommitLakeError], None] | None = None,

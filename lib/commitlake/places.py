@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+JVM_LOCK = ".coordinator.jvm.lock"
+"""File of a local warehouse that the JVM of its coordinator holds a lock on."""
+SIGN_OF_LIFE = "_coordinator"
+"""File of any other warehouse that its coordinator writes again and again, and removes when it ends cleanly."""
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_FILE = re.compile("^file:/*", re.IGNORECASE)
+_ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb", "gcs": "gs"}
+"""Schemes by which two programs name one bucket."""
+_UNCLEAR = re.compile(r"[\\%?#\s\x00-\x1f\x7f]|/\.{0,2}(/|$)")
+"""Escapes, queries, `.`, `..` and empty parts of a URI: libraries differ in what they make of them."""
 
 
 def has_scheme(place: str) -> bool:
@@ -15,9 +25,30 @@ def has_scheme(place: str) -> bool:
 
 def is_local(place: str) -> bool:
     """Whether `place` is a directory of this machine: a plain path or a `file:` URI."""
-    return place.startswith("file:") or not has_scheme(place)
+    return _FILE.match(place) is not None or not has_scheme(place)
 
 
 def local_path(place: str) -> Path:
     """The path of a local place, which may be written `/dir`, `file:/dir` or `file:///dir`."""
-    return Path(re.sub("^file:/*", "/", place))
+    return Path(_FILE.sub("/", place))
+
+
+def parts(place: str) -> tuple[str, ...]:
+    """What a place is compared by: its scheme, then each directory; of a local one after symbolic links and `..`.
+
+    Raises:
+        ValueError: it is a URI that has several readings, or a path that can't be one.
+    """
+    if is_local(place):
+        return ("file", *local_path(place).resolve().parts)
+    scheme, _, rest = place.partition(":")
+    rest = rest.removeprefix("//").rstrip("/")
+    if not rest or _UNCLEAR.search(f"/{rest}"):
+        msg = f"{place[:80]!r} has no place, or one that programs may read in several ways"
+        raise ValueError(msg)
+    return (_ALIASES.get(scheme.lower(), scheme.lower()), *rest.split("/"))
+
+
+def is_within(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
+    """Whether a place, by its `parts`, is another one or below it."""
+    return inner[: len(outer)] == outer

@@ -55,7 +55,9 @@ class Rounds:
         self._most_s = max(_SLOW_S, 5 * interval_ms / 1_000)
         self._slow = 0
         self._told_at = float("-inf")
-        self.count = 0
+        self.count = self.records = 0
+        self.judge_s = self.write_s = 0.0
+        """What all rounds took."""
         self.newest: Round | None = None
         self.alive_at = now_ms()
         """When a round ended last, or was found not to be needed."""
@@ -67,6 +69,9 @@ class Rounds:
         done = Round(now_ms(), records, judge_s, write_s)
         with self._lock:
             self.count += 1
+            self.records += records
+            self.judge_s += judge_s
+            self.write_s += write_s
             self.newest, self.alive_at = done, done.ended_at
         log.info("%s", done.line())
         self._look_whether_behind(judge_s + write_s)

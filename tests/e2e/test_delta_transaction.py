@@ -19,15 +19,15 @@ from tests.support.polling import wait_for, wait_until_equal
 
 import commitlake
 from commitlake import Message
-from commitlake.errors import ConfigError, WarehouseError
+from commitlake.errors import ConfigError, RecordError, WarehouseError
 
 Settings = dict[str, Any]
 
 
 @pytest.fixture
-def settings(spark: SparkSession, lake: Lake) -> Iterator[Settings]:
+def settings(spark: SparkSession, lake: Lake, tmp_path: Path) -> Iterator[Settings]:
     """Of a coordinator that runs."""
-    rule = {"nightly": {"table": "delta-log", "every": "1s"}}
+    rule = {"nightly": {"table": "delta-log", "every": "1s", "places": [str(tmp_path)]}}
     given = {**lake.settings, "transaction.timeout": "1s", "transaction.check_interval": "1s", "checks": rule}
     with commitlake.start(spark, given):
         yield given
@@ -114,6 +114,12 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(spark: SparkSessio
         tx.send(Message("orders", b"one"))
         tx.append(spark.range(1), "nowhere")
         tx.append(spark.range(1), "./nowhere")
+    with (
+        pytest.raises(RecordError, match=r"'/elsewhere' is not allowed; .*checks.nightly.places"),
+        commitlake.delta_transaction(spark, settings, "nightly") as tx,
+    ):
+        tx.send(Message("orders", b"one"))
+        tx.append(spark.range(1), "/elsewhere")
     with (
         pytest.raises(ConfigError, match="give a time such as '1h', and the address"),
         commitlake.delta_transaction(spark, {"kafka.bootstrap_servers": "embedded"}, "nightly"),

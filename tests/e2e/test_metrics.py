@@ -26,6 +26,7 @@ from commitlake.coordinator import Coordinator
 from commitlake.errors import SetupError
 from commitlake.metrics.server import serving
 from commitlake.protocol import headers
+from commitlake.questions import doctor
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 
@@ -42,8 +43,9 @@ def samples(port: int) -> Samples:
     code, text = get(port, "/metrics")
     assert code == 200, text
     return {
-        family.name: {tuple(sorted(sample.labels.values())): sample.value for sample in family.samples}
+        name: {tuple(sorted(each.labels.values())): each.value for each in family.samples if each.name == name}
         for family in text_string_to_metric_families(text)
+        for name in {each.name for each in family.samples}
     }
 
 
@@ -62,43 +64,59 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     lake.op("ROLLBACK", "no", lake.half("no"))
     lake.half("open")
     lake.message("later", delays={headers.TIMER_DELAY_MS: "3600000"})
+    lake.message("soon", delays={headers.TIMER_DELAY_MS: "10"})
+    lake.message("")
     lake.op("COMMIT", "wrong", lake.half("right"))
     wait_for(lambda: len(lake.rows("transactions")) == 4 and len(lake.rows("checks")) == 2)
+    wait_for(lambda: lake.rows("deliveries") and len(lake.rows("rejected")) == 2)
     found = wait_for(lambda: ended(samples(port)), 60)
-    assert found["commitlake_ended_5m"] == {
-        ("COMMITTED", "DIRECT", "orders"): 3,
-        ("DIRECT", "ROLLED_BACK", "orders"): 1,
-    }
-    assert found["commitlake_pending"] == {("g", "orders"): 2}
+    ends = {labels: number for labels, number in found["commitlake_ended_total"].items() if number}
+    assert ends == {("COMMITTED", "DIRECT"): 3, ("DIRECT", "ROLLED_BACK"): 1}
+    assert found["commitlake_ended_total"]["DISCARDED", "EXPIRED"] == 0
+    assert found["commitlake_end_seconds_count"][()] == found["commitlake_end_seconds_bucket"]["+Inf",] == 4
+    assert 0 < found["commitlake_end_seconds_sum"][()] < 4 * 600
+    assert found["commitlake_pending"] == {("orders",): 2}
     assert found["commitlake_oldest_pending_seconds"][()] > 1
-    assert found["commitlake_checks_sent_5m"] == {("g",): 2}
+    assert found["commitlake_checks_sent_total"] == {(): 2}
+    assert found["commitlake_checks_answered_total"] == {(): 0}
     assert found["commitlake_landing_lag_records"] == {("half",): 0, ("op",): 0, ("messages",): 0, ("admin",): 0}
-    assert found["commitlake_rejected_5m"] == {("WRONG_TRANSACTION_ID",): 1}
+    assert found["commitlake_rejected_total"]["WRONG_TRANSACTION_ID",] == 1
+    assert found["commitlake_rejected_total"]["MISSING_UNIQ_KEY",] == 1
+    assert sum(found["commitlake_rejected_total"].values()) == 2
     assert found["commitlake_epoch"][()] == coordinator.epoch
-    assert found["commitlake_round_records"][()] >= 1
+    assert found["commitlake_round_records_total"][()] == 14
+    assert found["commitlake_deliveries_total"] == {("DELIVERED",): 1, ("RECALLED",): 0}
+    assert found["commitlake_delivered_late_seconds_count"][()] == 1
     assert found["commitlake_delayed_waiting"][()] == 1
     assert 0 < found["commitlake_disk_free_ratio"][()] < 1
     assert found["commitlake_table_log_entries"][("half",)] >= 2
-    assert set(found["commitlake_round_seconds"]) == {("judge",), ("write",)}
+    assert set(found["commitlake_round_seconds_total"]) == {("judge",), ("write",)}
+    assert doctor_says(coordinator).is_well
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/")[0] == 404
 
-    named = set(re.findall(r"commitlake_\w+", (ROOT / "conf/prometheus/alerts.yml").read_text()))
-    named |= set(re.findall(r"commitlake_\w+", (ROOT / "conf/grafana/commitlake.json").read_text()))
+    files = ("conf/prometheus/alerts.yml", "conf/grafana/commitlake.json")
+    named = {name for file in files for name in re.findall(r"commitlake_\w+", (ROOT / file).read_text())}
     assert named <= set(found) | EMPTY
     documented = set(re.findall(r"`(commitlake_\w+)", (ROOT / "docs/operations.md").read_text()))
-    assert documented == set(found) | EMPTY
+    assert documented == {re.sub(r"_(bucket|count|sum)$", "", name) for name in found} | EMPTY
+    coordinator.stop()
+    assert not doctor_says(coordinator).is_well
 
 
-EMPTY = {
-    "commitlake_checks_repeated_5m", "commitlake_checks_answered_5m", "commitlake_maintained_timestamp_seconds",
-}  # fmt: skip
+EMPTY = {"commitlake_maintained_timestamp_seconds"}
 """Metrics that may have no sample."""
 
 
 def ended(found: Samples) -> Samples:
     """The samples, once they have all that was sent."""
-    return found if sum(found.get("commitlake_ended_5m", {}).values()) == 4 and found["commitlake_rejected_5m"] else {}
+    wanted = {"ended": 4, "rejected": 2, "checks_sent": 2, "deliveries": 1}
+    return found if all(sum(found[f"commitlake_{name}_total"].values()) == n for name, n in wanted.items()) else {}
+
+
+def doctor_says(coordinator: Coordinator) -> doctor.Finding:
+    """What the doctor says of the coordinator."""
+    return next(each for each in doctor.examine(coordinator.config) if each.what == "coordinator")
 
 
 def test_a_stopped_coordinator_answers_no_more_and_a_taken_port_is_told() -> None:
@@ -147,6 +165,7 @@ def promtool(*words: str, place: Path) -> str:
 def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_path: Path) -> None:
     board = json.loads((ROOT / "conf/grafana/commitlake.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    expressions = [each.replace("$__rate_interval", "1m") for each in expressions]
     rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(expressions)]
     (tmp_path / "board.yml").write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
     alerts = ROOT / "conf/prometheus/alerts.yml"
@@ -161,6 +180,9 @@ def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_
         ("CommitLakeOldestPending", "commitlake_oldest_pending_seconds", "5", "97"),
         ("CommitLakeNoMaintenance", "commitlake_maintained_timestamp_seconds", "3600", "0"),
         ("CommitLakeDown", "commitlake_alive_timestamp_seconds", "4500", "0"),
+        ("CommitLakeChecksUnanswered", "commitlake_checks_repeated_total", "7", "0+1"),
+        ("CommitLakeRejects", 'commitlake_rejected_total{reason="BAD_OP"}', "0+10", "0+50"),
+        ("CommitLakeDiscards", 'commitlake_ended_total{state="DISCARDED", reason="EXPIRED"}', "9", "0+1"),
     ],
 )
 def test_an_alert_fires_when_it_should_and_not_before(

@@ -112,7 +112,7 @@ def emptied(message: Message) -> Message:
         ({}, Message("orders", b"", queue_id=64), "BAD_QUEUE_ID"),
         ({}, emptied(Message("orders", b"")), "NULL_BODY"),
         ({"max_message_size": "1KiB"}, Message("orders", b"x" * 1_025), "BODY_TOO_LARGE"),
-        ({}, Message("orders", b"", delay_seconds=1.5), "BAD_DELAY"),  # type: ignore[arg-type]
+        ({}, Message("orders", b"", delay_seconds="soon"), "BAD_DELAY"),
         ({}, Message("orders", b"", delay_seconds=41 * 86_400), "DELAY_TOO_LONG"),
         ({"transaction.reject": True}, Message("orders", b""), "TRANSACTIONS_REJECTED"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -83,6 +83,7 @@ GARBAGE = {
     "a NUL": '["/lake\\u0000"]',
     "no table": '["/no/table/is/here"]',
     "another scheme": '["foo://lake"]',
+    "a file": '["/etc/passwd"]',
 }
 DEADLINES = ["soon", "1e400", "-1", "9" * 30, "9" * 10_000, ""]
 
@@ -105,17 +106,49 @@ def test_what_a_transaction_says_of_its_tables_harms_no_other(
         lake.half(name, group="nightly", properties={TABLES: places, DEADLINE: "0"})
     for number, deadline in enumerate(DEADLINES):
         lake.half(f"deadline {number}", group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: deadline})
-    lake.half("late", group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: "0"})
-    lake.half("written", group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: "0"})
-    mark = CommitProperties(app_transactions=[Transaction("written", marks.WRITTEN)])
+    late, written, older = f"{marks.PREFIX}late", f"{marks.PREFIX}written", "of an older job"
+    for name in (late, written, older):
+        lake.half(name, group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: "0"})
+    mark = CommitProperties(app_transactions=[Transaction(name, marks.WRITTEN) for name in (written, older)])
     write_deltalake(table, pa.table({"a": [2]}), mode="append", commit_properties=mark)
-    rules = {"nightly": {"table": "delta-log", "every": "1s"}}
+    rules = {"nightly": {"table": "delta-log", "every": "1s", "places": [str(tmp_path)]}}
     caplog.set_level(logging.WARNING, logger="commitlake")
     with commitlake.start(spark, {**lake.settings, "transaction.timeout": "1s", "checks": rules}):
-        wait_for(lambda: len(ends(lake)) >= 2, why=lambda: caplog.messages)
+        wait_for(lambda: len(ends(lake)) >= 3, why=lambda: caplog.messages)
         left = {*GARBAGE, "unwritable", *(f"deadline {number}" for number in range(len(DEADLINES)))}
         wait_for(
             lambda: all(any(f"transaction {name} stays open" in each for each in caplog.messages) for name in left)
         )
-    assert ends(lake) == {"late": ("ROLLED_BACK", "CHECK"), "written": ("COMMITTED", "CHECK")}
+    committed, rolled_back = ("COMMITTED", "CHECK"), ("ROLLED_BACK", "CHECK")
+    assert ends(lake) == {late: rolled_back, written: committed, older: committed}
     assert max(map(len, caplog.messages)) < 500
+
+
+def test_a_producer_gets_nothing_written_where_its_rule_names_no_place_or_under_the_ids_of_others(
+    spark: SparkSession, lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim, allowed = str(tmp_path / "victim"), str(tmp_path / "mine")
+    own = f"{lake.settings['warehouse']}/transactions"
+    stream = CommitProperties(app_transactions=[Transaction("somebodys-stream", 0)])
+    for table in (victim, allowed):
+        write_deltalake(table, pa.table({"a": [1]}), commit_properties=stream)
+    (tmp_path / "mine" / "link").symlink_to(victim)
+    tried = {
+        f"{marks.PREFIX}victim": victim,
+        f"{marks.PREFIX}own": own,
+        f"{marks.PREFIX}dots": f"{allowed}/../victim",
+        f"{marks.PREFIX}link": f"file://{allowed}/link",
+        "not-yet-used": allowed,
+    }
+    for name, table in tried.items():
+        lake.half(name, group="nightly", properties={TABLES: json.dumps([table]), DEADLINE: "0"})
+    lake.half(f"{marks.PREFIX}mine", group="nightly", properties={TABLES: json.dumps([allowed]), DEADLINE: "0"})
+    rules = {"nightly": {"table": "delta-log", "every": "1s", "places": [allowed]}}
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    with commitlake.start(spark, {**lake.settings, "transaction.timeout": "1s", "checks": rules}):
+        wait_for(lambda: ends(lake), why=lambda: caplog.messages)
+        wait_for(lambda: all(any(f"{name} stays open" in each for each in caplog.messages) for name in tried))
+    assert ends(lake) == {f"{marks.PREFIX}mine": ("ROLLED_BACK", "CHECK")}
+    assert DeltaTable(victim).version() == 0
+    assert [DeltaTable(allowed).transaction_version(name) for name in ("somebodys-stream", "not-yet-used")] == [0, None]
+    assert all(DeltaTable(own).transaction_version(name) is None for name in tried)

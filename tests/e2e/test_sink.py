@@ -80,6 +80,26 @@ def test_a_batch_that_fails_sends_nothing_and_is_done_again(
     wait_until_equal(lambda: shown(lake), once(30))
 
 
+def test_a_row_that_can_be_no_message_is_named_and_left_out_only_if_so_wanted(
+    spark: SparkSession, lake: Lake, settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = str(tmp_path / "odd")
+    rows = [(b"order-1", "one"), (None, "two"), (b"\xff", "three"), (b"order-4", None), (b"order-5", "x" * 5_000_000)]
+    frame = spark.createDataFrame([(key, body, key) for key, body in rows], "k binary, body string, s binary")
+    frame.coalesce(1).write.format("delta").save(source)
+    columns: dict[str, Any] = {"keys": "k", "body": "body", "sharding_key": "s"}
+    with pytest.raises(StreamingQueryException, match=r"row \d \(keys .*unfit='skip'"):
+        run(spark, settings, source, tmp_path / "checkpoint", **columns)
+    with pytest.raises(StreamingQueryException, match=r"'length\(body\)' is int, allowed is a string or binary"):
+        run(spark, settings, source, tmp_path / "other", body="length(body)", keys="k")
+    run(spark, settings, source, tmp_path / "checkpoint", unfit="skip", **columns)
+    wait_until_equal(lambda: shown(lake), Counter({b"one": 1, b"two": 1}))
+    assert {row["keys"] for row in lake.rows("topics/orders")} == {"order-1", None}
+    assert any("3 rows of micro-batch 0 are left out" in each for each in caplog.messages)
+    with pytest.raises(ConfigError, match="unfit: 'drop' is not allowed; allowed is fail or skip"):
+        run(spark, settings, source, tmp_path / "checkpoint", unfit="drop")
+
+
 def test_a_sink_needs_an_address(lake: Lake) -> None:
     with pytest.raises(ConfigError, match="give a time such as '1h', and the address"):
         commitlake.sink({"kafka.bootstrap_servers": "embedded"}, "orders", name="x", group="g")

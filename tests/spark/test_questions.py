@@ -179,6 +179,8 @@ def test_the_doctor_names_what_needs_a_look(story: Story) -> None:
     found = {finding["what"]: finding for finding in findings}
     assert code == 1
     assert list(found) == ["tables", "disk", "coordinator", "pending", "discarded", "rejected", "files", "kafka"]
+    assert not found["coordinator"]["is_well"]
+    assert found["coordinator"]["detail"].startswith("none runs; the last one was epoch ")
     assert not found["discarded"]["is_well"] and "tx list --state DISCARDED" in found["discarded"]["detail"]
     assert found["kafka"]["detail"].endswith(": 0 records have not landed")
     code, findings = ask(story, "doctor", "--set=kafka.bootstrap_servers=127.0.0.1:1")

@@ -92,7 +92,7 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
     ("override", "expected"),
     [
         ("transaction.timout=6s", "did you mean transaction.timeout"),
-        ("transaction.timeout=6", "'6' is not allowed; allowed is a number with a unit"),
+        ("transaction.timeout=6x", "'6x' is not allowed; allowed is seconds, or a number with a unit"),
         ("transaction.timeout=-6s", "'-6s' is not allowed"),
         ("transaction.check_interval=0s", "from 1ms"),
         ("transaction.check_max=1.5", "allowed is a whole number from 0 to 30000"),

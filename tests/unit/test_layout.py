@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "lib" / "commitlake"
 LAYERS = (
-    ("errors", "clock", "places"),
+    ("errors", "clock", "places", "terminal", "counters"),
     ("references",),
     ("protocol",),
     ("config_values",),

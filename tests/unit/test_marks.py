@@ -11,7 +11,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from commitlake.errors import WarehouseError
-from commitlake.writing.marks import FENCED, WRITTEN, decision, fence, mark, put, reached
+from commitlake.writing.marks import FENCED, PREFIX, WRITTEN, decision, fence, mark, put, reached
+
+T = f"{PREFIX}t"
 
 
 @pytest.fixture
@@ -28,32 +30,32 @@ def write(place: str, name: str) -> None:
 
 
 def test_a_table_without_a_mark_is_open_until_it_is_fenced(places: list[str]) -> None:
-    assert mark(places[0], "t") is None
-    assert decision(places, "t", is_over=False) is None
-    assert decision(places, "t", is_over=True) == "ROLLBACK"
-    assert [mark(place, "t") for place in places] == [FENCED, FENCED]
+    assert mark(places[0], T) is None
+    assert decision(places, T, is_over=False) is None
+    assert decision(places, T, is_over=True) == "ROLLBACK"
+    assert [mark(place, T) for place in places] == [FENCED, FENCED]
     assert DeltaTable(places[0]).to_pyarrow_table().num_rows == 1
 
 
 def test_rows_in_all_tables_commit_also_after_the_deadline(places: list[str]) -> None:
     for place in places:
-        write(place, "t")
-    assert decision(places, "t", is_over=False) == "COMMIT"
-    assert decision(places, "t", is_over=True) == "COMMIT"
-    assert fence(places[0], "t") == WRITTEN
+        write(place, T)
+    assert decision(places, T, is_over=False) == "COMMIT"
+    assert decision(places, T, is_over=True) == "COMMIT"
+    assert fence(places[0], T) == WRITTEN
 
 
 def test_rows_in_one_of_two_tables_roll_back_once_it_is_over_and_it_stays_so(places: list[str]) -> None:
-    write(places[0], "t")
-    assert decision(places, "t", is_over=False) is None
-    assert decision(places, "t", is_over=True) == "ROLLBACK"
-    assert [mark(place, "t") for place in places] == [WRITTEN, FENCED]
-    assert decision(places, "t", is_over=False) == "ROLLBACK"
+    write(places[0], T)
+    assert decision(places, T, is_over=False) is None
+    assert decision(places, T, is_over=True) == "ROLLBACK"
+    assert [mark(place, T) for place in places] == [WRITTEN, FENCED]
+    assert decision(places, T, is_over=False) == "ROLLBACK"
 
 
 def test_one_fence_that_a_kill_left_is_enough_to_roll_back(places: list[str]) -> None:
-    fence(places[1], "t")
-    assert decision(places, "t", is_over=False) == "ROLLBACK"
+    fence(places[1], T)
+    assert decision(places, T, is_over=False) == "ROLLBACK"
 
 
 def test_a_writer_and_a_fence_at_the_same_time_have_one_winner(places: list[str]) -> None:
@@ -94,3 +96,24 @@ def test_several_transactions_are_marked_together_once_and_only_once(places: lis
 def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match="there is no table at"):
         mark(str(tmp_path / "nothing"), "t")
+
+
+def test_under_an_id_that_is_not_ours_nothing_is_written_and_what_is_there_counts(places: list[str]) -> None:
+    before = [DeltaTable(place).version() for place in places]
+    assert decision(places, "somebodys-stream", is_over=True) is None
+    assert [DeltaTable(place).version() for place in places] == before
+    for place in places:
+        write(place, "of an older job")
+    assert decision(places, "of an older job", is_over=True) == "COMMIT"
+    assert fence(places[0], "refused by an older coordinator") == FENCED
+    assert decision(places, "refused by an older coordinator", is_over=False) == "ROLLBACK"
+    assert mark(places[1], "refused by an older coordinator") is None
+
+
+def test_a_sink_goes_on_where_it_came_to_before_its_name_had_a_prefix(places: list[str]) -> None:
+    old = CommitProperties(app_transactions=[Transaction("export", 7)])
+    write_deltalake(places[0], pa.table({"id": [1]}), mode="append", commit_properties=old)
+    assert reached(places[0], "export") == 7
+    assert not put(places[0], ["a"], WRITTEN, after=("export", 7))
+    assert put(places[0], ["a"], WRITTEN, after=("export", 8))
+    assert (reached(places[0], "export"), DeltaTable(places[0]).transaction_version("export")) == (8, 7)

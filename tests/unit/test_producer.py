@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -138,6 +138,9 @@ def test_a_message_id_is_a_text_of_1_to_255_characters(message_id: Any, wrong: s
     [
         ({"delay_time_level": 2}, {headers.DELAY: "2"}),
         ({"delay_seconds": 10}, {headers.TIMER_DELAY_SEC: "10"}),
+        ({"delay_seconds": "3h"}, {headers.TIMER_DELAY_MS: "10800000"}),
+        ({"delay_seconds": 1.5, "delay_milliseconds": 1}, {headers.TIMER_DELAY_MS: "1500"}),
+        ({"delay_seconds": timedelta(minutes=1)}, {headers.TIMER_DELAY_MS: "60000"}),
         ({"delay_milliseconds": 10}, {headers.TIMER_DELAY_MS: "10"}),
         ({"deliver_at": 1_767_225_600_000}, {headers.TIMER_DELIVER_MS: "1767225600000"}),
         ({"deliver_at": datetime(2026, 1, 1, tzinfo=UTC)}, {headers.TIMER_DELIVER_MS: "1767225600000"}),
@@ -149,13 +152,20 @@ def test_a_delay_becomes_its_header(fields: dict[str, Any], delays: dict[str, st
     assert far.message(Message("orders", b"", **fields)).delays == delays
 
 
+@pytest.mark.parametrize("given", ["soon", "1.5s", timedelta(-1), float("nan"), []])
+def test_what_is_no_delay_is_a_bad_one(given: Any) -> None:
+    with pytest.raises(RecordError, match="give seconds from 0 up, a text such as '3h', or a timedelta") as error:
+        MAKER.message(Message("orders", b"", delay_seconds=given))
+    assert error.value.reason == "BAD_DELAY"
+
+
 def test_a_time_without_a_zone_is_a_bad_delay() -> None:
     with pytest.raises(RecordError) as error:
         MAKER.message(Message("orders", b"", deliver_at=datetime(2026, 1, 1)))  # noqa: DTZ001 - what is refused
     assert error.value.reason == "BAD_DELAY"
 
 
-@pytest.mark.parametrize("fields", [{"queue_id": 99}, {"delay_seconds": 1.5}, {"body": b"x" * 1_001}])
+@pytest.mark.parametrize("fields", [{"queue_id": 99}, {"delay_seconds": "soon"}, {"body": b"x" * 1_001}])
 def test_a_topic_that_is_not_allowed_is_the_first_reason(fields: dict[str, Any]) -> None:
     maker = RecordMaker("group", dataclasses.replace(SETTINGS, topics_allowed=("points",)))
     with pytest.raises(RecordError) as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -80,3 +81,37 @@ def test_the_script_refuses_a_machine_without_a_fitting_python(tmp_path: Path) -
     assert done.returncode == 1
     assert "no Python 3.11" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_where_the_home_can_not_be_written_the_cache_is_a_directory_of_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = runtime.cached_file("jars-{}.txt", "a").parent
+    assert (made.parent, stat.S_IMODE(made.stat().st_mode)) == (tmp_path, 0o700)
+    assert runtime.cached_file("jars-{}.txt", "a").parent == made
+
+
+@pytest.mark.parametrize("prepare", ["writable", "of another", "a link of another"])
+def test_jars_from_a_directory_that_others_can_write_to_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "commitlake"
+    if prepare == "writable":
+        cache.mkdir()
+        cache.chmod(0o777)
+    elif os.getuid():
+        pytest.skip("only root gives files away")
+    elif prepare == "of another":
+        cache.mkdir()
+        os.chown(cache, 4_711, 4_711)
+        monkeypatch.setattr("os.getuid", lambda: 1_000)
+    else:
+        (tmp_path / "mine").mkdir()
+        cache.symlink_to(tmp_path / "mine")
+        os.chown(cache, 4_711, 4_711, follow_symlinks=False)
+    with pytest.raises(SetupError, match=r"not a directory of this user's alone.*set XDG_CACHE_HOME"):
+        runtime.cached_file("jars-{}.txt", "a")

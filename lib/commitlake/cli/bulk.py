@@ -16,6 +16,7 @@ import typer
 
 from commitlake.cli import output
 from commitlake.cli.options import need_address
+from commitlake.cli.questions import asked
 from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError, ConfigError
@@ -54,7 +55,7 @@ def run(settings: Config, plan: Plan, *, dry_run: bool, ask: bool) -> int:
     if not dry_run:
         need_address(settings)
     with opened(settings.warehouse) as tables:
-        chosen = chosen_by(tables, plan)
+        chosen = asked(lambda: chosen_by(tables, plan))
     rows = chosen.to_pylist()
     print(f"{plan.decision} of {len(rows)} transactions{', for example:' if rows else ''}")
     if not rows:

@@ -19,6 +19,7 @@ from commitlake.protocol.encoding import Position
 from commitlake.recovery import fencing
 from commitlake.spark import cluster, process, session
 from commitlake.tables import Warehouse
+from commitlake.terminal import printable
 
 MOST_ROWS = 1_000
 
@@ -84,7 +85,7 @@ def audit(settings: Config) -> int:
     report = auditing.audit(_session_on_tables(settings, "audit"), settings.warehouse)
     output.show([field.name for field in fields(TopicCounts)], map(astuple, report.topics))
     for finding in report.findings:
-        print(finding)
+        print(printable(str(finding)))
     count = sum(finding.count for finding in report.findings)
     print(f"{'all is well' if report.is_well else f'{count} findings'} up to batch {report.last_batch}")
     return int(not report.is_well)

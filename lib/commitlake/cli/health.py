@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from commitlake.config import Config
 from commitlake.questions.doctor import examine
+from commitlake.terminal import json_line, printable
 
 
 def doctor(settings: Config, as_json: bool) -> int:
@@ -14,7 +14,7 @@ def doctor(settings: Config, as_json: bool) -> int:
     findings = list(examine(settings))
     for finding in findings:
         if as_json:
-            print(json.dumps(asdict(finding), ensure_ascii=False))
+            print(json_line(asdict(finding)))
         else:
-            print(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}")
+            print(printable(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}"))
     return int(not all(finding.is_well for finding in findings))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from commitlake.spark import process
+from commitlake.terminal import printable
 
 
 def show(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Print rows as a table that fits the terminal; elsewhere as plain lines, columns as wide as they need."""
-    texts = [["" if value is None else str(value) for value in row] for row in rows]
+    texts = [["" if value is None else printable(str(value)) for value in row] for row in rows]
     width = process.terminal_columns()
     if width:
         _show_on_terminal(columns, texts, width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -18,6 +17,7 @@ from commitlake.questions import overview
 from commitlake.questions.history import history as transaction_history
 from commitlake.questions.tables import opened
 from commitlake.questions.transactions import COLUMNS, STATES, Wanted, found
+from commitlake.terminal import json_line, printable
 
 FOUND, NOTHING = 0, 3
 _CLEAR = "\x1b[2J\x1b[H"
@@ -66,15 +66,15 @@ def history(settings: Config, transaction_id: str, as_json: bool) -> int:
     with opened(settings.warehouse) as tables:
         found = transaction_history(tables, transaction_id)
     if found is None:
-        print(f"nothing is known of the transaction {transaction_id}")
+        print(printable(f"nothing is known of the transaction {transaction_id}"))
         return NOTHING
     if as_json:
         found["events"] = [{**event, "at": _text(event["at"])} for event in found["events"]]
-        print(json.dumps(found, ensure_ascii=False))
+        print(json_line(found))
         return FOUND
     named = ("producer_group", "state", "reason", "checks", "round")
     lines = [f"{name} {found[name]}" for name in named if found[name] is not None]
-    print(f"{transaction_id}: {', '.join(lines)}")
+    print(printable(f"{transaction_id}: {', '.join(lines)}"))
     output.show(list(found["half_messages"][0]) if found["half_messages"] else [], map(_values, found["half_messages"]))
     output.show(["at", "what", "detail"], map(_values, found["events"]))
     return FOUND
@@ -99,11 +99,16 @@ def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
 
 
 def asked(question: Callable[[], pa.Table]) -> pa.Table:
-    """The answer; an error in a condition that somebody wrote becomes a short one."""
+    """The answer; an error in a condition that somebody wrote becomes a short one.
+
+    Raises:
+        ConfigError: the condition can't be used.
+    """
     try:
         return question()
     except duckdb.Error as error:
-        msg = f"--where: {str(error).splitlines()[0]}; give a condition on columns of half and transactions"
+        told = str(error).splitlines()[0]
+        msg = f"--where or --exists-in: {told}; give a condition on columns of half and transactions"
         raise ConfigError(msg) from error
 
 
@@ -120,7 +125,7 @@ def show(found: pa.Table, limit: int, as_json: bool) -> int:
     rows = found.slice(0, limit).to_pylist()
     if as_json:
         for row in rows:
-            print(json.dumps({name: _text(value) for name, value in row.items()}, ensure_ascii=False))
+            print(json_line({name: _text(value) for name, value in row.items()}))
     else:
         output.show(found.column_names, (map(_text, row.values()) for row in rows))
         print(f"({len(rows)} of {found.num_rows} rows)")

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from commitlake.cli.options import AsJson, Conf, Limit, Sets, Watch, load
-from commitlake.protocol.durations import duration_ms
 
 app = typer.Typer(
     help="Transactions: lists, histories, forced decisions. Needs no Spark.",
@@ -31,11 +30,13 @@ class State(StrEnum):
 
 def length(text: str) -> int:
     """A duration such as `1h`, in ms."""
-    ms = duration_ms(text)
-    if ms is None:
-        msg = f"{text!r} is no duration; give a number with a unit, such as 30s, 5m, 2h or 3d"
-        raise typer.BadParameter(msg)
-    return ms
+    from commitlake.config_values import duration
+
+    try:
+        return duration()(text)
+    except ValueError as error:
+        msg = f"{text!r} is no duration; give {error}"
+        raise typer.BadParameter(msg) from error
 
 
 States = Annotated[list[State] | None, typer.Option("--state", help="Only these; may be repeated.")]

@@ -24,7 +24,7 @@ from commitlake.consumer.retries import Waiting
 from commitlake.consumer.rows import Rows, place_of, place_texts
 from commitlake.consumer.topic import Topic, Window
 from commitlake.errors import ConsumerError, WarehouseError
-from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.durations import Duration, duration_ms
 from commitlake.reading.table import Options, location
 from commitlake.spark.process import Stop, stopped_by_signals
 
@@ -38,7 +38,7 @@ _NAMED = {"first": 0, "newest": None}
 
 
 def consume(
-    conf: Config | str | Mapping[str, object],
+    conf: configuration.Conf,
     topic: str,
     *,
     group: str,
@@ -46,8 +46,8 @@ def consume(
     where: str | None = None,
     start: Start = "first",
     follow: bool = True,
-    poll: str = "1s",
-    lease: str = "15s",
+    poll: Duration = "1s",
+    lease: Duration = "15s",
     storage_options: Options = None,
 ) -> Consumer:
     """Read the committed messages of a topic for a group of consumers.
@@ -92,8 +92,8 @@ class Consumer:
         wanted: Filter,
         start: Start,
         follow: bool,
-        poll: str,
-        lease: str,
+        poll: Duration,
+        lease: Duration,
         options: Options,
     ) -> None:
         self.topic, self.group = topic, _checked_group(group)
@@ -151,7 +151,7 @@ class Consumer:
         outcome = Outcome(state, message.attempt, message.round, due_ms, remark, now_ms())
         self._keeper.lanes.finish(message, Receipt(message.rows, message.row, outcome))
 
-    def retry(self, message: ReceivedMessage, after: str, most: int, remark: str | None) -> None:
+    def retry(self, message: ReceivedMessage, after: Duration, most: int, remark: str | None) -> None:
         """Note that a message is to come again, or no more after `most` attempts."""
         due = now_ms() + int(seconds("after", after) * 1_000)
         if message.attempt >= most:
@@ -249,15 +249,15 @@ class Consumer:
             time.sleep(min(0.05, wait_s))
 
 
-def seconds(name: str, text: str) -> float:
-    """The length of a duration such as `5m`.
+def seconds(name: str, given: object) -> float:
+    """The length of a duration such as `5m`, 300 or a `timedelta`.
 
     Raises:
         ConsumerError: it is none.
     """
-    ms = duration_ms(text)
+    ms = duration_ms(given)
     if not ms:
-        msg = f"{name}: {text!r} is not allowed; give a number above 0 with a unit, such as 500ms, 10s, 5m or 2h"
+        msg = f"{name}: {given!r} is not allowed; give a text such as 500ms, 10s or 5m, seconds above 0, or a timedelta"
         raise ConsumerError(msg)
     return ms / 1_000
 

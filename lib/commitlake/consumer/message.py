@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from commitlake.consumer.rows import Rows
+from commitlake.protocol.durations import Duration
 
 if TYPE_CHECKING:
     from commitlake.consumer.consume import Consumer
@@ -77,11 +78,11 @@ class ReceivedMessage:
         """The group has done what it does with this message."""
         self._consumer.finish(self, "DONE", remark=remark)
 
-    def retry(self, after: str = "10s", most: int = 16, remark: str | None = None) -> None:
+    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
         """Hand it over again later; other messages do not wait for it.
 
         Args:
-            after: the least time until then, such as `5m`.
+            after: the least time until then, such as `5m`, a number of seconds, or a `timedelta`.
             most: attempts altogether; after the last one it goes to the group's dead letters.
             remark: why, for the receipt.
 

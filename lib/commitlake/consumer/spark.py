@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -10,7 +9,6 @@ from pyspark.sql import functions as F
 
 from commitlake import config as configuration
 from commitlake.clock import now_ms
-from commitlake.config import Config
 from commitlake.consumer import receipts as receipt_table
 from commitlake.consumer.tags import tags_of
 from commitlake.errors import ConsumerError
@@ -18,7 +16,7 @@ from commitlake.reading.table import Options
 from commitlake.tables import Warehouse, topic_table
 
 LAST_COMPLETE = "last complete batch"
-Conf = Config | str | Mapping[str, object]
+Conf = configuration.Conf
 
 
 def read_topic(

@@ -14,10 +14,12 @@ from pyspark.sql import functions as F
 from commitlake.clock import BrokerClock
 from commitlake.config import Config
 from commitlake.coordination import check_requests, ledger_rows, messages_met, once_by_name, topic_rows
+from commitlake.coordination.counted import ages
 from commitlake.coordination.events import Ends, Events
 from commitlake.coordination.input_table import InputTable
 from commitlake.coordination.recent import RecentHalves
 from commitlake.coordination.rejected_rows import rejected_rows
+from commitlake.counters import Ages, Counters
 from commitlake.dedup.once import Once
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
@@ -36,6 +38,7 @@ class Surroundings:
     inputs: InputTable
     once: Once
     warn: check_requests.Seldom = field(default_factory=check_requests.Seldom)
+    counters: Counters = field(default_factory=Counters)
 
 
 @dataclass
@@ -80,7 +83,10 @@ class Batch:
         """The commit point: what stands in `transactions` or `deliveries` has ended."""
         if self.events.count(Event.DECIDED):
             rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
-            written = self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE, "0, queue, half_offset")
+            age = "unix_millis(resolved_at) - unix_millis(stored_at)"
+            place = "0, queue, half_offset"
+            counted = self.around.counters.ended
+            written = self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE, place, age, counted)
             self.events.check_written(written, "transactions", Event.DECIDED)
         ended = [
             ledger_rows.deliveries(self.messages[src], src, self.batch_id)
@@ -89,7 +95,9 @@ class Batch:
         ]
         if ended:
             rows, place = reduce(DataFrame.unionByName, ended), "INT(source != 'half'), queue, queue_offset"
-            written = self._append_ledger(rows, "deliveries", "state = 'DELIVERED'", place)
+            shown = "state = 'DELIVERED'"
+            late = f"IF({shown}, unix_millis(resolved_at) - unix_millis(deliver_at), NULL)"
+            written = self._append_ledger(rows, "deliveries", shown, place, late, self.around.counters.late)
             self.events.check_written(written, "deliveries", Event.DELIVERY)
 
     def publish(self) -> None:
@@ -146,15 +154,26 @@ class Batch:
         self._cached.close()
         self.events.release()
 
-    def _append_ledger(self, rows: DataFrame, name: str, shown: str, place: str) -> Ends:
-        """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job."""
+    def _append_ledger(self, rows: DataFrame, name: str, shown: str, place: str, age_ms: str, counted: Ages) -> Ends:
+        """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job.
+
+        Args:
+            rows: of the table.
+            name: of the table.
+            shown: SQL; whether a row's message becomes visible.
+            place: SQL of what identifies a row.
+            age_ms: SQL of an age in ms.
+            counted: where these ages are counted.
+        """
         seen = Observation()
         topics = F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics")
         found = rows.observe(
-            seen, topics, F.count("*").alias("n"), F.expr(f"bit_xor(xxhash64({place}))").alias("places")
+            seen, topics, F.count("*").alias("n"), F.expr(f"bit_xor(xxhash64({place}))").alias("places"), ages(age_ms)
         )
         self.around.warehouse.append(found, name, self.marker)
         self.topics |= set(json.loads(seen.get["topics"]))
+        *within, number, total_ms = json.loads(seen.get["ages"])
+        counted.add(within, number, total_ms / 1_000)
         return Ends(seen.get["n"], seen.get["places"] or 0)
 
     def _parts(self) -> DataFrame | None:

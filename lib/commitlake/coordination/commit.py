@@ -9,6 +9,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 
 from commitlake.coordination.batch import Batch, Surroundings
+from commitlake.coordination.counted import count
 from commitlake.coordination.events import Events
 from commitlake.coordination.input_rows import OPENED
 from commitlake.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
@@ -84,6 +85,7 @@ class Committer:
                 batch.write_rest()  # step 6
                 self._chain.wait_for_position()
                 batch.complete()  # step 7
+                count(self._around.counters, batch.events)
                 batch.send_checks()  # step 8
             batch.send_back()
         finally:

@@ -33,14 +33,18 @@ class Events:
 
     The frame is computed here, once and whole: a stateful frame that is read in part leaves its state uncommitted,
     and one that is read twice runs the state machine twice.
+
+    Attributes:
+        summary: how many there are (`n`), by what they are, and where.
     """
 
     def __init__(self, frame: DataFrame) -> None:
         self.frame = kept(frame)
         lies = F.col("event").isin(*map(int, _OF_SEGMENT))
         segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
-        rows = (
-            self.frame.groupBy("event", "src", "queue", "state", segment, "kind")
+        again = F.expr("repeat > 0").alias("is_again")
+        self.summary: list[Row] = (
+            self.frame.groupBy("event", "src", "queue", "state", "reason", segment, "kind", again)
             .agg(
                 F.count("*").alias("n"),
                 F.max("now").alias("now"),
@@ -51,31 +55,28 @@ class Events:
             )
             .collect()
         )
-        self._summary: list[Row] = rows
 
     @property
     def now(self) -> int:
         """The batch's time, ms since epoch, UTC."""
-        return max((int(row["now"]) for row in self._summary), default=0)
+        return max((int(row["now"]) for row in self.summary), default=0)
 
     def wakes(self) -> Mapping[SegmentKey, int | None]:
         """When each segment of the batch has to be called next (ms since epoch, UTC); None: when something comes."""
         return {
             SegmentKey(row["src"], row["queue"], row["segment"]): row["latest"] if row["latest"] >= 0 else None
-            for row in self._summary
+            for row in self.summary
             if row["event"] == Event.WAKE
         }
 
     def count(self, *events: Event, src: Source | None = None, kind: Kind | None = None) -> int:
         """How many there are of these events: of one source or of both, about ops of one kind or of any."""
-        found = (row for row in self._summary if row["event"] in events and src in (None, row["src"]))
+        found = (row for row in self.summary if row["event"] in events and src in (None, row["src"]))
         return sum(row["n"] for row in found if kind in (None, row["kind"]))
 
     def count_discarded(self) -> int:
         """How many half messages are discarded."""
-        return sum(
-            row["n"] for row in self._summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED)
-        )
+        return sum(row["n"] for row in self.summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED))
 
     def check_written(self, written: Ends, table: str, event: Event) -> None:
         """Compares ledger rows with the events that they are of: each has one row, and there are no others.
@@ -83,7 +84,7 @@ class Events:
         Raises:
             DoubledError: a message stands twice, or not at all, in the table that holds it.
         """
-        rows = [row for row in self._summary if row["event"] == event]
+        rows = [row for row in self.summary if row["event"] == event]
         wanted = Ends(sum(row["n"] for row in rows), reduce(xor, (row["places"] for row in rows), 0))
         if written != wanted:
             msg = f"{table}: {wanted.number} messages ended in this batch, but {written.number} rows were written"
@@ -108,7 +109,7 @@ class Events:
 
     def spans(self, *events: Event, src: Source = Source.HALF) -> list[Span]:
         """Where the messages of these events are."""
-        rows = [row for row in self._summary if row["event"] in events and row["src"] == src]
+        rows = [row for row in self.summary if row["event"] in events and row["src"] == src]
         return joined([Span(row["queue"], row["low"], row["high"]) for row in rows])
 
     def with_more(self, more: DataFrame) -> Events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -36,6 +37,8 @@ class Landed:
         tables: The rows of each table that gets some; the rows of `half` also serve the decisions that follow at once.
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
+        rejected: By reason, how many of them are rejected.
+        answers: How many of them answer a check.
         position: The position when all tables are written.
         is_whole: Whether no record was left out because it stands in a table already.
     """
@@ -44,6 +47,8 @@ class Landed:
     tables: Mapping[TableName, DataFrame]
     half_spans: Mapping[int, Span]
     rows: int
+    rejected: Mapping[str, int]
+    answers: int
     position: Position
     is_whole: bool
 
@@ -111,6 +116,8 @@ class Landing:
             tables={name: make(rows) for name, make in self._makers(counts, now).items()},
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
+            rejected=_rejected(counts),
+            answers=sum(row["answers"] for row in counts),
             position=self.position.advanced(ends),
             is_whole=self._leftover is None,
         )
@@ -190,9 +197,10 @@ def _count(judged: DataFrame, known: Collection[str]) -> list[Row]:
     topic = F.when(F.col("topic").isin(*known), F.col("topic")).otherwise(_OTHERS)
     of_message = F.when(~F.col("target").isin(judge.OP, judge.REJECTED), topic)
     return (
-        judged.groupBy("source", "partition", "target", of_message.alias("topic"))
+        judged.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
         .agg(
             F.count("*").alias("n"),
+            F.count_if((F.col("target") == judge.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),
         )
@@ -202,6 +210,15 @@ def _count(judged: DataFrame, known: Collection[str]) -> list[Row]:
 
 def _names_others(counts: Sequence[Row]) -> bool:
     return any(row["topic"] == _OTHERS for row in counts)
+
+
+def _rejected(counts: Sequence[Row]) -> Mapping[str, int]:
+    """By reason; what names a topic that may not be is judged last, and is counted as it was before."""
+    found: Counter[str] = Counter()
+    for row in counts:
+        if row["target"] == judge.REJECTED or row["topic"] == _OTHERS:
+            found[row["reason"] or "TOPIC_NOT_ALLOWED"] += row["n"]
+    return found
 
 
 def _half_spans(counts: Sequence[Row]) -> dict[int, Span]:

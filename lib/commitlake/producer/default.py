@@ -14,6 +14,7 @@ from commitlake.producer.link import KafkaLink, Late
 from commitlake.producer.message import Message, SendResult, SendStatus
 from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.producer.record_maker import RecordMaker, check_group
+from commitlake.producer.timeouts import Timeout, milliseconds
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import MESSAGES, OP
@@ -50,13 +51,13 @@ class DefaultMQProducer:
         topic_prefix: str = "commitlake.",
         options: Mapping[str, str] | None = None,
         client_options: Mapping[str, Any] | None = None,
-        send_msg_timeout: int = 3_000,
-        start_timeout: int = 10_000,
+        send_msg_timeout: Timeout = 3_000,
+        start_timeout: Timeout = 10_000,
     ) -> None:
         self.group = check_group(group)
-        self.send_msg_timeout = send_msg_timeout
+        self.send_msg_timeout = milliseconds("send_msg_timeout", send_msg_timeout)
         kafka = KafkaConfig(bootstrap_servers, topic_prefix, queues=1, options=dict(options or {}))
-        self._link = KafkaLink(kafka, start_timeout, client_options or {})
+        self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {})
         self._running = False
         self._switch = threading.Lock()
         self._stopped = threading.Event()
@@ -73,7 +74,7 @@ class DefaultMQProducer:
                 self._stopped.clear()
                 self._running = True
 
-    def shutdown(self, timeout: int = SHUTDOWN_MS) -> None:
+    def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
         """Send what is still buffered and disconnect; does nothing when it is not running.
 
         Args:
@@ -82,14 +83,14 @@ class DefaultMQProducer:
         with self._switch:
             if self._running:
                 self._running = False
-                self._link.stop(timeout / 1_000)
+                self._link.stop(milliseconds("timeout", timeout) / 1_000)
                 self._stopped.set()
 
     def wait(self) -> None:
         """Block until `shutdown` is called, from another thread or a signal handler."""
         self._stopped.wait()
 
-    def send(self, message: Message | Sequence[Message], timeout: int | None = None) -> SendResult:
+    def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
         """Send one message, or several as one batch: all members land or none.
 
         Args:
@@ -102,6 +103,7 @@ class DefaultMQProducer:
             UncertainSend: not acknowledged in time, so the message may or may not have been sent. The same object may
                 be sent again: it keeps its id.
         """
+        timeout = None if timeout is None else milliseconds("timeout", timeout)
         if isinstance(message, Message):
             return self._send_one(message, timeout)
         with self._refusing() as maker:
@@ -138,7 +140,7 @@ class DefaultMQProducer:
         self._link.send(OP, recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout, advice)
         return recall.msg_id
 
-    def reschedule(self, recall_handle: str, message: Message, timeout: int | None = None) -> SendResult:
+    def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
         """Send a message in place of a delayed one: first the new one goes out, then the old one is recalled.
 
         In a topic of `topics.dedup` exactly one of two with the same name is shown, whether the recall comes in time or
@@ -158,7 +160,7 @@ class DefaultMQProducer:
         if message.topic != topic:
             msg = f"the message is for {message.topic}, what is to be replaced is in {topic}; nothing was sent"
             raise RefusedSend(msg)
-        result = self._send_one(message, timeout)
+        result = self._send_one(message, None if timeout is None else milliseconds("timeout", timeout))
         self.recall(recall_handle)
         return result
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from commitlake.errors import MQClientException
 from commitlake.protocol import headers, wire
+from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import MAX_ID_LENGTH
 
 _POSITIONAL = 2
@@ -85,7 +86,7 @@ class Message:
         queue_id: destination queue; by default that of the Kafka partition.
         sharding_key: messages with one key go to one queue, in the order they are sent.
         delay_time_level: 1 to 18 by default (1s 5s 10s 30s 1m ... 2h); takes precedence over the three below.
-        delay_seconds: delay in s, from the append time or from the op that commits.
+        delay_seconds: delay in s, as text (`3h`) or `timedelta`, from the append time or from the op that commits.
         delay_milliseconds: the same in ms.
         deliver_at: absolute time, ms since epoch (UTC) or an aware datetime.
         check_immunity_seconds: a half message is not checked before this age, in s.
@@ -101,7 +102,7 @@ class Message:
     queue_id: int | None = field(default=None, kw_only=True)
     sharding_key: str | bytes | None = field(default=None, kw_only=True)
     delay_time_level: int | None = field(default=None, kw_only=True)
-    delay_seconds: int | None = field(default=None, kw_only=True)
+    delay_seconds: Duration | None = field(default=None, kw_only=True)
     delay_milliseconds: int | None = field(default=None, kw_only=True)
     deliver_at: int | datetime | None = field(default=None, kw_only=True)
     check_immunity_seconds: int | None = field(default=None, kw_only=True)

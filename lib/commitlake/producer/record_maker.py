@@ -15,6 +15,7 @@ from commitlake.clock import now_ms
 from commitlake.errors import MQClientException, RecordError
 from commitlake.producer.message import Message, id_problem
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
+from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 
 
@@ -155,14 +156,23 @@ def _common(message: Message, group: str) -> dict[str, Any]:
 
 
 def _delays(message: Message) -> dict[str, str]:
-    at = message.deliver_at
+    at, delayed = message.deliver_at, message.delay_seconds
+    is_whole = delayed is None or isinstance(delayed, int)
     values = {
         headers.DELAY: message.delay_time_level,
-        headers.TIMER_DELAY_SEC: message.delay_seconds,
-        headers.TIMER_DELAY_MS: message.delay_milliseconds,
+        headers.TIMER_DELAY_SEC: delayed if is_whole else None,
+        headers.TIMER_DELAY_MS: message.delay_milliseconds if is_whole else _ms(delayed),
         headers.TIMER_DELIVER_MS: _epoch_ms(at) if isinstance(at, datetime) else at,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _ms(delayed: object) -> int:
+    ms = duration_ms(delayed)
+    if ms is None:
+        msg = f"delay_seconds is {delayed!r:.100}; give seconds from 0 up, a text such as '3h', or a timedelta"
+        raise RecordError(msg, "BAD_DELAY")
+    return ms
 
 
 def _epoch_ms(at: datetime) -> int:

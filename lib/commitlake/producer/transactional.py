@@ -22,6 +22,7 @@ from commitlake.producer.ignored import Ignored
 from commitlake.producer.link import Done
 from commitlake.producer.listener import AnyHook, Decision, TransactionListener, decide, failed, run_hooks
 from commitlake.producer.message import LocalTransactionState, Message, MessageExt, SendStatus, TransactionSendResult
+from commitlake.producer.timeouts import Timeout, milliseconds
 from commitlake.producer.transaction import HalfMessage, Transaction
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -66,10 +67,10 @@ class TransactionMQProducer(DefaultMQProducer):
         topic_prefix: str = "commitlake.",
         options: Mapping[str, str] | None = None,
         client_options: Mapping[str, Any] | None = None,
-        send_msg_timeout: int = 3_000,
-        start_timeout: int = 10_000,
+        send_msg_timeout: Timeout = 3_000,
+        start_timeout: Timeout = 10_000,
         executor: Executor | None = None,
-        check_timeout: int = 30_000,
+        check_timeout: Timeout = 30_000,
     ) -> None:
         super().__init__(
             group,
@@ -81,7 +82,7 @@ class TransactionMQProducer(DefaultMQProducer):
             start_timeout=start_timeout,
         )
         self._listener = listener
-        self._executor, self._check_timeout_s = executor, check_timeout / 1_000
+        self._executor, self._check_timeout_s = executor, milliseconds("check_timeout", check_timeout) / 1_000
         self._hooks: list[AnyHook] = []
         self._is_warned = False
         self._never_committed, self._decided = _Recent(REMEMBERED), _Recent(REMEMBERED)
@@ -95,14 +96,14 @@ class TransactionMQProducer(DefaultMQProducer):
         self._late = DaemonPool(1, "commitlake-late")
         self._answer_checks()
 
-    def shutdown(self, timeout: int = SHUTDOWN_MS) -> None:
+    def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
         """Wait for the answers under way, send what is buffered, and disconnect.
 
         Args:
             timeout: ms after which listener calls that have not returned, and what Kafka has not acknowledged, are
                 given up; checks ask for them again.
         """
-        until = time.monotonic() + timeout / 1_000
+        until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
         with self._switch:
             checks, self._checks = self._checks, None
         if checks:

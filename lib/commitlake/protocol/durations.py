@@ -1,17 +1,45 @@
-"""Durations as people write them: `500ms`, `6s`, `5m`, `72h`, `40d`."""
+"""Durations as people give them: texts such as `500ms`, `6s`, `5m`, `72h`, `40d`, numbers of seconds, `timedelta`."""
 
 from __future__ import annotations
 
+import math
 import re
+from datetime import timedelta
+
+from commitlake.errors import ConfigError
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+
+Duration = str | float | timedelta
+"""A text with a unit, a number of seconds, or a `timedelta`."""
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS}
 _DURATION = re.compile(f"([0-9]{{1,18}})({'|'.join(_UNITS_MS)})")
 
 
-def duration_ms(text: str) -> int | None:
-    """Length in ms of a whole number with a unit, None for anything else."""
-    found = _DURATION.fullmatch(text)
+def duration_ms(given: object) -> int | None:
+    """Length in ms of a `Duration` from 0 up, rounded; None for anything else."""
+    if isinstance(given, timedelta):
+        given = given.total_seconds()
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return round(given * 1_000) if 0 <= given < math.inf else None
+    found = _DURATION.fullmatch(given) if isinstance(given, str) else None
     return int(found[1]) * _UNITS_MS[found[2]] if found else None
+
+
+def seconds(name: str, given: object) -> float:
+    """Length in s.
+
+    Args:
+        name: of the argument, for the error.
+        given: what should be a `Duration`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    ms = duration_ms(given)
+    if ms is None:
+        msg = f"{name}: {given!r} is not allowed; give a text such as 500ms or 5m, seconds from 0 up, or a timedelta"
+        raise ConfigError(msg)
+    return ms / 1_000

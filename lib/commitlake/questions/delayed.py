@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from commitlake import config as configuration
 from commitlake.clock import now_ms
-from commitlake.config import Config
+from commitlake.config import Conf
 from commitlake.producer.recall_handle import encode_handle
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import RecallRecord
@@ -30,7 +30,7 @@ ORDER BY deliver_at, queue, queue_offset
 
 
 def delayed(
-    conf: Config | str | Mapping[str, object],
+    conf: Conf,
     topic: str | None = None,
     keys: str | None = None,
     storage_options: Options = None,

@@ -11,6 +11,7 @@ from commitlake.config import Config
 from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
 from commitlake.places import is_local, local_path
+from commitlake.questions import liveness
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, moment, opened
 
@@ -68,13 +69,16 @@ def _disk(tables: Tables, config: Config) -> Finding:
 
 
 def _coordinator(tables: Tables, config: Config) -> Finding:
+    tables.open("epochs")
     newest = tables.rows("SELECT epoch, host, pid, started_at, version FROM epochs ORDER BY epoch DESC LIMIT 1")
     if not newest.num_rows:
         return Finding("coordinator", False, "none ever ran; start one")
     row = newest.to_pylist()[0]
-    return Finding(
-        "coordinator", True, f"epoch {row['epoch']} on {row['host']}, pid {row['pid']}, version {row['version']}"
-    )
+    text = f"epoch {row['epoch']} on {row['host']}, pid {row['pid']}, version {row['version']}"
+    if liveness.runs(config):
+        return Finding("coordinator", True, text)
+    seen = liveness.text_of(liveness.last_seen_ms(tables, config))
+    return Finding("coordinator", False, f"none runs; the last one was {text}, seen last at {seen}; start one")
 
 
 def _pending(tables: Tables, config: Config) -> Finding:

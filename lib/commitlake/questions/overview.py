@@ -20,10 +20,12 @@ SELECT topic, state, reason, count(*) AS messages, round(min({{now}} - epoch_ms(
 FROM {open_transactions.VIEW} GROUP BY ALL
 """
 _REJECTED = """
-SELECT rejected_at, reason, source, kafka_partition, kafka_offset, decode(key) AS key, detail FROM rejected
+SELECT rejected_at, reason, source, kafka_partition, kafka_offset,
+       coalesce(try(decode(key)), key::VARCHAR) AS key, detail FROM rejected
 WHERE ($reason IS NULL OR reason = $reason) AND rejected_at >= {since}
 ORDER BY rejected_at DESC, source, kafka_partition, kafka_offset
 """
+"""A key that is no UTF-8 is shown with escapes, such as `\\xFF`."""
 
 
 def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:

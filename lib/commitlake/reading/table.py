@@ -55,6 +55,23 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
         raise WarehouseError(msg) from error
 
 
+def file_time_ms(place: str, name: str, options: Options = None) -> int | None:
+    """When a file below a URI was written, ms since epoch, UTC, by the store's clock; None where there is none.
+
+    Raises:
+        WarehouseError: the place can't be read.
+    """
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow import fs
+
+    try:
+        found = fs.PyFileSystem(DeltaStorageHandler(place, dict(options or {}))).get_file_info(name)
+    except (DeltaError, OSError) as error:
+        msg = f"cannot read {place}: {error}; {NO_SPARK}"
+        raise WarehouseError(msg) from error
+    return None if found.mtime_ns is None else int(found.mtime_ns) // 1_000_000
+
+
 class Table:
     """A snapshot of a table, which `refresh` renews.
 

@@ -19,11 +19,11 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from commitlake.config import Config
+from commitlake.places import SIGN_OF_LIFE
 from commitlake.spark.files import Files
 
 log = logging.getLogger(__name__)
 
-_FILE = "_coordinator"
 _BEATS = 3
 """Signs within the time after which a standby takes over: two may be late."""
 _LOOK_S = 0.5
@@ -55,13 +55,13 @@ class Heartbeat:
             ended.set()
             thread.join()
             with suppress(Py4JError):
-                if (self._files.read(_FILE) or "").startswith(_SELF):
-                    self._files.delete(_FILE)
+                if (self._files.read(SIGN_OF_LIFE) or "").startswith(_SELF):
+                    self._files.delete(SIGN_OF_LIFE)
 
     def _beat(self, ended: threading.Event) -> None:
         for number in count():
             try:
-                self._files.write(_FILE, f"{_SELF}, sign {number}")
+                self._files.write(SIGN_OF_LIFE, f"{_SELF}, sign {number}")
             except Py4JError as error:  # the file system may be away; a standby that takes over then is fenced apart
                 log.debug("no sign of life: %s", error)
             if ended.wait(self._after_s / _BEATS):
@@ -79,7 +79,7 @@ class Heartbeat:
 
     def _read(self) -> str | None:
         try:
-            return self._files.read(_FILE)
+            return self._files.read(SIGN_OF_LIFE)
         except Py4JError as error:
             log.debug("cannot read the sign of life: %s", error)
             return ""

@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from commitlake.errors import WarehouseError, root_reason
+from commitlake.places import JVM_LOCK
 
 WAIT_S = 30.0
 """How long a start waits for the JVM of a Python that was killed; it ends within a few seconds."""
@@ -32,7 +33,7 @@ class JvmLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory.absolute() / ".coordinator.jvm.lock"
+        self._path = directory.absolute() / JVM_LOCK
         self._channel: Any = None
         self._kept: Any = None
 

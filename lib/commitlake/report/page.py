@@ -10,6 +10,7 @@ from typing import Any
 
 from commitlake.report import charts
 from commitlake.report.figures import AGES, STATES, Figures
+from commitlake.terminal import printable, shell_word
 
 _STYLE = Path(__file__).with_name("page.css")
 _COMMAND = "to end it"
@@ -59,7 +60,8 @@ def _cards(figures: Figures, times: tuple[str, str]) -> Iterable[str]:
     yield _card("Rejected records", _table(figures.rejects, "nothing was rejected"))
     yield _card("Slowest producer groups", _table(figures.slowest, "nothing was committed"))
     ends = [
-        {**row, "to end it": f"commitlake tx rollback {row['transaction_id']} --remark TEXT"} for row in figures.oldest
+        {**row, "to end it": f"commitlake tx rollback --remark TEXT -- {shell_word(row['transaction_id'])}"}
+        for row in figures.oldest
     ]
     yield _card("The oldest open", _table(ends, "nothing is open"), wide=True)
 
@@ -94,7 +96,7 @@ def _cell(name: str, value: object) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, float):
         return f"{value:,.1f}"
-    text = escape(str(value))
+    text = escape(printable(str(value)))
     return f"<code>{text}</code>" if name in (_COMMAND, "transaction_id") else text
 
 

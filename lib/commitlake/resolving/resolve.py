@@ -25,7 +25,9 @@ from commitlake.protocol.kafka_topics import OP
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, escaped, opened
 from commitlake.resolving.rules import DELTA_LOG, POSTGRESQL, Rule, rule_of
+from commitlake.terminal import printable
 from commitlake.writing import marks
+from commitlake.writing.allowed_places import AllowedPlaces
 from commitlake.writing.properties import DEADLINE, TABLES, deadline_of, places_of
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,10 @@ FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due} d WHERE {fits})
 LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
 GROUP BY ALL
 """
+NOT_OURS = (
+    f"its deadline is over, and its id does not begin with {marks.PREFIX}, so nothing is written to its tables; "
+    "end it with commitlake tx commit or rollback"
+)
 
 
 class Resolver:
@@ -60,6 +66,7 @@ class Resolver:
         self._config = config
         timeout = config.transaction.timeout_ms
         self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
+        self._allowed = {rule.group: AllowedPlaces(config, rule.group, rule.places) for rule in self.rules}
         self._answered: dict[str, set[str]] = {rule.group: set() for rule in self.rules}
         if any(rule.table.startswith(POSTGRESQL) for rule in self.rules):
             importlib.import_module("commitlake.resolving.database")
@@ -70,7 +77,8 @@ class Resolver:
         with opened(self._config.warehouse) as tables:
             open_transactions.make(tables)
             for rule in self.rules if rules is None else rules:
-                found = by_log(tables, rule) if rule.table == DELTA_LOG else decided(tables, rule)
+                is_log = rule.table == DELTA_LOG
+                found = by_log(tables, rule, self._allowed[rule.group]) if is_log else decided(tables, rule)
                 # While a coordinator works off many answers, it has them as pending: each is sent once.
                 before, ids = self._answered[rule.group], {_check_id(row) for row in found}
                 sent += self._send(rule, [row for row in found if _check_id(row) not in before])
@@ -126,13 +134,16 @@ def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
     return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
 
 
-def by_log(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
+def by_log(tables: Tables, rule: Rule, allowed: AllowedPlaces) -> list[Mapping[str, Any]]:
     """The transactions of `commitlake.delta_transaction` that the logs of their tables decide."""
     found: list[Mapping[str, Any]] = []
     for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
         try:
             is_over = now_ms() > deadline_of(row["deadline"])
-            decision = marks.decision(places_of(row["places"]), row["transaction_id"], is_over)
+            places = [allowed.check(place) for place in places_of(row["places"])]
+            decision = marks.decision(places, row["transaction_id"], is_over)
+            if decision is None and is_over:
+                _warn_open(row["transaction_id"], NOT_OURS)
         except Exception as error:  # whatever one of them says, the others are answered
             _warn_open(row["transaction_id"], str(error) or type(error).__name__)
             continue
@@ -171,7 +182,8 @@ def _warn_unfit(tables: Tables, rule: Rule) -> None:
 
 def _warn_open(transaction_id: str, reason: str) -> None:
     """A reason may quote what a producer has sent, so it is one short line."""
-    log.warning("the transaction %s stays open: %s", transaction_id, " ".join(reason.split())[:300])
+    told = printable(" ".join(reason.split())[:300])
+    log.warning("the transaction %s stays open: %s", printable(transaction_id), told)
 
 
 def _check_id(row: Mapping[str, Any]) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from commitlake.config_values import duration
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import duration_ms
 from commitlake.references import is_reference
@@ -40,6 +42,7 @@ class Rule:
         every_ms: how often to look.
         user: of the database.
         password: where the password is, such as `env:NAME`.
+        places: of `delta-log`: below these a half message may name tables.
     """
 
     group: str
@@ -51,6 +54,7 @@ class Rule:
     every_ms: int
     user: str | None = None
     password: str | None = None
+    places: tuple[str, ...] = ()
 
     @property
     def on(self) -> str:
@@ -58,7 +62,7 @@ class Rule:
         return " AND ".join(f"{left} = CAST(b.{_name(right)} AS VARCHAR)" for left, right in self.match)
 
 
-def rule_of(group: str, given: Mapping[str, str], timeout_ms: int) -> Rule:
+def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> Rule:
     """Read a rule.
 
     Args:
@@ -71,7 +75,12 @@ def rule_of(group: str, given: Mapping[str, str], timeout_ms: int) -> Rule:
     """
     name = f"checks.{group}"
     if given["table"] == DELTA_LOG:
-        return Rule(group, DELTA_LOG, (), "false", "false", (), _every(name, given))
+        return Rule(
+            group, DELTA_LOG, (), "false", "false", (), _every(name, given), places=tuple(given.get("places", ()))
+        )
+    if "places" in given:
+        msg = f"{name}.places: {given['places']} is for table: {DELTA_LOG} only; leave it out"
+        raise ConfigError(msg)
     if "match" not in given:
         msg = f"{name}.match: it is missing; write for example match: keys = id"
         raise ConfigError(msg)
@@ -95,12 +104,12 @@ def rule_of(group: str, given: Mapping[str, str], timeout_ms: int) -> Rule:
     )
 
 
-def _every(name: str, given: Mapping[str, str]) -> int:
-    every = duration_ms(given.get("every", "30s"))
-    if not every:
-        msg = f"{name}.every: {given['every']!r} is not allowed; give a number with a unit, such as 30s"
-        raise ConfigError(msg)
-    return every
+def _every(name: str, given: Mapping[str, Any]) -> int:
+    try:
+        return duration(1)(given.get("every", "30s"))
+    except ValueError as error:
+        msg = f"{name}.every: {given['every']!r} is not allowed; allowed is {error}"
+        raise ConfigError(msg) from error
 
 
 def _check_table(name: str, table: str, password: str | None) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from commitlake.errors import CommitLakeError
+from commitlake.terminal import lines
 
 # A directory of `submit`: the driver leaves its process id and its error there, and finds a stop that came before it.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"
@@ -39,7 +40,7 @@ def short_errors() -> Iterator[None]:
     try:
         yield
     except CommitLakeError as error:
-        _print_error(f"error: {error}\n")
+        _print_error(lines(f"error: {error}\n"))
         sys.exit(1)
 
 
@@ -149,9 +150,17 @@ def _print_error(text: str) -> None:
         sys.stderr.write(text)
 
 
+class _Lines(logging.Formatter):
+    """Lines without control characters: a message may quote what a producer has sent."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines of a record."""
+        return lines(super().format(record))
+
+
 def _log_to_terminal() -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%y/%m/%d %H:%M:%S"))
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s", "%y/%m/%d %H:%M:%S"))
     package = logging.getLogger("commitlake")
     package.addHandler(handler)
     package.setLevel(os.environ.get("COMMITLAKE_LOG", "WARNING").upper())

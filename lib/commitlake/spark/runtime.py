@@ -8,10 +8,12 @@ import logging
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -169,13 +171,31 @@ def _list_file(packages: Sequence[str]) -> Path:
 
 
 def cached_file(name: str, *of: str) -> Path:
-    """Return the file in the user's cache for what was made of `of`, whose digest stands for `{}` in its name."""
+    """Return the file in the user's cache for what was made of `of`, whose digest stands for `{}` in its name.
+
+    Raises:
+        SetupError: the cache is somebody else's, who could put jars and classes of his own there.
+    """
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "commitlake")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
-        directory = Path(tempfile.gettempdir())
+        directory = Path(tempfile.gettempdir(), f"commitlake-{os.getuid()}")
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+    _check_own(directory)
     return directory / name.format(hashlib.sha256("\n".join(of).encode()).hexdigest()[:16])
+
+
+def _check_own(directory: Path) -> None:
+    link, found = directory.lstat(), directory.stat()  # a link of one's own may lead to a larger disk
+    owners = {link.st_uid, found.st_uid} - {os.getuid(), 0}
+    if owners or not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
+        msg = (
+            f"{directory} is not a directory of this user's alone, and others could put jars there; remove it, or set "
+            "XDG_CACHE_HOME to a directory that only you can write to"
+        )
+        raise SetupError(msg)
 
 
 def _resolve(packages: Sequence[str]) -> list[str]:

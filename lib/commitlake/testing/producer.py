@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 from commitlake.producer import TransactionListener, TransactionMQProducer
 from commitlake.producer.check_progress import Calls
 from commitlake.producer.default import SHUTDOWN_MS
+from commitlake.producer.timeouts import Timeout
 from commitlake.protocol import wire
 from commitlake.testing.link import Crash, Fault, MemoryLink
 
@@ -65,7 +66,7 @@ class InMemoryProducer(TransactionMQProducer):
         """
         self.memory.die()
 
-    def shutdown(self, timeout: int = SHUTDOWN_MS) -> None:
+    def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
         """Stop answering checks, and disconnect."""
         self._members.leave(self)
         super().shutdown(timeout)

@@ -7,18 +7,19 @@ mark; then the decision. Whoever looks later, after a kill anywhere, finds the a
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake import config as configuration
-from commitlake.config import Config
+from commitlake.config import Conf, Config
 from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
 from commitlake.producer.message import Message
 from commitlake.producer.transactional import TransactionMQProducer
+from commitlake.protocol.durations import Duration
 from commitlake.writing import marks
+from commitlake.writing.allowed_places import AllowedPlaces
 from commitlake.writing.producing import absolute, deadline_ms, producer_of
 from commitlake.writing.properties import properties
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def delta_transaction(
-    spark: SparkSession, conf: Config | str | Mapping[str, object], group: str, *, deadline: str = "1h"
+    spark: SparkSession, conf: Conf, group: str, *, deadline: Duration = "1h"
 ) -> Iterator[DeltaTransaction]:
     """A transaction of messages and appends to Delta tables, which ends with its `with` block.
 
@@ -41,13 +42,14 @@ def delta_transaction(
 
     Raises:
         ConfigError: the Kafka address is `embedded`, or the deadline is no duration.
+        RecordError: the rule of the group in `conf` does not allow a table.
         MQClientException: a message is refused.
         WarehouseError: a table is not there, or the deadline was over; then nothing is visible.
     """
     settings = configuration.of(conf)
     ms = deadline_ms("delta_transaction", settings, deadline)
     with producer_of(settings, group) as producer:
-        transaction = DeltaTransaction(spark, producer, ms)
+        transaction = DeltaTransaction(spark, producer, ms, _allowed(settings, group))
         try:
             yield transaction
             transaction.commit()
@@ -66,18 +68,25 @@ class DeltaTransaction:
         spark: a session with Delta.
         producer: a running one.
         deadline_ms: time from the first half message to the last commit of a table.
+        allowed: the places where the coordinator may look; None when its rules are not known here.
 
     Attributes:
         transaction_id: its id, in the ledger and as `txnAppId` in the tables' logs.
     """
 
-    def __init__(self, spark: SparkSession, producer: TransactionMQProducer, deadline_ms: int) -> None:
-        self._spark, self._deadline_ms = spark, deadline_ms
+    def __init__(
+        self,
+        spark: SparkSession,
+        producer: TransactionMQProducer,
+        deadline_ms: int,
+        allowed: AllowedPlaces | None = None,
+    ) -> None:
+        self._spark, self._deadline_ms, self._allowed = spark, deadline_ms, allowed
         self._messages: list[Message] = []
         self._appends: list[tuple[DataFrame, str]] = []
         self._places: list[str] = []
         self._halves = producer.begin_transaction(is_answered=True)
-        self.transaction_id = uuid.uuid4().hex.upper()
+        self.transaction_id = marks.new_id()
         self._options = {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
 
     def send(self, message: Message) -> None:
@@ -133,6 +142,8 @@ class DeltaTransaction:
             if named.count(place) > 1:
                 msg = f"delta_transaction: {place} gets rows twice, and Delta would skip the second; unite them"
                 raise ConfigError(msg)
+            if self._allowed is not None:
+                self._allowed.check(place)
         for rows, place in self._appends:
             _create(self._spark, rows, place)
         self._places = named
@@ -155,6 +166,11 @@ class DeltaTransaction:
         if self._places:
             msg = "delta_transaction: its half messages are sent, and name its tables; call delta_options() last"
             raise ConfigError(msg)
+
+
+def _allowed(settings: Config, group: str) -> AllowedPlaces | None:
+    rule = settings.checks.get(group)
+    return None if rule is None else AllowedPlaces(settings, group, rule.get("places", ()))
 
 
 def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:

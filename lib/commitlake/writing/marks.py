@@ -7,6 +7,7 @@ commits (ConcurrentTransactionException), so only one of both can be there.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -16,6 +17,15 @@ from commitlake.errors import WarehouseError
 from commitlake.reading.table import Options, delta_table
 
 WRITTEN, FENCED = 1, 2
+PREFIX = "commitlake-tx-"
+"""With it begins the id of each transaction that is written to a table's log: whoever may write to `half` chooses ids,
+and other applications, such as streaming queries, keep how far they came under ids of their own in the same logs."""
+_SINK = "commitlake-sink-"
+
+
+def new_id() -> str:
+    """A new transaction id that may be a mark."""
+    return f"{PREFIX}{uuid.uuid4().hex.upper()}"
 
 
 def mark(place: str, transaction_id: str, options: Options = None) -> int | None:
@@ -24,8 +34,7 @@ def mark(place: str, transaction_id: str, options: Options = None) -> int | None
     Raises:
         WarehouseError: the table can't be read.
     """
-    found = reached(place, transaction_id, options)
-    return None if found < 0 else found
+    return _mark(delta_table(place, options), transaction_id)
 
 
 def fence(place: str, transaction_id: str, options: Options = None) -> int:
@@ -53,23 +62,25 @@ def put(
         place: of the table.
         transaction_ids: ids of the transactions.
         version: `WRITTEN` or `FENCED`.
-        after: another application, which must have come less far, and the version that it gets by the same commit.
+        after: a sink, which must have come less far, and the version that it gets by the same commit.
         options: deltalake's `storage_options`.
 
     Returns:
-        Whether they have it now; False when one had a mark, or the other application had come as far.
+        Whether they have it now; False when one had a mark, or the sink had come as far.
 
     Raises:
         WarehouseError: the table can't be read or written.
     """
     table = delta_table(place, options)
-    written = [Transaction(each, version) for each in transaction_ids] + ([Transaction(*after)] if after else [])
+    written = [Transaction(each, version) for each in transaction_ids]
+    if after is not None:
+        written.append(Transaction(_SINK + after[0], after[1]))
     # Without retries it is the very next version, so nothing comes between the look and this.
     properties = CommitProperties(app_transactions=written, max_commit_retries=0)
     while True:
-        if any(table.transaction_version(each) is not None for each in transaction_ids):
+        if any(_mark(table, each) is not None for each in transaction_ids):
             return False
-        if after is not None and _version(table, after[0]) >= after[1]:
+        if after is not None and _reached(table, after[0]) >= after[1]:
             return False
         try:
             table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
@@ -91,24 +102,30 @@ def _has_grown(table: DeltaTable) -> bool:
     return bool(table.version() > before)
 
 
-def reached(place: str, name: str, options: Options = None) -> int:
-    """The version of an application, -1 where it has none.
+def reached(place: str, sink: str, options: Options = None) -> int:
+    """The newest micro-batch of a sink, -1 where it has none.
 
     Raises:
         WarehouseError: the table can't be read.
     """
-    return _version(delta_table(place, options), name)
+    return _reached(delta_table(place, options), sink)
 
 
-def _version(table: DeltaTable, name: str) -> int:
+def _reached(table: DeltaTable, sink: str) -> int:
+    """At first a sink's name stood there without a prefix."""
+    return max(-1 if found is None else found for found in (_mark(table, _SINK + sink), _mark(table, sink)))
+
+
+def _mark(table: DeltaTable, name: str) -> int | None:
     found = table.transaction_version(name)
-    return -1 if found is None else int(found)
+    return None if found is None else int(found)
 
 
 def decision(places: Sequence[str], transaction_id: str, is_over: bool, options: Options = None) -> str | None:
     """COMMIT when all tables have its rows, ROLLBACK when one of them never will, None while that is open.
 
-    Once given, an answer stays: rows do not go, and neither does a fence.
+    Once given, an answer stays: rows do not go, and neither does a fence. Nothing is written under an id without
+    `PREFIX`, such as that of a job of an older version: where its deadline is over it stays open.
 
     Args:
         places: of the tables.
@@ -120,8 +137,8 @@ def decision(places: Sequence[str], transaction_id: str, is_over: bool, options:
         WarehouseError: a table can't be read or written.
     """
     found = [mark(place, transaction_id, options) for place in places]
-    if is_over or FENCED in found:
+    if (is_over or FENCED in found) and transaction_id.startswith(PREFIX):
         found = [fence(place, transaction_id, options) for place in places]
-    if None in found:
+    if None in found and FENCED not in found:
         return None
     return "COMMIT" if set(found) == {WRITTEN} else "ROLLBACK"

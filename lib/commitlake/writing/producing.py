@@ -6,10 +6,10 @@ from commitlake.config import Config
 from commitlake.errors import ConfigError
 from commitlake.places import is_local, local_path
 from commitlake.producer.transactional import TransactionMQProducer
-from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.durations import Duration, duration_ms
 
 
-def deadline_ms(what: str, settings: Config, deadline: str) -> int:
+def deadline_ms(what: str, settings: Config, deadline: Duration) -> int:
     """The deadline in ms.
 
     Raises:

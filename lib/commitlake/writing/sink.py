@@ -8,34 +8,40 @@ that it has, and what a killed driver left is answered by the marks (`writing.ma
 from __future__ import annotations
 
 import itertools
-import uuid
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from commitlake import config as configuration
-from commitlake.config import Config
-from commitlake.errors import WarehouseError
-from commitlake.producer.message import Message
+from commitlake.config import Conf, Config
+from commitlake.errors import ConfigError, MQClientException, RecordError, WarehouseError
 from commitlake.producer.transaction import Transaction
 from commitlake.producer.transactional import TransactionMQProducer
+from commitlake.protocol.durations import Duration
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
+from commitlake.terminal import printable
 from commitlake.writing import marks
+from commitlake.writing.allowed_places import SINKS
 from commitlake.writing.producing import absolute, deadline_ms, producer_of
 from commitlake.writing.properties import properties
+from commitlake.writing.row_messages import message_of, selected
+
+log = logging.getLogger(__name__)
 
 _THREADS = 8
 """A send waits for its acknowledgement, some milliseconds."""
-_FIELDS = ("body", "keys", "tags", "sharding_key")
+_UNFIT = ("fail", "skip")
+_OF_ONE_ROW = "BODY_TOO_LARGE"
+"""The only refusal of a send that is about the row; all others, such as of a topic, are about every row."""
 
 
 def sink(
-    conf: Config | str | Mapping[str, object],
+    conf: Conf,
     topic: str,
     *,
     name: str,
@@ -44,7 +50,8 @@ def sink(
     keys: str | None = None,
     tags: str | None = None,
     sharding_key: str | None = None,
-    deadline: str = "1h",
+    deadline: Duration = "1h",
+    unfit: str = "fail",
 ) -> Callable[[DataFrame, int], None]:
     """What `writeStream.foreachBatch` calls: sends each row of a micro-batch as a message of the topic, once.
 
@@ -58,42 +65,57 @@ def sink(
         name: of this sink, for as long as its query has the same checkpoint: it says how far the sink has come.
         group: producer group.
         body: SQL of the body, a string or binary.
-        keys: SQL of the business keys.
+        keys: SQL of the business keys: of a binary column the bytes as UTF-8, of others Spark's text; so with `tags`.
         tags: SQL of the tags.
-        sharding_key: SQL of what keeps an order.
+        sharding_key: SQL of what keeps an order; a binary one may hold any bytes.
         deadline: how long a micro-batch may take, such as `1h`; a driver that comes later sends nothing.
+        unfit: what becomes of a row that can't be a message (its body is NULL or too large, its keys are not UTF-8):
+            `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
 
     Raises:
-        ConfigError: the Kafka address is `embedded`, or the deadline is no duration.
+        ConfigError: the Kafka address is `embedded`, the deadline is no duration, or `unfit` is none of these.
     """
+    if unfit not in _UNFIT:
+        msg = f"sink: unfit: {unfit!r} is not allowed; allowed is {' or '.join(_UNFIT)}"
+        raise ConfigError(msg)
     settings = configuration.of(conf)
     ms = deadline_ms("sink", settings, deadline)
-    named = zip(_FIELDS, (body, keys, tags, sharding_key), strict=True)
-    columns = [F.expr(given or "CAST(NULL AS STRING)").alias(field) for field, given in named]
-    return _Sink(settings, topic, name, group, columns, ms)
+    columns = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key}
+    return _Sink(settings, topic, name, group, columns, ms, unfit == "skip")
 
 
 class _Sink:
     def __init__(
-        self, settings: Config, topic: str, name: str, group: str, columns: list[Column], deadline_ms: int
+        self,
+        settings: Config,
+        topic: str,
+        name: str,
+        group: str,
+        columns: Mapping[str, str | None],
+        deadline_ms: int,
+        skips: bool,
     ) -> None:
         self._settings, self._topic, self._name, self._group = settings, topic, name, group
-        self._columns, self._deadline_ms = columns, deadline_ms
-        self._place = absolute(f"{settings.receipts_place}/sinks")
+        self._columns, self._deadline_ms, self._skips = columns, deadline_ms, skips
+        self._place = absolute(f"{settings.receipts_place}/{SINKS}")
         _create(self._place)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Send the rows of a micro-batch, unless that was done before."""
         if marks.reached(self._place, self._name) >= batch_id:
             return
-        rows = frame.select(*self._columns).toLocalIterator()
+        rows = enumerate(selected(frame, self._columns).toLocalIterator())
+        unfit: list[str] = []
         with producer_of(self._settings, self._group) as producer:
             sent: dict[str, Transaction] = {}
             try:
-                self._send(producer, rows, sent)
+                self._send(producer, rows, sent, unfit)
             except BaseException:
                 self._roll_back(sent)
                 raise
+            if unfit:
+                told = (self._name, len(unfit), batch_id, unfit[0])
+                log.warning("sink %s: %d rows of micro-batch %d are left out, one of them: %s", *told)
             if marks.put(self._place, [*sent], marks.WRITTEN, after=(self._name, batch_id)):
                 for transaction in sent.values():
                     transaction.commit()
@@ -103,22 +125,46 @@ class _Sink:
             msg = f"sink {self._name}: micro-batch {batch_id} was not sent before its deadline; the query does it again"
             raise WarehouseError(msg)
 
-    def _send(self, producer: TransactionMQProducer, rows: Iterable[Any], sent: dict[str, Transaction]) -> None:
-        """Send all rows as half messages, `MAX_HALF_MESSAGES` a transaction."""
+    def _send(
+        self,
+        producer: TransactionMQProducer,
+        rows: Iterable[tuple[int, Any]],
+        sent: dict[str, Transaction],
+        unfit: list[str],
+    ) -> None:
+        """Send all rows as half messages, `MAX_HALF_MESSAGES` a transaction; what is unfit is told in `unfit`."""
         told = properties([self._place], self._deadline_ms)
 
-        def send(chunk: list[Any]) -> None:
-            name, transaction = uuid.uuid4().hex.upper(), producer.begin_transaction(is_answered=True)
+        def send(chunk: list[tuple[int, Any]]) -> None:
+            name, transaction = marks.new_id(), producer.begin_transaction(is_answered=True)
             sent[name] = transaction
-            for row in chunk:
-                given = {field: row[field] for field in _FIELDS}
-                message = Message(self._topic, _body(given.pop("body")), properties=told, **_texts(given))
-                message.transaction_id = name
-                transaction.send(message)
+            for number, row in chunk:
+                try:
+                    message = message_of(row, self._topic, told)
+                    message.transaction_id = name
+                    transaction.send(message)
+                except (RecordError, MQClientException) as error:
+                    unfit.append(self._unfit(number, row, error))
 
         with ThreadPoolExecutor(_THREADS) as pool:
             for _ in pool.map(send, _chunks(rows)):
                 pass
+
+    def _unfit(self, number: int, row: Any, error: RecordError | MQClientException) -> str:
+        """What is wrong with a row that is left out.
+
+        Raises:
+            RecordError: it is not to be left out.
+            MQClientException: the error is not about this row.
+        """
+        if isinstance(error, MQClientException) and error.reason != _OF_ONE_ROW:
+            raise error
+        shown = ", ".join(f"{field} {row[field]!r:.80}" for field in ("keys", "tags", "sharding_key"))
+        found = printable(f"row {number} ({shown}): {error}")
+        if self._skips:
+            return found
+        msg = f"sink {self._name}: {found}; leave such rows out by a filter or by unfit='skip', or change the columns"
+        raise RecordError(msg, error.reason) from error
 
     def _roll_back(self, sent: dict[str, Transaction]) -> None:
         """First the fence: nobody may find the transactions written after that."""
@@ -140,12 +186,3 @@ def _chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:
     several = iter(rows)
     while chunk := list(itertools.islice(several, MAX_HALF_MESSAGES)):
         yield chunk
-
-
-def _body(body: object) -> bytes | str:
-    """A body as a message takes it; Spark's binary is a bytearray."""
-    return body if isinstance(body, str) else bytes(body)  # type: ignore[call-overload]
-
-
-def _texts(given: Mapping[str, object]) -> dict[str, Any]:
-    return {name: None if value is None else str(value) for name, value in given.items()}

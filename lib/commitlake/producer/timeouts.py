@@ -1,0 +1,29 @@
+"""Time-outs of producers: RocketMQ counts them in ms, so here a number is one of ms."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from commitlake.errors import MQClientException
+from commitlake.protocol.durations import duration_ms
+
+Timeout = int | str | timedelta
+"""A number of ms, a text with a unit such as `15s`, or a `timedelta`."""
+
+
+def milliseconds(name: str, given: object) -> int:
+    """Length in ms.
+
+    Args:
+        name: of the argument, for the error.
+        given: what should be a `Timeout`.
+
+    Raises:
+        MQClientException: it is none.
+    """
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    ms = duration_ms(given / 1_000) if is_number else duration_ms(given)  # type: ignore[operator]
+    if ms is None:
+        msg = f"{name}: {given!r} is not allowed; give ms from 0 up, a text such as '15s', or a timedelta"
+        raise MQClientException(msg)
+    return ms

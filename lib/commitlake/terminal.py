@@ -1,0 +1,38 @@
+"""Text that others have chosen, on a terminal: ids, keys and topics are the producers'."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+
+
+def printable(text: str) -> str:
+    r"""The text with each control character as an escape, such as `\x1b`: a terminal obeys ESC, also one in an id."""
+    return text if text.isprintable() else "".join(_escaped(each) for each in text)
+
+
+def lines(text: str) -> str:
+    """The same for a text that may have several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def json_line(row: Mapping[str, object]) -> str:
+    """A JSON object on one line, with other letters as they are and control characters as JSON's escapes."""
+    text = json.dumps(row, ensure_ascii=False)
+    return text if text.isprintable() else "".join(_json_escaped(each) for each in text)
+
+
+def shell_word(text: str) -> str:
+    """The text as one word of a shell's command line, which can be pasted: bash and zsh read back what it was."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(f"\\x{octet:02x}" for octet in text.encode("utf-8", "surrogatepass")) + "'"
+
+
+def _escaped(letter: str) -> str:
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+
+
+def _json_escaped(letter: str) -> str:
+    return letter if letter.isprintable() else json.dumps(letter)[1:-1]

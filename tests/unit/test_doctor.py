@@ -1,0 +1,125 @@
+"""Questions about odd warehouses: a coordinator that has ended, keys and conditions that make no sense."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
+
+from commitlake.cli import bulk
+from commitlake.cli.app import app
+from commitlake.config import from_mapping
+from commitlake.errors import ConfigError
+from commitlake.places import JVM_LOCK, SIGN_OF_LIFE
+from commitlake.questions import doctor, liveness
+from commitlake.questions.tables import opened
+from commitlake.questions.transactions import Wanted
+from commitlake.reading.table import file_time_ms
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+STARTED = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """A coordinator that started at noon and wrote last at five past."""
+    at = pa.timestamp("us", "UTC")
+    epochs = {
+        "epoch": pa.array([1, 2]), "host": ["h", "h"], "pid": pa.array([7, 8], pa.int32()), "version": ["1", "1"],
+        "started_at": pa.array([STARTED - timedelta(1), STARTED], at),
+    }  # fmt: skip
+    write_deltalake(str(tmp_path / "epochs"), pa.table(epochs))
+    batches = {"batch_id": pa.array([4]), "completed_at": pa.array([STARTED + timedelta(minutes=5)], at)}
+    write_deltalake(str(tmp_path / "batches"), pa.table(batches))
+    (tmp_path / JVM_LOCK).write_text("8")
+    return tmp_path
+
+
+def coordinator(warehouse: Path) -> doctor.Finding:
+    conf = from_mapping({"warehouse": str(warehouse)})
+    with opened(conf.warehouse) as tables:
+        return doctor._coordinator(tables, conf)
+
+
+def test_a_coordinator_that_runs_is_well_and_a_killed_one_is_not(warehouse: Path) -> None:
+    lock = str(warehouse / JVM_LOCK)
+    with subprocess.Popen([sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        found = [coordinator(warehouse) for _ in range(2)]  # asking takes and frees nothing
+        holder.kill()
+    assert [(each.is_well, each.detail) for each in found] == [(True, "epoch 2 on h, pid 8, version 1")] * 2
+    ended = coordinator(warehouse)
+    assert not ended.is_well
+    told = "none runs; the last one was epoch 2 on h, pid 8, version 1, seen last at 2026-01-01 12:05:00 UTC; start one"
+    assert ended.detail == told
+
+
+def test_without_a_lock_file_none_runs(warehouse: Path) -> None:
+    (warehouse / JVM_LOCK).unlink()
+    assert not coordinator(warehouse).is_well
+
+
+def test_off_local_disks_the_sign_of_life_tells(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "is_local", lambda _: False)
+    conf = from_mapping({"warehouse": f"file://{warehouse}", "standby_after": "15s"})
+    assert not liveness.runs(conf)
+    sign = warehouse / SIGN_OF_LIFE
+    sign.write_text("host h, pid 8, sign 3")
+    assert liveness.runs(conf)
+    before = time.time() - 20
+    os.utime(sign, (before, before))
+    assert not liveness.runs(conf)
+    assert file_time_ms(f"file://{warehouse}", SIGN_OF_LIFE) == int(before * 1_000)
+    with opened(str(warehouse)) as tables:
+        assert liveness.last_seen_ms(tables, conf) == int(before * 1_000)
+
+
+def test_a_key_that_is_no_text_is_shown_with_escapes(tmp_path: Path) -> None:
+    rejected: dict[str, Any] = {
+        "rejected_at": pa.array([STARTED] * 4, pa.timestamp("us", "UTC")), "reason": ["BAD_OP"] * 4,
+        "source": ["half"] * 4, "kafka_partition": pa.array([0] * 4, pa.int32()), "kafka_offset": pa.array(range(4)),
+        "key": pa.array([b"\xff\x00a", b"order-1", "Zürich\x1b".encode(), None], pa.binary()), "detail": ["x"] * 4,
+    }  # fmt: skip
+    write_deltalake(str(tmp_path / "rejected"), pa.table(rejected))
+    done = CliRunner().invoke(app, ["rejected", f"--set=warehouse={tmp_path}"])
+    assert done.exit_code == 0, done.output
+    for key in (r"\\xFF\\x00a", "order-1", r"Zürich\x1b"):
+        assert key.replace(r"\\", "\\") in done.output
+
+
+@pytest.mark.parametrize("where", ["nonsense", "1 = 1; SELECT 1", "keys =", "no_such_column = 1"])
+def test_a_condition_that_makes_no_sense_is_one_short_error(tmp_path: Path, where: str) -> None:
+    schemas: dict[str, list[tuple[str, pa.DataType]]] = {
+        "half": [*((name, pa.int64()) for name in ("queue", "queue_offset", "first_queue", "first_offset"))],
+        "transactions": [("queue", pa.int64()), ("half_offset", pa.int64()), ("round", pa.int32())],
+        "checks": [*((name, pa.int32()) for name in ("queue", "half_offset", "round", "check_no"))],
+        "reentries": [*((name, pa.int32()) for name in ("queue", "offset", "kind", "round"))],
+        "open_rows": [*((name, pa.int32()) for name in ("queue", "offset", "kind", "landing_id"))],
+        "positions": [("landing_id", pa.int64())],
+    }
+    texts = ("transaction_id", "message_id", "producer_group", "topic", "tags", "keys")
+    schemas["half"] += [*((name, pa.string()) for name in texts), ("properties", pa.map_(pa.string(), pa.string()))]
+    schemas["half"].append(("stored_at", pa.timestamp("us", "UTC")))
+    schemas["checks"].append(("requested_at", pa.timestamp("us", "UTC")))
+    for name, columns in schemas.items():
+        DeltaTable.create(str(tmp_path / name), pa.schema(columns))
+    conf = from_mapping({"warehouse": str(tmp_path)})
+    plan = bulk.Plan("ROLLBACK", Wanted(states=("PENDING",), where=where), (), None, "x", 10)
+    with pytest.raises(ConfigError, match=r"--where or --exists-in: .*; give a condition on columns"):
+        bulk.run(conf, plan, dry_run=True, ask=False)

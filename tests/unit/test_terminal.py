@@ -1,0 +1,97 @@
+"""What producers have named, on a terminal and in proposed commands: it is shown and does nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from html import unescape
+
+import pytest
+
+from commitlake.cli import output
+from commitlake.cli.questions import show
+from commitlake.report.figures import AGES, BUCKETS, STATES, Figures
+from commitlake.report.page import page
+from commitlake.spark import process
+from commitlake.terminal import json_line, lines, printable, shell_word
+
+EVIL = [
+    "x; touch pwned",
+    "x';touch pwned;'",
+    "$(touch pwned)`touch pwned`",
+    "x\x1b]0;owned\x07\x1b[31m",
+    "\x1b[201~\ntouch pwned\n",
+    "\x9b31mC1",
+    "\u202eright to left",
+    "\ud800",
+    "--where=true",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_a_text_of_a_producer_has_no_control_character(text: str) -> None:
+    assert printable(text).isprintable()
+    line = json_line({"id": text})
+    assert line.isprintable()
+    assert json.loads(line) == {"id": text}
+
+
+def test_other_letters_stay_as_they_are() -> None:
+    assert printable("Zürich 鍵 😀") == "Zürich 鍵 😀"
+    assert json_line({"id": "Zürich 鍵 😀"}) == '{"id": "Zürich 鍵 😀"}'
+    assert printable("a\tb\nc\x1b") == r"a\tb\nc\x1b"
+    assert lines("one\ntwo\x1b\n") == "one\ntwo\\x1b\n"
+
+
+@pytest.mark.parametrize("text", [each for each in EVIL if each != "\ud800"])
+def test_a_word_of_a_command_is_read_back_as_it_was(text: str) -> None:
+    word = shell_word(text)
+    assert word.isprintable()
+    read = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
+    assert read.decode() == text
+
+
+def test_tables_and_json_of_commands_show_control_characters_as_escapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow as pa
+
+    found = pa.table({"id": [each for each in EVIL if each != "\ud800"]})
+    show(found, 100, as_json=False)
+    show(found, 100, as_json=True)
+    assert "\x1b" not in (shown := capsys.readouterr().out)
+    assert "\x9b" not in shown
+    monkeypatch.setenv(process.TERMINAL, "200")
+    output.show(["id"], [[EVIL[3]]])
+    assert "\\x1b]0;owned" in (shown := capsys.readouterr().out)
+    assert "\x07" not in shown
+
+
+def test_lines_of_the_log_and_errors_have_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    package = logging.getLogger("commitlake")
+    before = list(package.handlers)
+    from commitlake.errors import ConfigError
+
+    with pytest.raises(SystemExit), process.short_errors():
+        (handler,) = [each for each in package.handlers if each not in before]
+        assert isinstance(handler, logging.StreamHandler)
+        record = logging.makeLogRecord({"name": "commitlake", "msg": "id %s", "args": (EVIL[3],)})
+        assert "\x1b" not in handler.format(record)
+        package.removeHandler(handler)
+        raise ConfigError(f"two\nlines {EVIL[3]}")
+    assert capsys.readouterr().err == "error: two\nlines x\\x1b]0;owned\\x07\\x1b[31m\n"
+
+
+def test_the_command_that_the_page_proposes_ends_that_transaction_and_does_nothing_else() -> None:
+    ids = [each for each in EVIL if each != "\ud800"]
+    none: list[float | None] = [None] * BUCKETS
+    figures = Figures(
+        since=0, now=1, ended={state: [0] * BUCKETS for state in STATES}, p50=none, p99=none, ages=[0] * len(AGES),
+        checks={"sent": 0}, discards=[], rejects=[], slowest=[], oldest=[{"transaction_id": each} for each in ids],
+    )  # fmt: skip
+    shown = unescape(page(figures, "/lake"))
+    for each in ids:
+        assert f"<code>commitlake tx rollback --remark TEXT -- {shell_word(each)}</code>" in shown
+    assert "\x1b" not in shown
