@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.dataset as pads
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
 
+from commitlake.consumer import tables
 from commitlake.consumer.rows import Rows, place_of
-from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options, Table
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
@@ -74,10 +73,10 @@ class Outcome(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What became of the message in a row."""
+    """What became of the messages in some rows."""
 
     rows: Rows
-    row: int
+    indexes: Sequence[int]
     outcome: Outcome
 
 
@@ -94,7 +93,7 @@ class Receipts:
     def __init__(self, place: str, group: str, topic: str, options: Options = None) -> None:
         self._place, self._group, self._topic, self._options = place, group, topic, options
         self._written = 0
-        create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
+        tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
         self._table = Table(place, options)
         self._found: dict[str, list[dict[str, Any]]] = {}
 
@@ -103,7 +102,7 @@ class Receipts:
         if not receipts:
             return []
         rows = pa.concat_tables(
-            rows_of(self._group, self._topic, _taken(part), [each.outcome for each in part])
+            rows_of(self._group, self._topic, _taken(part), [each.outcome for each in part for _ in each.indexes])
             for part in _by_rows(receipts)
         )
         self.append(rows)
@@ -111,11 +110,12 @@ class Receipts:
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema, and now and then make few files of many."""
+        tables.check_there(self._place)
         options = dict(self._options or {}) or None
         write_deltalake(self._place, rows, mode="append", storage_options=options)
         self._written += 1
         if self._written % 200 == 0:
-            compact(DeltaTable(self._place, storage_options=options))
+            tables.compact(DeltaTable(self._place, storage_options=options))
 
     def waiting(self) -> list[dict[str, Any]]:
         """Receipts of the messages that wait for their next attempt, in the order in which they are due."""
@@ -172,40 +172,12 @@ def rows_of(group: str, topic: str, taken: pa.Table, outcomes: Sequence[Outcome]
     return pa.table(columns, names=SCHEMA.names).cast(SCHEMA)
 
 
-def create(place: str, schema: pa.Schema, partition_by: list[str], options: Options, more: dict[str, str]) -> None:
-    """Make a table where it is missing; its log is kept for a day."""
-    short = {"delta.logRetentionDuration": "interval 1 day", "delta.deletedFileRetentionDuration": "interval 1 hour"}
-    kept = dict(options or {}) or None
-    settings = {**short, **more}
-    try:
-        DeltaTable.create(
-            place, schema, mode="ignore", partition_by=partition_by, configuration=settings, storage_options=kept
-        )
-    except (DeltaError, OSError) as error:
-        if not DeltaTable.is_deltatable(place, kept):  # unless another instance made it at the same moment
-            msg = f"receipts: cannot make the table {place}: {error}; name a place that this process may write to"
-            raise ConsumerError(msg) from error
-
-
-def compact(table: DeltaTable) -> None:
-    """Make few files of many, and remove what no version of the last hour uses.
-
-    Another instance may do so at the same moment: then one of the two fails, and nothing is lost.
-    """
-    try:
-        table.optimize.compact()
-        table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
-        table.cleanup_metadata()
-    except DeltaError:
-        return
-
-
 def _us(ms: int | None) -> int | None:
     return None if ms is None else ms * 1_000
 
 
 def _taken(receipts: Sequence[Receipt]) -> pa.Table:
-    return receipts[0].rows.table.select(TAKEN).take([each.row for each in receipts])
+    return receipts[0].rows.table.select(TAKEN).take([index for each in receipts for index in each.indexes])
 
 
 def _by_rows(receipts: Iterable[Receipt]) -> list[list[Receipt]]:

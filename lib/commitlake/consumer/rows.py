@@ -24,6 +24,7 @@ class Rows:
     def __init__(self, rows: pa.Table) -> None:
         self.table = rows.combine_chunks()
         self.keys = keys_of(self.table)
+        self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
         self._columns = {name: self.table[name] for name in self.table.column_names}
 
     def value(self, column: str, row: int) -> Any:

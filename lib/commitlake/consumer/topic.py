@@ -45,6 +45,7 @@ class Topic:
 
     def __init__(self, place: str, options: Options = None) -> None:
         self._table = Table(place, options)
+        self.schema = self._table.schema
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
 
     def refresh(self) -> bool:
