@@ -7,6 +7,7 @@ of the log. 50 of them, each with a commit each 3 s, let a turn take 12 s.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
@@ -46,7 +47,7 @@ class Beats:
             Path(self._local, name).write_bytes(content)
         elif self._remote is not None:
             # pyarrow's wrapper hands over a Buffer, which this deltalake refuses.
-            stream = self._remote._handler.open_output_stream(f"{_FOLDER}/{name}", None)
+            stream: Any = self._remote._handler.open_output_stream(f"{_FOLDER}/{name}", None)
             stream.write(content)
             stream.close()
 

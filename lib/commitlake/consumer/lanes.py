@@ -17,7 +17,7 @@ import numpy as np
 from commitlake.consumer import shares
 from commitlake.consumer.cursor import Cursor
 from commitlake.consumer.receipts import Receipt
-from commitlake.consumer.retries import Retries, Waiting
+from commitlake.consumer.retries import NEVER, Retries, Waiting
 from commitlake.consumer.rows import Place, Rows
 
 
@@ -92,6 +92,7 @@ class Lanes:
         open: messages that are handed over and not finished.
         open_bytes: bytes of their rows, each message taken as the mean of the rows that were read with it.
         finished: how many were finished so far.
+        due_ms: when the next message may be due again, ms since epoch, UTC.
     """
 
     def __init__(self) -> None:
@@ -99,6 +100,7 @@ class Lanes:
         self._receipts: list[Receipt] = []
         self._lock = threading.Lock()
         self.open = self.open_bytes = self.finished = 0
+        self.due_ms = NEVER
 
     def reading(self) -> dict[int, Lane]:
         """The lanes as they are now."""
@@ -181,6 +183,7 @@ class Lanes:
             for queue, lane in self._lanes.items():
                 lane.is_closing |= queue not in kept or due[queue] != me
             self._lanes = kept | new
+            self._set_due()
             return bool(new)
 
     def note(self, receipts: Iterable[Waiting]) -> None:
@@ -189,6 +192,7 @@ class Lanes:
             for row in receipts:
                 if row["queue_id"] in self._lanes:
                     self._lanes[row["queue_id"]].retries.note(row)
+            self._set_due()
 
     def set_waiting(self, receipts: Iterable[Waiting]) -> None:
         """Take over what the table says of messages that wait."""
@@ -199,22 +203,26 @@ class Lanes:
                     found[row["queue_id"]].append(row)
             for queue, rows in found.items():
                 self._lanes[queue].retries.replace(rows)
-
-    def is_due(self, now_ms: int) -> bool:
-        """Whether any message is due again."""
-        with self._lock:
-            return any(not lane.is_closing and lane.retries.is_due(now_ms) for lane in self._lanes.values())
+            self._set_due()
 
     def due(self, now_ms: int, most: int) -> list[tuple[Lane, Waiting]]:
         """Messages that are due again, up to `most` of each queue."""
         with self._lock:
             lanes = [lane for lane in self._lanes.values() if not lane.is_closing]
-            return [(lane, row) for lane in lanes for row in lane.retries.due(now_ms, most)]
+            found = [(lane, row) for lane in lanes for row in lane.retries.due(now_ms, most)]
+            self._set_due()
+            return found
 
     def put_off(self, lane: Lane, place: Place, due_ms: int) -> None:
         """A message that was due can't be handed over before then (ms since epoch, UTC)."""
         with self._lock:
             lane.retries.put_off(place, due_ms)
+            self._set_due()
+
+    def _set_due(self) -> None:
+        self.due_ms = min(
+            (lane.retries.due_ms() for lane in self._lanes.values() if not lane.is_closing), default=NEVER
+        )
 
     def _count(self, handed: Handed, sign: int) -> None:
         count = sign * len(handed.indexes)

@@ -11,6 +11,7 @@ from commitlake.consumer.rows import Place, place_of
 
 Waiting = Mapping[str, Any]
 """A receipt, as a row of the table."""
+NEVER = float("inf")
 _NUMBERS = count()
 
 
@@ -44,16 +45,16 @@ class Retries:
             self._waiting[place] = receipt
             heapq.heappush(self._heap, (_ms(receipt), next(_NUMBERS), place))
 
-    def is_due(self, now_ms: int) -> bool:
-        """Whether any message is due."""
+    def due_ms(self) -> float:
+        """When the next message is due, ms since epoch, UTC."""
         while self._heap and self._heap[0][2] not in self._waiting:
             heapq.heappop(self._heap)
-        return bool(self._heap) and self._heap[0][0] <= now_ms
+        return self._heap[0][0] if self._heap else NEVER
 
     def due(self, now_ms: int, most: int) -> list[Waiting]:
         """Receipts of messages that are due; each is followed by `begin` or `put_off`."""
         found: list[Waiting] = []
-        while len(found) < most and self.is_due(now_ms):
+        while len(found) < most and self.due_ms() <= now_ms:
             found.append(self._waiting[heapq.heappop(self._heap)[2]])
         return found
 

@@ -24,11 +24,12 @@ from commitlake.consumer.group import Group
 from commitlake.consumer.keeper import Keeper
 from commitlake.consumer.lanes import Handed, Lane
 from commitlake.consumer.message import ReceivedMessage
+from commitlake.consumer.plan import Window
 from commitlake.consumer.receipts import Outcome, Receipt, Receipts
-from commitlake.consumer.retries import Waiting
+from commitlake.consumer.retries import NEVER, Waiting
 from commitlake.consumer.rows import Rows, place_of, place_texts
 from commitlake.consumer.tables import TRANSIENT
-from commitlake.consumer.topic import Topic, Window
+from commitlake.consumer.topic import Topic
 from commitlake.errors import WarehouseError
 from commitlake.reading.table import Options
 
@@ -119,14 +120,14 @@ class Subscription:
     def is_at_end(self) -> bool:
         """Whether there is nothing to hand over any more, as far as is known."""
         member = self._keeper
-        return member.is_settled() and not member.lanes.is_due(now_ms())
+        return member.is_settled() and member.lanes.due_ms > now_ms()
 
     def is_due(self) -> bool:
         """Whether a message is due again; also the place where a failure of the member is told."""
         if self._member is None:
             return False
         self._member.raise_if_failed()
-        return self._member.lanes.is_due(now_ms()) and not self._member.is_late()
+        return self._member.lanes.due_ms <= now_ms() and not self._member.is_late()
 
     def leave(self, *, at_once: bool) -> None:
         """Leave the group: at once, or once all that was handed over is finished.
@@ -154,14 +155,15 @@ class Subscription:
         if window is None:
             return
         rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
+        member = self._keeper
         for row, queue in enumerate(rows.table["queue_id"].to_pylist()):
             handed = Handed(lanes[queue], rows, (row,))
             self._wait_for_room()
             if self._stop.is_set():
                 return
-            if self._keeper.lanes.hand_over(handed):
+            if member.lanes.hand_over(handed):
                 yield ReceivedMessage(self, handed)
-            if self.is_due():
+            if member.lanes.due_ms < NEVER and self.is_due():
                 for again in self._again():
                     yield ReceivedMessage(self, again)
         self._pass(window, lanes)

@@ -118,6 +118,10 @@ class Table:
         ]
         return pads.FileSystemDataset(fragments, self.schema, kind, filesystem)
 
+    def open(self, path: str) -> pyarrow.NativeFile:
+        """One of the files, by its `path` in `files()`."""
+        return self._filesystem().open_input_file(unquote(path))
+
     def _filesystem(self) -> pyarrow.fs.FileSystem:
         from deltalake.fs import DeltaStorageHandler
         from pyarrow import fs
