@@ -16,8 +16,11 @@ def unfinished(
     settings: Config, topic: str, group: str, tags: str | None, where: str | None, limit: int, as_json: bool
 ) -> int:
     """Show what a group has not done."""
-    found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where)
-    return show(found.drop_columns(["properties"]), limit, as_json)
+    found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
+    code = show(found.drop_columns(["properties"]).slice(0, limit), limit, as_json)
+    if found.num_rows > limit and not as_json:
+        print("there are more; --limit shows them")
+    return code
 
 
 def send_again(settings: Config, topic: str, group: str, positions: Sequence[str], remark: str) -> int:

@@ -71,7 +71,8 @@ def consume(
     plans = {
         each: Plan(
             location(settings.warehouse, f"topics/{each}"),
-            *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s, storage_options),
+            *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
+            *(settings.receipts_retention_ms, storage_options),
         )
         for each in topics_of(topic)
     }

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -87,21 +87,8 @@ class Group:
         version = self._table.version()
         if self._read is None or self._read[0] != version:
             texts = self._table.to_pyarrow_table(columns=["state"])["state"].to_pylist()
-            self._read = version, (texts[0] if texts else self._earlier())
+            self._read = version, (texts[0] if texts else _earlier(*self._before, self._names))
         return self._read[1]
-
-    def _earlier(self) -> str | None:
-        """How far the group came with earlier versions, when all groups were rows of one table."""
-        place, options = self._before
-        kept = dict(options or {}) or None
-        if not DeltaTable.is_deltatable(place, kept):
-            return None
-        filters = [(name, "=", value) for name, value in self._names.items()]
-        texts = DeltaTable(place, storage_options=kept).to_pyarrow_table(filters=filters)["state"].to_pylist()
-        if not texts:
-            return None
-        queues = {queue: {**share, "owner": None} for queue, share in json.loads(texts[0])["queues"].items()}
-        return json.dumps({"members": {}, "queues": queues})
 
     def _replace(self, text: str) -> None:
         row = pa.table({**{name: [value] for name, value in self._names.items()}, "state": [text]}, SCHEMA)
@@ -111,6 +98,27 @@ class Group:
         self._changes += 1
         if self._changes % _COMPACT_EVERY == 0:
             tables.compact(self._table)
+
+
+def kept_state(receipts_at: str, group: str, topic: str, options: Options = None) -> State | None:
+    """The state of a group as a question sees it, which makes no table; None when the group never read this topic."""
+    if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", dict(options or {}) or None):
+        text = _earlier(f"{receipts_at}/groups", options, {"consumer_group": group, "topic": topic})
+        return json.loads(text) if text else None
+    return Group(receipts_at, group, topic, options).read()
+
+
+def _earlier(place: str, options: Options, names: Mapping[str, str]) -> str | None:
+    """How far a group came with earlier versions, when all groups were rows of one table."""
+    kept = dict(options or {}) or None
+    if not DeltaTable.is_deltatable(place, kept):
+        return None
+    filters = [(name, "=", value) for name, value in names.items()]
+    texts = DeltaTable(place, storage_options=kept).to_pyarrow_table(filters=filters)["state"].to_pylist()
+    if not texts:
+        return None
+    queues = {queue: {**share, "owner": None} for queue, share in json.loads(texts[0])["queues"].items()}
+    return json.dumps({"members": {}, "queues": queues})
 
 
 def log_name(group: str, topic: str) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from commitlake.clock import now_ms
 from commitlake.consumer import shares
 from commitlake.consumer.complaint import Complaint
 from commitlake.consumer.group import Group
@@ -24,6 +25,8 @@ _WRITE_S, _EACH_S = 1.0, 0.05
 """The time between two turns, and how much of it each instance of the group needs: a commit takes 10 to 30 ms."""
 _LOOK_S = 10.0
 """How often to look for messages that an administrator sends again."""
+_EXPIRE_S = 3_600.0
+"""How often to delete old receipts."""
 _PATIENCE_S = 10.0
 """How long a store may be away from a consumer that is to end."""
 
@@ -41,6 +44,7 @@ class Keeper:
         first: the state when the group has none.
         queues: the queues of the topic.
         is_patient: wait for a store that is away, for as long as it takes.
+        retention_ms: age at which receipts of messages that are done are deleted; 0: never.
     """
 
     def __init__(
@@ -52,10 +56,12 @@ class Keeper:
         first: shares.State,
         queues: Collection[int],
         is_patient: bool,
+        retention_ms: int,
     ) -> None:
         self.lanes, self.queues, self.is_closed = Lanes(), queues, False
         self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
-        self._is_patient = is_patient
+        self._is_patient, self._retention_ms = is_patient, retention_ms
+        self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
         self._watch = shares.Watch(lease_s)
         self._unread, self._known = set(queues), set[int]()
         self._gone: set[str] = set()
@@ -116,6 +122,8 @@ class Keeper:
                     break
                 if self._has_turn():
                     self._try(self._turn, is_patient=self._is_patient)
+                if self._retention_ms and time.monotonic() > self._expire_at:
+                    self._expire()
             while not self._try(self._leave, is_patient=False):
                 time.sleep(0.5)
         except Exception as error:  # whatever it is, the iterator and `close` tell it
@@ -190,6 +198,13 @@ class Keeper:
             others = {name: beats.get(name) for name in members if name != self._me}
             self._gone = self._watch.gone(others, time.monotonic())
         return self._beat_at
+
+    def _expire(self) -> None:
+        self._expire_at = time.monotonic() + random.uniform(0.9, 1.1) * _EXPIRE_S
+        try:
+            self._receipts.expire(now_ms() - self._retention_ms)
+        except TRANSIENT as error:  # for example when others write at the same moment
+            log.info("receipts are not deleted before the next hour: %s", error)
 
     def _leave(self) -> None:
         cursors, _ = self._write()

@@ -61,6 +61,7 @@ class Plan(NamedTuple):
         start_ms: where a new group begins, ms since epoch, UTC; 0 for the first message, None for the newest.
         follow: wait for new messages.
         lease_s: silence after which others take the queues.
+        retention_ms: age at which receipts of messages that are done go; 0: never.
         options: deltalake's `storage_options`.
     """
 
@@ -71,6 +72,7 @@ class Plan(NamedTuple):
     start_ms: int | None
     follow: bool
     lease_s: float
+    retention_ms: int
     options: Options
 
 
@@ -113,7 +115,7 @@ class Subscription:
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
         name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
         first = group.read() or self._first_state(table)
-        self._member = Keeper(group, kept, name, plan.lease_s, first, table.queues(), plan.follow)
+        self._member = Keeper(group, kept, name, plan.lease_s, first, table.queues(), plan.follow, plan.retention_ms)
         weakref.finalize(self, self._member.abandon).atexit = False
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -116,6 +116,28 @@ class Topic:
                 found.append(rows.take(numbers, left))
                 left -= found[-1].nbytes
         return pa.concat_tables(found)
+
+    def unfinished(
+        self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows behind the cursors of their queues, batch by batch; and those with one of some source_offsets.
+
+        Args:
+            cursors: None for a group that has none: then all rows count as behind.
+            offsets: source_offsets.
+            columns: of the rows; `is_behind` comes as well.
+        """
+        files, wanted = self._table.files(), np.unique(np.asarray([*offsets], np.int64))
+        known = statistics(files)
+        has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
+        reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
+        left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
+        for path, queue in _paths(files.filter(pa.array(has | left))):
+            for batch in self._rows(path, queue).columns(list(dict.fromkeys((*columns, *ORDER_COLUMNS)))):
+                keys = keys_of(batch)
+                behind = reached[queue].is_before(keys)
+                rows = batch.append_column("is_behind", pa.array(behind))
+                yield rows.filter(pa.array(behind | np.isin(keys.offset, wanted)))
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
         """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
