@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -15,6 +15,7 @@ from commitlake.consumer.arguments import Start, checked_group, seconds, start_m
 from commitlake.consumer.batches import MessageBatch
 from commitlake.consumer.filters import Filter
 from commitlake.consumer.message import ReceivedMessage
+from commitlake.consumer.runner import PAUSES, Handler, Runner
 from commitlake.consumer.subscription import Plan, Subscription
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options, location
@@ -153,13 +154,47 @@ class Consumer:
         A table has the messages of one window, up to some MiB; messages that are due again come as tables of their own.
 
         Raises:
-            ConsumerError: the group's tables can't be written.
+            ConsumerError: the group's tables can't be written, or a loop over single messages was left unfinished.
             WarehouseError: the topic can't be read.
         """
+        if self._messages is not None:
+            msg = "batches: this consumer hands messages over one by one already; make another one for batches"
+            raise ConsumerError(msg)
         try:
             yield from self._begin(Subscription.batches)
         finally:
             self._end()
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        threads: int = 1,
+        most: int = 16,
+        ordered: bool = False,
+        pauses: Sequence[str] = PAUSES,
+    ) -> None:
+        """Call a handler for each message, until SIGTERM, SIGINT or `stop()`; without `follow`, until the last message.
+
+        A handler that returns has done its message, unless it called `done` or `retry` itself. One that raises an
+        exception gets the message again after a pause, which grows, and after `most` attempts it is a dead letter.
+
+        Args:
+            handler: called with a message.
+            threads: how many calls there are at a time.
+            most: attempts altogether.
+            ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their
+                order; those behind one that failed wait until it is done or a dead letter. Its attempts are counted
+                in memory, so they begin anew in another instance.
+            pauses: before the second attempt, the third and so on; the last one holds for all further ones.
+
+        Raises:
+            ConsumerError: an argument can't be used, or the group's tables can't be written.
+            WarehouseError: the topic can't be read.
+        """
+        runner = Runner(handler, threads, most, pauses, ordered, seconds, self._stop)
+        with self:
+            runner.run(self)
 
     def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
         if not self._subscriptions:

@@ -105,6 +105,10 @@ class ReceivedMessage:
         """
         self._subscription.retry([self.handed], after, most, remark)
 
+    def give_back(self) -> bool:
+        """Do no more about it where another instance is due to read its queue, which gets it; False where none is."""
+        return self._subscription.give_back(self.handed)
+
     def __repr__(self) -> str:
         """Show where it is from and no content."""
         return f"<ReceivedMessage {self.topic} {self.position} attempt={self.attempt}>"
