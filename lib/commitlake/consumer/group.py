@@ -80,6 +80,11 @@ class Group:
         msg = f"the state of group {self._names} was changed by others {_TRIES} times in a row; use fewer instances"
         raise ConsumerError(msg)
 
+    def forget(self) -> None:
+        """Have no state any more."""
+        self._table.update_incremental()
+        self._table.delete()
+
     def _text(self) -> str | None:
         """The state as it is kept: that of the newest version, which is read once."""
         tables.check_there(self._place)
@@ -87,7 +92,8 @@ class Group:
         version = self._table.version()
         if self._read is None or self._read[0] != version:
             texts = self._table.to_pyarrow_table(columns=["state"])["state"].to_pylist()
-            self._read = version, (texts[0] if texts else _earlier(*self._before, self._names))
+            earlier = _earlier(*self._before, self._names) if version == 0 else None
+            self._read = version, (texts[0] if texts else earlier)
         return self._read[1]
 
     def _replace(self, text: str) -> None:

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from commitlake.consumer.cursor import Cursor
+
 State = dict[str, Any]
 """`{"members": {name: its lease, s}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`"""
+
+EMPTY: State = {"members": {}, "queues": {}}
 
 
 def turn(
@@ -63,6 +67,19 @@ def leave(state: State, me: str, cursors: Mapping[int, object]) -> State:
         for queue, share in state["queues"].items()
     }
     return {"members": {name: lease for name, lease in state["members"].items() if name != me}, "queues": queues}
+
+
+def rewound(state: State | None, cursors: Mapping[int, object]) -> State:
+    """The state in which all queues are free and begin at these cursors, as JSON; live instances take them again."""
+    kept = state or EMPTY
+    free = {str(queue): {"owner": None, "cursor": cursor} for queue, cursor in cursors.items()}
+    return {"members": kept["members"], "queues": free}
+
+
+def cursors(state: State) -> dict[int, Cursor]:
+    """How far a group came in each queue that it has read."""
+    kept = {int(queue): share["cursor"] for queue, share in state["queues"].items()}
+    return {queue: Cursor.of_json(cursor) for queue, cursor in kept.items() if cursor}
 
 
 def owned(state: State, me: str) -> dict[int, Any]:

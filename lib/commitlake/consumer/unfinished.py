@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as pads
 
 from commitlake.config import Config
-from commitlake.consumer.cursor import Cursor
+from commitlake.consumer import shares
 from commitlake.consumer.filters import Filter
 from commitlake.consumer.group import kept_state
 from commitlake.consumer.receipts import SCHEMA, STATES, Receipts
@@ -69,7 +67,7 @@ def unfinished(
     wanted = Filter(tags, where)
     table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
     state = kept_state(conf.receipts_place, group, topic, options)
-    cursors = None if state is None else _cursors(state)
+    cursors = None if state is None else shares.cursors(state)
     receipts = _receipts(conf, group, topic, options)
     offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
     rows = table.unfinished(cursors, offsets, _COLUMNS)
@@ -79,11 +77,6 @@ def unfinished(
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
         most = "" if limit is None else f" LIMIT {int(limit)}"
         return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}").to_arrow_table()
-
-
-def _cursors(state: dict[str, Any]) -> dict[int, Cursor]:
-    kept = {int(queue): share["cursor"] for queue, share in state["queues"].items()}
-    return {queue: Cursor.of_json(cursor) for queue, cursor in kept.items() if cursor}
 
 
 def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:

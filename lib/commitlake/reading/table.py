@@ -39,6 +39,19 @@ def location(warehouse: str, name: str) -> str:
     return f"{warehouse.rstrip('/')}/{path_name(name)}"
 
 
+def folders(place: str, options: Options = None) -> list[str]:
+    """Names of what is in a directory; none where it is not there."""
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow import fs
+
+    if is_local(place):
+        where, files = str(local_path(place)), fs.LocalFileSystem()
+    else:
+        where, files = "", fs.PyFileSystem(DeltaStorageHandler(place, dict(options or {})))
+    found = files.get_file_info(fs.FileSelector(where, allow_not_found=True))
+    return sorted(info.base_name for info in found)
+
+
 def delta_table(place: str, options: Options = None) -> DeltaTable:
     """A table at its newest version.
 
