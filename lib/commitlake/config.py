@@ -189,6 +189,7 @@ class Config:
         warehouse: where the tables are: an absolute directory, a URI, or `schema:<catalog>.<schema>`.
         checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
         receipts: where consumers keep what they did; empty: beside the warehouse.
+        receipts_retention_ms: age at which they delete receipts of messages that are done; 0: never.
         kafka: where Kafka is.
         trigger_interval_ms: time from one micro-batch to the next.
         standby_after_ms: time without a sign of the coordinator after which a standby takes over.
@@ -205,6 +206,7 @@ class Config:
     warehouse: str
     checkpoints: str
     receipts: str
+    receipts_retention_ms: int
     kafka: KafkaConfig
     trigger_interval_ms: int
     standby_after_ms: int

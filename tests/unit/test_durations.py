@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 import commitlake
 from commitlake.cli.tx import length
 from commitlake.config import Config, from_mapping, load, of
-from commitlake.consumer.consume import seconds as consumer_seconds
+from commitlake.consumer.arguments import seconds as consumer_seconds
 from commitlake.errors import CommitLakeError, ConfigError, MQClientException
 from commitlake.producer.timeouts import milliseconds
 from commitlake.protocol.durations import duration_ms, seconds
