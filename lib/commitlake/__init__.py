@@ -18,10 +18,12 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
     from commitlake.errors import DatabaseError as DatabaseError
     from commitlake.errors import DoubledError as DoubledError
     from commitlake.errors import EmbeddedBrokerError as EmbeddedBrokerError
+    from commitlake.errors import FailedSend as FailedSend
     from commitlake.errors import FencedError as FencedError
     from commitlake.errors import IdentityError as IdentityError
     from commitlake.errors import KafkaError as KafkaError
     from commitlake.errors import MQClientException as MQClientException
+    from commitlake.errors import RefusedSend as RefusedSend
     from commitlake.errors import SetupError as SetupError
     from commitlake.errors import StreamError as StreamError
     from commitlake.errors import TransactionNotFoundError as TransactionNotFoundError
@@ -73,10 +75,12 @@ _HOMES = {
             "DatabaseError",
             "DoubledError",
             "EmbeddedBrokerError",
+            "FailedSend",
             "FencedError",
             "IdentityError",
             "KafkaError",
             "MQClientException",
+            "RefusedSend",
             "SetupError",
             "StreamError",
             "TransactionNotFoundError",

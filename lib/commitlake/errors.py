@@ -12,10 +12,12 @@ __all__ = [
     "DatabaseError",
     "DoubledError",
     "EmbeddedBrokerError",
+    "FailedSend",
     "FencedError",
     "IdentityError",
     "KafkaError",
     "MQClientException",
+    "RefusedSend",
     "SetupError",
     "StreamError",
     "TransactionNotFoundError",
@@ -103,7 +105,7 @@ class RecordError(CommitLakeError):
 
 
 class MQClientException(CommitLakeError):
-    """Raised by a producer when a call did nothing: no record was sent. Its subclass alone says otherwise.
+    """Raised by a producer whose call did nothing. A send raises one of its subclasses, which say what became of it.
 
     Attributes:
         reason: the rule that refused the message, as landing would name it, for example `ILLEGAL_TOPIC`; the same
@@ -113,6 +115,14 @@ class MQClientException(CommitLakeError):
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class FailedSend(MQClientException):
+    """Raised by a send of which nothing is in Kafka, nor will be: sending again can't make a second one."""
+
+
+class RefusedSend(FailedSend):
+    """Raised by a send that would be refused again: of an illegal message, one too large, or without the right."""
 
 
 class UncertainSend(MQClientException):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from commitlake.errors import RecordError
 from commitlake.protocol import headers
 from commitlake.protocol.encoding import (
+    MAX_ID_LENGTH,
     Headers,
     Position,
     from_json,
@@ -245,15 +246,15 @@ def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
     found = texts(given)
     try:
         return CheckRecord(
-            transaction_id=found[headers.TRANSACTION_ID],
+            transaction_id=_short(found[headers.TRANSACTION_ID]),
             producer_group=found[headers.PGROUP],
-            msg_id=found[headers.UNIQ_KEY],
-            topic=found[headers.REAL_TOPIC],
+            msg_id=_short(found[headers.UNIQ_KEY]),
+            topic=_short(found[headers.REAL_TOPIC]),
             body=value or b"",
-            half=Position(int(found[headers.HALF_QUEUE]), int(found[headers.HALF_OFFSET])),
+            half=Position.parse(f"{found[headers.HALF_QUEUE]}-{found[headers.HALF_OFFSET]}"),
             half_messages=_positions(found[headers.HALF_MESSAGES]),
-            check_times=int(found[headers.CHECK_TIMES]),
-            check_id=found[headers.CHECK_ID],
+            check_times=int(_short(found[headers.CHECK_TIMES])),
+            check_id=_short(found[headers.CHECK_ID]),
             queue_id=natural(found.get(headers.REAL_QID)),
             tags=found.get(headers.TAGS),
             keys=found.get(headers.KEYS),
@@ -261,8 +262,8 @@ def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
             born_timestamp=natural(found.get(headers.BORN_TIMESTAMP)),
             stored_timestamp=natural(found.get(headers.STORED_TIMESTAMP)),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        msg = f"not a check request: {type(error).__name__} {error}; its headers are {sorted(found)}"
+    except (KeyError, TypeError, ValueError, RecordError) as error:
+        msg = f"not a check request: {type(error).__name__} {error!s:.200}; its headers are {sorted(found)!s:.300}"
         raise RecordError(msg) from error
 
 
@@ -296,7 +297,20 @@ def _message_headers(record: MessageRecord) -> dict[str, object]:
 
 
 def _positions(listed: str) -> tuple[Position, ...]:
-    return tuple(Position(int(entry["queue"]), int(entry["offset"])) for entry in from_json(listed.encode(), None))
+    """Checked as landing checks those of an op, so that nobody else's record in `check` can break an answer."""
+    found = from_json(listed.encode(), None)
+    if not isinstance(found, list) or not 1 <= len(found) <= MAX_HALF_MESSAGES:
+        msg = f"HALF_MESSAGES lists no 1 to {MAX_HALF_MESSAGES} positions"
+        raise RecordError(msg)
+    return tuple(Position.checked(entry["queue"], entry["offset"]) for entry in found)
+
+
+def _short(text: str) -> str:
+    """An id as long as landing lets one be: an answer that repeats a longer one would be too large for Kafka."""
+    if 1 <= len(text) <= MAX_ID_LENGTH:
+        return text
+    msg = f"{text[:50]!r} has {len(text)} characters, allowed are 1 to {MAX_ID_LENGTH}"
+    raise RecordError(msg)
 
 
 def _frozen(value: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from commitlake.producer import TransactionListener, TransactionMQProducer
+from commitlake.producer.check_progress import Calls
 from commitlake.producer.default import SHUTDOWN_MS
 from commitlake.protocol import wire
 from commitlake.testing.link import Crash, Fault, MemoryLink
@@ -28,11 +28,11 @@ class InMemoryProducer(TransactionMQProducer):
         group: producer group.
         listener: runs and looks up local transactions.
         members: where it joins to answer checks.
-        connect: makes its link, of its own.
+        link: its own link.
         options: of `TransactionMQProducer`, by name.
 
     Attributes:
-        memory: its link.
+        engine: takes its records.
     """
 
     def __init__(
@@ -40,21 +40,21 @@ class InMemoryProducer(TransactionMQProducer):
         group: str,
         listener: TransactionListener | None,
         members: Members,
-        connect: Callable[[], MemoryLink],
+        link: MemoryLink,
         **options: Any,
     ) -> None:
         super().__init__(group, listener, **options)
-        self._link = self.memory = connect()
+        self._link, self.engine = link, link.engine
         self._members = members
 
     @property
     def fault(self) -> Fault | None:
         """What befalls the next call that it can befall; None: nothing."""
-        return self.memory.fault
+        return self.engine.fault
 
     @fault.setter
     def fault(self, fault: Fault | None) -> None:
-        self.memory.fault = fault
+        self.engine.fault = fault
 
     def crash(self) -> NoReturn:
         """End the process, also from within a listener: nothing more is sent, and other instances get its checks.
@@ -62,7 +62,7 @@ class InMemoryProducer(TransactionMQProducer):
         Raises:
             Crash: always.
         """
-        self.memory.die()
+        self.engine.die()
 
     def shutdown(self, timeout: int = SHUTDOWN_MS) -> None:
         """Stop answering checks, and disconnect."""
@@ -71,9 +71,10 @@ class InMemoryProducer(TransactionMQProducer):
 
     def answer(self, record: wire.Encoded) -> bool:
         """Answer a check request; returns whether Kafka has the answer."""
-        given: list[Exception | None] = []
+        given: list[BaseException | None] = []
         try:
-            self._answer(wire.decode_check(record.value, record.headers), given.append)
+            check = wire.decode_check(record.value, record.headers)
+            self._answer(check, Calls(self._check_timeout_s), given.append)
         except Crash:
             return False
         return given == [None]
