@@ -105,7 +105,7 @@ class RecordError(CommitLakeError):
 
 
 class MQClientException(CommitLakeError):
-    """Raised by the producer. A send raises one of its subclasses, which say what became of the message.
+    """Raised by a producer whose call did nothing. A send raises one of its subclasses, which say what became of it.
 
     Attributes:
         reason: the rule that refused the message, as landing would name it, for example `ILLEGAL_TOPIC`; the same

@@ -20,6 +20,7 @@ from tests.support.namespace import check
 from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
 from commitlake.config import Config
 from commitlake.kafka.topics import end_offsets, ensure_topics, publish_settings
+from commitlake.producer.link import ENGINES
 from commitlake.protocol.kafka_topics import CHECK, OP
 from commitlake.testing import codecs
 
@@ -46,6 +47,7 @@ def main() -> None:
     """Measures and prints; the first second of each is not counted."""
     parser = rig.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10, help="for each")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="what sends the transactions")
     given = parser.parse_args()
     figures: dict[str, dict[str, float]] = {}
     with rig.Rig(given) as running:
@@ -53,14 +55,14 @@ def main() -> None:
         ensure_topics(conf)
         publish_settings(conf, [])
         for threads in THREADS:
-            figures[f"{threads} threads"] = side_by_side(running.servers, threads, given.seconds)
+            figures[f"{threads} threads"] = side_by_side(running.servers, threads, given.seconds, given.engine)
         figures["checks"] = {"answered/s": checks(conf)}
     rig.report("clients", given, figures)
 
 
-def side_by_side(servers: str, threads: int, seconds: float) -> dict[str, float]:
+def side_by_side(servers: str, threads: int, seconds: float, engine: str = ENGINES[0]) -> dict[str, float]:
     """Transactions a second of both."""
-    with TransactionMQProducer("bench", AtOnce(), bootstrap_servers=servers) as ours:
+    with TransactionMQProducer("bench", AtOnce(), bootstrap_servers=servers, engine=engine) as ours:
         mine = rate(lambda: ours.send_message_in_transaction(Message("orders", BODY)), threads, seconds)
     plain = KafkaProducer(bootstrap_servers=servers, acks="all")
 

@@ -26,15 +26,17 @@ from commitlake.producer import (
     TransactionMQProducer,
     UncertainSend,
 )
+from commitlake.producer.link import ENGINES
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import codecs
 
 
-@pytest.fixture
-def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
-    """Empty topics with published settings."""
+@pytest.fixture(params=ENGINES)
+def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """Empty topics with published settings, for both engines."""
     namespace = Namespace(broker)
+    namespace.engine = request.param
     namespace.publish()
     yield namespace
 

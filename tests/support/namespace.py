@@ -53,6 +53,7 @@ class Namespace:
     def __init__(self, broker: EmbeddedBroker, **changes: object) -> None:
         self.servers = broker.bootstrap_servers
         self.prefix = f"producer-test-{next(NUMBERS)}."
+        self.engine = "kafka-python"
         self.config = self.configured(**changes)
         ensure_topics(self.config)
 
@@ -64,7 +65,8 @@ class Namespace:
         publish_settings(self.configured(**changes), topics)
 
     def producer(self, listener: TransactionListener | None = None, group: str = "group", **more: Any) -> Any:
-        return TransactionMQProducer(group, listener, bootstrap_servers=self.servers, topic_prefix=self.prefix, **more)
+        where = {"bootstrap_servers": self.servers, "topic_prefix": self.prefix, "engine": self.engine}
+        return TransactionMQProducer(group, listener, **{**where, **more})
 
     def read(self, topic: str) -> list[Any]:
         """All records that stand in the topic now, by partition and offset."""

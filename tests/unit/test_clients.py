@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException, Producer
 
 from commitlake import config
 from commitlake.errors import ConfigError
@@ -109,3 +110,30 @@ def test_values_in_single_quotes_are_read_from_jaas() -> None:
 def test_mechanisms_with_tokens_need_no_jaas(mechanism: str) -> None:
     found = clients.python_options(kafka(security_protocol="SASL_SSL", sasl_mechanism=mechanism))
     assert found["sasl_mechanism"] == mechanism
+
+
+def test_options_go_to_librdkafka_under_its_names(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    given = kafka(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_jaas_config=JAAS,
+        ssl_truststore_type="PEM",
+        ssl_truststore_location=str(ca),
+        ssl_endpoint_identification_algorithm="",
+        reconnect_backoff_ms="70",
+    )
+    found = clients.confluent_options(given)
+    assert found["bootstrap.servers"] == given.bootstrap_servers
+    assert (found["sasl.username"], found["sasl.password"]) == ("app", 'a"b;c')
+    assert (found["ssl.ca.location"], found["ssl.endpoint.identification.algorithm"]) == (str(ca), "none")
+    assert (found["reconnect.backoff.ms"], found["security.protocol"]) == (70, "SASL_SSL")
+    with pytest.raises(KafkaException, match=r"ssl\.ca\.location"):  # an empty file; an unknown name would come first
+        Producer(found)
+
+
+def test_a_login_that_librdkafka_gets_no_token_for_is_refused() -> None:
+    given = kafka(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
+    with pytest.raises(ConfigError, match="needs engine='kafka-python'"):
+        clients.confluent_options(given)

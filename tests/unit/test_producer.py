@@ -246,6 +246,21 @@ def test_what_is_not_text_is_refused(named: dict[str, Any], text: str) -> None:
     assert "where RocketMQ's is (topic, tags, keys, body)" in str(caught.value)
 
 
+def test_an_engine_that_is_unknown_or_does_not_take_an_option_is_refused() -> None:
+    where: dict[str, Any] = {"bootstrap_servers": "nowhere:9092"}
+    with pytest.raises(MQClientException, match="engine is 'rust', allowed is kafka-python or confluent"):
+        DefaultMQProducer("group", engine="rust", **where)
+    with pytest.raises(MQClientException, match="retries is not allowed with engine='confluent'"):
+        DefaultMQProducer("group", engine="confluent", client_options={"retries": 5}, **where)
+    DefaultMQProducer("group", engine="confluent", client_options={"compression_type": "zstd"}, **where)
+
+
+@pytest.mark.parametrize("name", ["max_block_ms", "delivery_timeout_ms"])
+def test_a_second_time_out_of_sends_is_refused(name: str) -> None:
+    with pytest.raises(MQClientException, match=f"{name} is not allowed; send_msg_timeout bounds all"):
+        DefaultMQProducer("group", bootstrap_servers="nowhere:9092", client_options={name: 5})
+
+
 def test_an_unknown_client_option_is_refused_with_the_nearest() -> None:
     with pytest.raises(MQClientException, match="did you mean compression_type"):
         DefaultMQProducer("group", bootstrap_servers="nowhere:9092", client_options={"compresion_type": "gzip"})

@@ -124,6 +124,37 @@ def python_group_options(kafka: KafkaConfig) -> dict[str, int]:
     }
 
 
+_CONFLUENT_NAMES = {
+    "sasl_plain_username": "sasl.username",
+    "sasl_plain_password": "sasl.password",
+    "sasl_kerberos_service_name": "sasl.kerberos.service.name",
+    "ssl_cafile": "ssl.ca.location",
+    "ssl_certfile": "ssl.certificate.location",
+    "ssl_keyfile": "ssl.key.location",
+    "ssl_password": "ssl.key.password",
+}
+_NOT_CONFLUENT = ("kafka_client", "ssl_check_hostname")
+
+
+def confluent_options(kafka: KafkaConfig) -> dict[str, Any]:
+    """Return the options of librdkafka: address and client options, secrets resolved.
+
+    Raises:
+        ConfigError: an option has no counterpart there, or a value is not allowed.
+    """
+    python = python_options(kafka)
+    if python.get("sasl_mechanism") in ("OAUTHBEARER", "AWS_MSK_IAM"):
+        msg = f"kafka.options.sasl.mechanism: {python['sasl_mechanism']} needs engine='kafka-python'"
+        raise ConfigError(msg)
+    named = {name: value for name, value in python.items() if name not in _NOT_CONFLUENT}
+    checks_name = python.get("ssl_check_hostname", True)
+    return {
+        **{_CONFLUENT_NAMES.get(name, name.replace("_", ".")): value for name, value in named.items()},
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "ssl.endpoint.identification.algorithm": "https" if checks_name else "none",
+    }
+
+
 def _parsed(name: str, parse: Callable[[str], Any], value: str) -> Any:
     try:
         return parse(value)

@@ -41,6 +41,7 @@ class DefaultMQProducer:
         send_msg_timeout: ms a send takes at most. When it has failed, nothing of it is sent any more; of a record that
             had gone out by then Kafka's client makes no other try more than this time, or a second, later.
         start_timeout: ms `start` waits for Kafka and for the coordinator's settings.
+        engine: what sends, `kafka-python` or `confluent` (librdkafka; the extra `commitlake[confluent]`).
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class DefaultMQProducer:
         client_options: Mapping[str, Any] | None = None,
         send_msg_timeout: Timeout = 3_000,
         start_timeout: Timeout = 10_000,
+        engine: str = "kafka-python",
     ) -> None:
         self.group = check_group(group)
         self.send_msg_timeout = milliseconds("send_msg_timeout", send_msg_timeout)
         kafka = KafkaConfig(bootstrap_servers, topic_prefix, queues=1, options=dict(options or {}))
-        self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {})
+        self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {}, engine)
         self._running = False
         self._switch = threading.Lock()
         self._stopped = threading.Event()

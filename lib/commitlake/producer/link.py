@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import itertools
 import logging
 import time
@@ -16,7 +17,7 @@ from kafka.partitioner.default import murmur2
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.admin_client import explain
-from commitlake.kafka.clients import python_options, record_bytes
+from commitlake.kafka.clients import confluent_options, python_options, record_bytes
 from commitlake.producer.engine import Engine, Sent
 from commitlake.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
 from commitlake.producer.settings import SettingsReader
@@ -54,12 +55,40 @@ def _check_names(options: Mapping[str, Any]) -> None:
             raise MQClientException(msg)
 
 
+ENGINES = ("kafka-python", "confluent")
+_CONFLUENT_TAKES = {"compression_type", "linger_ms", "batch_size"}
+"""Of `client_options`, those that both engines know."""
+
+
+def check_engine(engine: str, options: Mapping[str, Any]) -> str:
+    """Return the name of an engine.
+
+    Raises:
+        MQClientException: there is no such engine, its package is missing, or it does not take an option.
+    """
+    if engine not in ENGINES:
+        msg = f"engine is {engine!r}, allowed is {' or '.join(ENGINES)}"
+        raise MQClientException(msg)
+    if engine == "confluent":
+        if importlib.util.find_spec("confluent_kafka") is None:
+            msg = "engine='confluent' needs the package confluent-kafka: pip install 'commitlake[confluent]'"
+            raise MQClientException(msg)
+        others = sorted(set(options) & set(KafkaProducer.DEFAULT_CONFIG) - set(KafkaConsumer.DEFAULT_CONFIG))
+        if left := [name for name in others if name not in _CONFLUENT_TAKES]:
+            msg = f"client_options: {left[0]} is not allowed with engine='confluent'; use engine='kafka-python' for it"
+            raise MQClientException(msg)
+    return engine
+
+
 class KafkaLink:
     """Sends records, reads the settings, and provides client options for consumers."""
 
-    def __init__(self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any]) -> None:
+    def __init__(
+        self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str = ENGINES[0]
+    ) -> None:
         self.kafka, self._more = kafka, more
         _check_names(more)
+        self._engine = check_engine(engine, more)
         self._start_timeout_ms = start_timeout_ms
         self._client: Engine | None = None
         self._reader: SettingsReader | None = None
@@ -77,10 +106,34 @@ class KafkaLink:
         self._reader = SettingsReader(self.client_options(KafkaConsumer), self.kafka.topic(SETTINGS), self.explain)
         self._reader.start(self._start_timeout_ms)
         try:
-            self._client = KafkaPythonEngine(self._connect, timeout_ms, self.explain)
+            self._client = self._connected(timeout_ms)
         except (ClientError, ValueError) as error:
             self.stop(0)
             raise MQClientException(self.explain(error)) from error
+
+    def _connected(self, timeout_ms: int) -> Engine:
+        if self._engine == "confluent":
+            from commitlake.producer.confluent import ConfluentEngine
+
+            return ConfluentEngine(self._confluent_options, timeout_ms, self.explain)
+        return KafkaPythonEngine(self._connect, timeout_ms, self.explain)
+
+    def _confluent_options(self, timeout_ms: int) -> dict[str, Any]:
+        bound = max(_LEAST_MS, timeout_ms)
+        given = confluent_options(self.kafka)
+        return {
+            **{name.replace("_", "."): self._more[name] for name in _CONFLUENT_TAKES & set(self._more)},
+            **given,
+            "acks": "all",
+            "enable.idempotence": True,
+            "allow.auto.create.topics": False,
+            "linger.ms": self._more.get("linger_ms", 0),
+            "message.max.bytes": record_bytes(self.settings.max_message_size),
+            "message.timeout.ms": bound + self._more.get("linger_ms", 0),
+            "request.timeout.ms": min(bound, given.get("request.timeout.ms", bound)),
+            "max.in.flight.requests.per.connection": 1,
+            "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
+        }
 
     def _connect(self, timeout_ms: int, is_first: bool) -> KafkaProducer:
         given, bound = self.client_options(KafkaProducer), max(_LEAST_MS, timeout_ms)

@@ -47,12 +47,13 @@ class TransactionMQProducer(DefaultMQProducer):
     Args:
         group: producer group.
         listener: runs and looks up local transactions.
-        bootstrap_servers: Kafka's `host:port,...`; this and the next five are as for `DefaultMQProducer`.
+        bootstrap_servers: Kafka's `host:port,...`; this and the next six are as for `DefaultMQProducer`.
         topic_prefix: the coordinator's `kafka.topic_prefix`.
         options: the coordinator's `kafka.options`.
         client_options: more keyword arguments of kafka-python's clients.
         send_msg_timeout: in ms.
         start_timeout: in ms.
+        engine: what sends.
         executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
         check_timeout: ms a listener call that answers a check may take. When no call returns for so long, this instance
             leaves the group until one does, so that others answer.
@@ -69,6 +70,7 @@ class TransactionMQProducer(DefaultMQProducer):
         client_options: Mapping[str, Any] | None = None,
         send_msg_timeout: Timeout = 3_000,
         start_timeout: Timeout = 10_000,
+        engine: str = "kafka-python",
         executor: Executor | None = None,
         check_timeout: Timeout = 30_000,
     ) -> None:
@@ -80,6 +82,7 @@ class TransactionMQProducer(DefaultMQProducer):
             client_options=client_options,
             send_msg_timeout=send_msg_timeout,
             start_timeout=start_timeout,
+            engine=engine,
         )
         self._listener = listener
         self._executor, self._check_timeout_s = executor, milliseconds("check_timeout", check_timeout) / 1_000

@@ -24,7 +24,7 @@ from commitlake.protocol.states import Delivery, Source, State
 from commitlake.statemachine.model import Rules
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits, encode_check
-from commitlake.testing.link import Fault, MemoryLink
+from commitlake.testing.link import Fault, MemoryEngine, MemoryLink
 from commitlake.testing.producer import InMemoryProducer
 from commitlake.testing.records import Check, LandedMessage, LandedOp
 from commitlake.testing.segments import Segments
@@ -104,11 +104,11 @@ class InMemoryCoordinator:
             fault: what befalls the first call that it can befall.
             options: of `TransactionMQProducer`, by name.
         """
-        kafka, queues = self.config.kafka, self.config.kafka.queues
+        kafka = self.config.kafka
         given = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix, **options}
-        made = InMemoryProducer(
-            group, listener, self, lambda: MemoryLink(kafka, queues, self.append, lambda: self.settings), **given
-        )
+        engine = MemoryEngine(kafka.topic_prefix, kafka.queues, self.append)
+        link = MemoryLink(kafka, engine, lambda: self.settings)
+        made = InMemoryProducer(group, listener, self, link, **given)
         made.fault = fault
         made.start()
         return made
@@ -329,7 +329,7 @@ class InMemoryCoordinator:
         """Ask the instances that are there; a question that got no answer waits for another one."""
         waiting, self._questions = self._questions, []
         for group, partition, record in waiting:
-            members = [each for each in self._members.get(group, ()) if not each.memory.is_dead]
+            members = [each for each in self._members.get(group, ()) if not each.engine.is_dead]
             if not members or not members[partition % len(members)].answer(record):
                 self._questions.append((group, partition, record))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
-import itertools
 from collections.abc import Callable
-from typing import Any, NoReturn
-
-from kafka.partitioner.default import murmur2
+from concurrent.futures import Future
+from typing import NoReturn
 
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSend, UncertainSend
@@ -15,6 +13,7 @@ from commitlake.producer.link import Done, KafkaLink
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
+from commitlake.testing.codecs import decode_op
 
 
 class Crash(BaseException):  # so that no `except Exception` of a program goes on after its process has died
@@ -35,94 +34,58 @@ class Fault(enum.Enum):
 _OF_SENDS = {Fault.KAFKA_AWAY, Fault.LOST, Fault.UNACKNOWLEDGED}
 _OF_HALVES = {*_OF_SENDS, Fault.CRASH_AFTER_HALF}
 _OF_DECISIONS = {Fault.CRASH_BEFORE_DECISION, Fault.DECISION_LOST}
+_NO_ANSWER = "there was no acknowledgement"
+_UNANSWERED = {Fault.LOST, Fault.UNACKNOWLEDGED, Fault.DECISION_LOST}
 
 
-class MemoryLink(KafkaLink):
-    """What a producer sees of Kafka.
+class MemoryEngine:
+    """A Kafka client whose broker is a list; see `producer.engine.Engine`.
 
     Args:
-        kafka: names of topics.
+        prefix: of the topics' names.
         queues: partitions of each topic.
-        append: appends a record to (topic, queue).
-        settings: the newest limits.
+        append: appends a record to (topic without its prefix, queue).
 
     Attributes:
-        fault: what befalls the next call.
+        fault: what befalls the next record that it can befall.
         is_dead: whether the process has died.
     """
 
-    def __init__(
-        self,
-        kafka: KafkaConfig,
-        queues: int,
-        append: Callable[[str, int, wire.Encoded], Position],
-        settings: Callable[[], wire.Settings],
-    ) -> None:
-        self.kafka, self._queues, self._append, self._read = kafka, queues, append, settings
+    def __init__(self, prefix: str, queues: int, append: Callable[[str, int, wire.Encoded], Position]) -> None:
+        self._prefix, self._queues, self._append = prefix, queues, append
         self.fault: Fault | None = None
         self.is_dead = False
-        self._is_started = False
-        self._turns = itertools.count()
 
-    def start(self, timeout_ms: int) -> None:
-        """Connect; nothing here takes time."""
-        if self.is_dead:
-            msg = "this producer's process has died; make another one, as the process that is started again does"
-            raise FailedSend(msg)
-        self._is_started = True
+    def queues(self, topic: str, timeout_ms: int) -> int:
+        """Partitions of a topic."""
+        return self._queues
 
-    def stop(self, timeout_s: float) -> None:
-        """Disconnect."""
-        self._is_started = False
-
-    def flush(self, timeout_s: float) -> None:
-        """All that was sent has arrived."""
-
-    @property
-    def settings(self) -> wire.Settings:
-        """The newest limits."""
-        self._check()
-        return self._read()
-
-    def _choose(self, key: bytes | None) -> int:
-        """As Kafka's clients choose."""
-        return int((next(self._turns) if key is None else murmur2(key) & 0x7FFFFFFF) % self._queues)
-
-    def send(self, topic: str, queue: int | None, record: wire.Encoded, *_: Any, **__: Any) -> Position:
+    def send(self, topic: str, queue: int, record: wire.Encoded, timeout_ms: int) -> MemorySent:
         """Append a record, unless a fault befalls it."""
-        self._check()
-        fault = self._befalls(_OF_HALVES if topic == HALF else _OF_SENDS)
-        if fault is Fault.KAFKA_AWAY:
-            msg = f"nothing was sent to the Kafka topic {self.kafka.topic(topic)}: {fault.value}"
-            raise FailedSend(msg)
-        to = self._choose(record.key) if queue is None else queue
-        at = None if fault is Fault.LOST else self._append(topic, to, record)
-        if fault is Fault.CRASH_AFTER_HALF:
-            self.die(fault)
-        if at is None or fault is Fault.UNACKNOWLEDGED:
-            msg = (
-                f"Kafka did not acknowledge a record of {self.kafka.topic(topic)}, so it may or may not be there; send "
-                "the same Message object again"
-            )
-            raise UncertainSend(msg)
-        return at
-
-    def send_soon(self, topic: str, queue: int, record: wire.Encoded, timeout_ms: int, done: Done) -> None:
-        """Append a record, unless a fault befalls it; a dead process sends nothing."""
         if self.is_dead:
-            return
-        fault = self._befalls(_OF_DECISIONS) if topic == OP else None
+            self.die()
+        name = topic.removeprefix(self._prefix)
+        fault = self._befalls(_faults_of(name, record))
+        if fault is Fault.KAFKA_AWAY:
+            raise FailedSend(fault.value)
         if fault is Fault.CRASH_BEFORE_DECISION:
             self.die(fault)
-        if fault is Fault.DECISION_LOST:
-            done(UncertainSend(fault.value))
-            return
-        self._append(topic, queue, record)
-        done(None)
+        is_lost = fault in (Fault.LOST, Fault.DECISION_LOST)
+        at = None if is_lost else self._append(name, queue, record)
+        if fault is Fault.CRASH_AFTER_HALF:
+            self.die(fault)
+        return MemorySent(None if fault in _UNANSWERED else at)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Each record has its outcome at once."""
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """There is nothing to end."""
 
     def die(self, fault: Fault | None = None) -> NoReturn:
         """End the process."""
-        self.is_dead, self._is_started = True, False
+        self.is_dead = True
         raise Crash(fault.value if fault else "the process dies")
 
     def _befalls(self, faults: set[Fault]) -> Fault | None:
@@ -132,9 +95,62 @@ class MemoryLink(KafkaLink):
         self.fault = None
         return fault
 
-    def _check(self) -> None:
-        if self.is_dead:
-            self.die()
-        if not self._is_started:
-            msg = "the producer is not running; call start() first, and nothing after shutdown()"
+
+def _faults_of(topic: str, record: wire.Encoded) -> set[Fault]:
+    if topic == HALF:
+        return _OF_HALVES
+    is_decision = topic == OP and isinstance(decode_op(record.value), wire.OpRecord)
+    return _OF_DECISIONS if is_decision else _OF_SENDS
+
+
+class MemorySent:
+    """A record whose outcome is known; see `producer.engine.Sent`.
+
+    Args:
+        at: where it stands; None: nobody knows whether it does.
+    """
+
+    def __init__(self, at: Position | None) -> None:
+        self.outcome: Future[Position] = Future()
+        if at is None:
+            self.outcome.set_exception(UncertainSend(_NO_ANSWER))
+        else:
+            self.outcome.set_result(at)
+
+    def withdraw(self) -> bool:
+        """It has gone out."""
+        return False
+
+
+class MemoryLink(KafkaLink):
+    """The real link over a `MemoryEngine`.
+
+    Args:
+        kafka: names of topics.
+        engine: takes the records.
+        settings: the newest limits.
+    """
+
+    def __init__(self, kafka: KafkaConfig, engine: MemoryEngine, settings: Callable[[], wire.Settings]) -> None:
+        super().__init__(kafka, 0, {})
+        self.engine, self._newest = engine, settings
+
+    def start(self, timeout_ms: int) -> None:
+        """Connect."""
+        if self.engine.is_dead:
+            msg = "this producer's process has died; make another one, as the process that is started again does"
             raise FailedSend(msg)
+        self._client = self.engine
+
+    @property
+    def settings(self) -> wire.Settings:
+        """The newest limits."""
+        if self.engine.is_dead:
+            self.engine.die()
+        self._started()
+        return self._newest()
+
+    def send_soon(self, topic: str, queue: int, record: wire.Encoded, timeout_ms: int, done: Done) -> None:
+        """Send without waiting; what runs on after a `Crash`, such as the end of a `with` block, sends nothing."""
+        if not self.engine.is_dead:
+            super().send_soon(topic, queue, record, timeout_ms, done)

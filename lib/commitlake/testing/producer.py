@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from commitlake.producer import TransactionListener, TransactionMQProducer
@@ -30,11 +29,11 @@ class InMemoryProducer(TransactionMQProducer):
         group: producer group.
         listener: runs and looks up local transactions.
         members: where it joins to answer checks.
-        connect: makes its link, of its own.
+        link: its own link.
         options: of `TransactionMQProducer`, by name.
 
     Attributes:
-        memory: its link.
+        engine: takes its records.
     """
 
     def __init__(
@@ -42,21 +41,21 @@ class InMemoryProducer(TransactionMQProducer):
         group: str,
         listener: TransactionListener | None,
         members: Members,
-        connect: Callable[[], MemoryLink],
+        link: MemoryLink,
         **options: Any,
     ) -> None:
         super().__init__(group, listener, **options)
-        self._link = self.memory = connect()
-        self._members, self._calls = members, Calls(self._check_timeout_s)
+        self._link, self.engine = link, link.engine
+        self._members = members
 
     @property
     def fault(self) -> Fault | None:
         """What befalls the next call that it can befall; None: nothing."""
-        return self.memory.fault
+        return self.engine.fault
 
     @fault.setter
     def fault(self, fault: Fault | None) -> None:
-        self.memory.fault = fault
+        self.engine.fault = fault
 
     def crash(self) -> NoReturn:
         """End the process, also from within a listener: nothing more is sent, and other instances get its checks.
@@ -64,7 +63,7 @@ class InMemoryProducer(TransactionMQProducer):
         Raises:
             Crash: always.
         """
-        self.memory.die()
+        self.engine.die()
 
     def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
         """Stop answering checks, and disconnect."""
@@ -75,7 +74,8 @@ class InMemoryProducer(TransactionMQProducer):
         """Answer a check request; returns whether Kafka has the answer."""
         given: list[BaseException | None] = []
         try:
-            self._answer(wire.decode_check(record.value, record.headers), self._calls, given.append)
+            check = wire.decode_check(record.value, record.headers)
+            self._answer(check, Calls(self._check_timeout_s), given.append)
         except Crash:
             return False
         return given == [None]
