@@ -15,11 +15,14 @@ SPARK = ["pyspark>=4.0.1,<4.3", "delta-spark>=4.1,<4.5", "pandas>=2.2,<3", "pyar
 CONSUMER = ["deltalake>=1.6", "duckdb>=1.3", "pyarrow>=18", "sqlglot>=26"]
 # Rules of `checks` that read PostgreSQL.
 POSTGRESQL = ["adbc-driver-postgresql>=1.2"]
+# A faster wire for producers: librdkafka.
+CONFLUENT = ["confluent-kafka>=2.6,<3"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
 NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "matplotlib>=3.9"]
 DEV = [
     *NOTEBOOK,
     "build",
+    *CONFLUENT,
     "crc32c>=2.7",
     "chispa>=0.12",
     "hypothesis>=6",
@@ -46,6 +49,7 @@ setup(
     extras_require={
         "consumer": CONSUMER,
         "fast": ["crc32c>=2.7"],
+        "confluent": CONFLUENT,
         "spark": SPARK,
         "postgresql": POSTGRESQL,
         "all": [*SPARK, *METRICS, *POSTGRESQL],

@@ -19,6 +19,7 @@ import yaml
 from commitlake.config_keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
 from commitlake.config_values import EMBEDDED, Dedup, duration
 from commitlake.errors import ConfigError
+from commitlake.protocol.wire import Settings
 from commitlake.references import resolve
 
 ENVIRONMENT_PREFIX = "COMMITLAKE__"
@@ -36,6 +37,7 @@ class KafkaConfig:
             Databricks, `secret:scope/key`.
         embedded_dir: where the embedded broker keeps its data; empty: inside the warehouse.
         embedded_port: its loopback port; 0: any that is free.
+        check_topics: producer groups with a check topic of their own.
     """
 
     bootstrap_servers: str
@@ -44,6 +46,7 @@ class KafkaConfig:
     options: Mapping[str, str] = field(hash=False)
     embedded_dir: str = ""
     embedded_port: int = 0
+    check_topics: tuple[str, ...] = ()
 
     @property
     def is_embedded(self) -> bool:
@@ -186,6 +189,7 @@ class Config:
         warehouse: where the tables are: an absolute directory, a URI, or `schema:<catalog>.<schema>`.
         checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
         receipts: where consumers keep what they did; empty: beside the warehouse.
+        receipts_retention_ms: age at which they delete receipts of messages that are done; 0: never.
         kafka: where Kafka is.
         trigger_interval_ms: time from one micro-batch to the next.
         standby_after_ms: time without a sign of the coordinator after which a standby takes over.
@@ -202,6 +206,7 @@ class Config:
     warehouse: str
     checkpoints: str
     receipts: str
+    receipts_retention_ms: int
     kafka: KafkaConfig
     trigger_interval_ms: int
     standby_after_ms: int
@@ -230,6 +235,21 @@ class Config:
             msg = f"receipts: it is empty, and the warehouse is {self.warehouse}; give a directory or URI for receipts"
             raise ConfigError(msg)
         return self.receipts or f"{self.warehouse.rstrip('/')}_receipts"
+
+    def limits(self, topics: Iterable[str]) -> Settings:
+        """The limits that producers must respect, when these topics exist."""
+        return Settings(
+            max_message_size=self.max_message_size,
+            delay_levels=self.delay.levels,
+            delay_max_ms=self.delay.max_ms,
+            reject_transactions=self.transaction.reject,
+            queues=self.kafka.queues,
+            max_queues=self.topics.max_queues,
+            topics_allowed=self.topics.allowed,
+            topics_max=self.topics.max,
+            topics=tuple(sorted(topics)),
+            check_topics=self.kafka.check_topics,
+        )
 
     def describe(self) -> str:
         """Return one `key = value` line for each key, secrets masked."""

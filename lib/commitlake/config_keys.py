@@ -17,6 +17,7 @@ from commitlake.config_values import (
     directory,
     duration,
     flag,
+    groups,
     integer,
     levels,
     location,
@@ -87,9 +88,14 @@ KEYS: tuple[Key, ...] = (
     _key("warehouse", location, "./warehouse", "where the tables are: a directory or URI, or schema:<catalog.schema>"),
     _key("checkpoints", location, "./checkpoints", "where Spark keeps its checkpoints: a directory or URI"),
     _key("receipts", directory, "", "where consumers keep what they did; empty: the warehouse's name and _receipts"),
+    Key(
+        *("receipts.retention", duration(), "30d", "age at which receipts of messages that are done go; 0s: never"),
+        path="receipts_retention_ms",
+    ),
     _key("kafka.bootstrap_servers", servers, EMBEDDED, "host:port,... or 'embedded' for a broker of its own"),
     _key("kafka.topic_prefix", prefix, "commitlake.", "put before each Kafka topic's name"),
     _key("kafka.queues", integer(1, 4_096), 4, "partitions of half, op, messages and check"),
+    _key("kafka.check_topics", groups, [], "producer groups with a check topic of their own, see Check topics"),
     _key(
         OPTIONS_KEY, options, {}, "options of all Kafka clients; values may be env:NAME, file:/path, secret:scope/key"
     ),

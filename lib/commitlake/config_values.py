@@ -174,6 +174,17 @@ def _is_rule(rule: object) -> bool:
     return well and all(isinstance(given, str) for key, given in rule.items() if key not in (_EVERY, _PLACES))
 
 
+def groups(value: object) -> tuple[str, ...]:
+    """Parse a list of producer groups whose names can be a part of a Kafka topic's; it may be empty."""
+    value = _loaded(value)
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(group, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,100}", group) for group in value
+    ):
+        msg = "a list of producer groups, each 1 to 100 of the characters a-z A-Z 0-9 . _ -"
+        raise ValueError(msg)
+    return tuple(dict.fromkeys(value))
+
+
 def targets(value: object) -> dict[str, str]:
     """Parse a map of destination topics to Kafka topics."""
     value = _loaded(value)

@@ -1,9 +1,30 @@
-"""The errors that CommitLake raises.
+"""The errors that CommitLake raises, as one tree; the guide says of each what happened, and what may be done again.
 
 A message names what is wrong, the value, what is allowed, and what to do about it. It never holds a secret.
 """
 
 from __future__ import annotations
+
+__all__ = [
+    "CommitLakeError",
+    "ConfigError",
+    "ConsumerError",
+    "DatabaseError",
+    "DoubledError",
+    "EmbeddedBrokerError",
+    "FailedSend",
+    "FencedError",
+    "IdentityError",
+    "KafkaError",
+    "MQClientException",
+    "RefusedSend",
+    "SetupError",
+    "StreamError",
+    "TransactionNotFoundError",
+    "UncertainSend",
+    "WarehouseError",
+]
+"""Those that reach a user of the package; the package has all of them, too."""
 
 
 class CommitLakeError(Exception):
@@ -72,7 +93,7 @@ class TransactionNotFoundError(CommitLakeError):
 
 
 class RecordError(CommitLakeError):
-    """Raised when a Kafka record breaks the protocol.
+    """Raised within CommitLake when a Kafka record breaks the protocol; a producer raises an `MQClientException` of it.
 
     Attributes:
         reason: the reason in the table `rejected`, for example `BAD_OP`; None when there is none.
@@ -84,10 +105,11 @@ class RecordError(CommitLakeError):
 
 
 class MQClientException(CommitLakeError):
-    """Raised by the producer when a call is refused or its outcome is uncertain.
+    """Raised by the producer. A send raises one of its subclasses, which say what became of the message.
 
     Attributes:
-        reason: the reason that landing would give, for example `ILLEGAL_TOPIC`; None when there is none.
+        reason: the rule that refused the message, as landing would name it, for example `ILLEGAL_TOPIC`; the same
+            message is refused again. None: no rule did, for example as Kafka is out of reach.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -95,8 +117,16 @@ class MQClientException(CommitLakeError):
         self.reason = reason
 
 
+class FailedSend(MQClientException):
+    """Raised by a send of which nothing is in Kafka, nor will be: sending again can't make a second one."""
+
+
+class RefusedSend(FailedSend):
+    """Raised by a send that would be refused again: of an illegal message, one too large, or without the right."""
+
+
 class UncertainSend(MQClientException):
-    """Raised by a send after which the record may or may not be in Kafka; the message says what to do."""
+    """Raised when a record may or may not be in Kafka; the same `Message` object may be sent again: it keeps its id."""
 
 
 class DatabaseError(CommitLakeError):

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kafka import KafkaProducer
 from tests.bench import rig
-from tests.support import codecs
 from tests.support.namespace import check
 
 from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
 from commitlake.config import Config
 from commitlake.kafka.topics import end_offsets, ensure_topics, publish_settings
 from commitlake.protocol.kafka_topics import CHECK, OP
+from commitlake.testing import codecs
 
 BODY = b"." * 256
 THREADS = (1, 8, 64)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.namespace import COMMIT, ROLLBACK, Namespace, check
+from tests.support.polling import patience
 
 from commitlake import AsyncTransactionMQProducer, Message
 from commitlake.errors import MQClientException
@@ -38,8 +39,9 @@ class Orders:
         return ROLLBACK
 
 
-def producer(kafka: Namespace, listener: object | None) -> AsyncTransactionMQProducer:
-    return AsyncTransactionMQProducer("group", listener, bootstrap_servers=kafka.servers, topic_prefix=kafka.prefix)
+def producer(kafka: Namespace, listener: object | None, **more: Any) -> AsyncTransactionMQProducer:
+    where: dict[str, Any] = {"bootstrap_servers": kafka.servers, "topic_prefix": kafka.prefix}
+    return AsyncTransactionMQProducer("group", listener, **where, **more)
 
 
 async def request(port: int, path: str) -> str:
@@ -128,3 +130,155 @@ def test_other_sends_are_awaited_too_and_need_a_running_producer(kafka: Namespac
             assert error.value.reason == "MISSING_REAL_TOPIC"
 
     asyncio.run(serve())
+
+
+class Chain:
+    """A local transaction that sends by the same producer, as a coroutine or as a plain method in a thread."""
+
+    def __init__(self, is_plain: bool = False) -> None:
+        self.sender: Any = None
+        self.loop: Any = None
+        if is_plain:
+            self.execute_local_transaction = self.plainly  # type: ignore[method-assign]
+
+    async def execute_local_transaction(self, message: Message, arg: object) -> Any:
+        await self.sender.send(Message("audit", message.body))
+        return COMMIT
+
+    def plainly(self, message: Message, arg: object) -> Any:
+        asyncio.run_coroutine_threadsafe(self.sender.send(Message("audit", message.body)), self.loop).result(60)
+        return COMMIT
+
+    async def check_local_transaction(self, message: Message) -> Any:
+        await self.sender.send(Message("audit", message.body))
+        return COMMIT
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["coroutine", "plain"])
+def test_listeners_that_send_by_the_same_producer_never_hang(kafka: Namespace, is_plain: bool) -> None:
+    chain = Chain(is_plain)
+
+    async def serve() -> None:
+        chain.loop = asyncio.get_running_loop()
+        async with producer(kafka, chain, threads=4, send_msg_timeout=20_000) as chain.sender:
+            sends = [chain.sender.send_message_in_transaction(Message("orders", f"{at}")) for at in range(40)]
+            await asyncio.gather(*sends)
+
+    asyncio.run(asyncio.wait_for(serve(), 60))
+    assert len(kafka.read("messages")) == 40
+    assert [op.decision for op in kafka.ops()] == ["COMMIT"] * 40
+
+
+def test_checks_that_send_by_the_same_producer_never_hang(kafka: Namespace) -> None:
+    chain = Chain()
+
+    async def serve() -> None:
+        kafka.ask(*(check(f"m{at}", check_id=f"0-{at}-0-1") for at in range(40)))
+        async with producer(kafka, chain, threads=2, send_msg_timeout=20_000) as chain.sender:
+            while len({op.transaction_id for op in await asyncio.to_thread(kafka.answers)}) < 40:
+                await asyncio.sleep(0.1)
+
+    asyncio.run(asyncio.wait_for(serve(), 60))
+
+
+def test_no_thread_waits_while_listeners_await(kafka: Namespace) -> None:
+    async def serve() -> tuple[float, float]:
+        async with producer(kafka, Orders(), threads=2, send_msg_timeout=20_000) as sender:
+            await sender.send(Message("orders", b"warm"))
+            begun = time.monotonic()
+            slow = [sender.send_message_in_transaction(Message("orders", b"", keys="/"), "paid") for _ in range(40)]
+            waiting = asyncio.gather(*slow)
+            await asyncio.sleep(0.1)
+            plain = time.monotonic()
+            await sender.send(Message("orders", b"beside"))
+            plain = time.monotonic() - plain
+            await waiting
+            return time.monotonic() - begun, plain
+
+    whole, plain = asyncio.run(serve())
+    assert whole < 5 * patience(), "40 of half a second each, two at a time, take ten"
+    assert plain < 2 * patience()
+
+
+def test_a_send_that_waits_for_its_turn_is_sent_though_it_is_cancelled(kafka: Namespace) -> None:
+    async def serve() -> None:
+        async with producer(kafka, Orders(), threads=1, send_msg_timeout=20_000) as sender:
+            plain = [asyncio.create_task(sender.send(Message("orders", f"{at}"))) for at in range(20)]
+            paid = asyncio.create_task(sender.send_message_in_transaction(Message("orders", b"20"), "paid"))
+            await asyncio.sleep(0)
+            for each in [*plain, paid]:
+                each.cancel()
+            await asyncio.gather(*plain, paid, return_exceptions=True)
+            assert all(each.cancelled() for each in [*plain, paid])
+
+    asyncio.run(serve())
+    assert sorted(int(record.value) for record in kafka.read("messages")) == list(range(20))
+    assert [op.decision for op in kafka.ops()] == ["COMMIT"]
+
+
+def test_a_transaction_of_several_messages_is_awaited(kafka: Namespace) -> None:
+    seen: list[Any] = []
+
+    async def awaited_hook(context: Any) -> None:
+        await asyncio.sleep(0)
+        seen.append(context.state)
+
+    async def serve() -> None:
+        async with producer(kafka, Orders()) as sender:
+            sender.register_end_transaction_hook(awaited_hook)
+            sender.register_end_transaction_hook(lambda context: seen.append(context.state))
+            async with sender.begin_transaction() as transaction:
+                first = await transaction.send(Message("orders", b"1"))
+                await transaction.send(Message("points", b"2"))
+                assert transaction.transaction_id == first.transaction_id
+            with pytest.raises(ZeroDivisionError):
+                async with sender.begin_transaction() as transaction:
+                    await transaction.send(Message("orders", b"3"))
+                    raise ZeroDivisionError
+            with pytest.raises(MQClientException, match="ended"):
+                await transaction.commit()
+            with pytest.raises(asyncio.TimeoutError):
+                async with asyncio.timeout(0.3), sender.begin_transaction() as transaction:
+                    await transaction.send(Message("orders", b"4"))
+                    await asyncio.sleep(10)
+
+    asyncio.run(serve())
+    assert sorted((op.decision, len(op.half_messages)) for op in kafka.ops()) == [
+        ("COMMIT", 2),
+        ("ROLLBACK", 1),
+        ("ROLLBACK", 1),
+    ]
+    assert seen == [COMMIT] * 2 + [ROLLBACK] * 4
+
+
+def test_a_delayed_message_is_rescheduled(kafka: Namespace) -> None:
+    async def serve() -> None:
+        async with producer(kafka, None) as sender:
+            sent = await sender.send(Message("orders", b"old", delay_seconds=60))
+            new = await sender.reschedule(str(sent.recall_handle), Message("orders", b"new", delay_seconds=90))
+            assert new.recall_handle is not None
+
+    asyncio.run(serve())
+    assert [record.value for record in kafka.read("messages")] == [b"old", b"new"]
+    assert [op.msg_id for op in kafka.ops()] != []
+
+
+def test_a_shutdown_gives_up_a_listener_that_hangs_and_may_be_followed_by_a_start(kafka: Namespace) -> None:
+    class Hung(Orders):
+        async def check_local_transaction(self, message: Message) -> Any:
+            await asyncio.sleep(1_000)
+
+    async def serve() -> float:
+        kafka.ask(check())
+        sender = producer(kafka, Hung())
+        await sender.start()
+        await asyncio.sleep(2)
+        begun = time.monotonic()
+        await sender.shutdown(2_000)
+        took = time.monotonic() - begun
+        async with sender:
+            await sender.send(Message("orders", b"again"))
+        return took
+
+    assert asyncio.run(asyncio.wait_for(serve(), 90)) < 6 * patience()
+    assert [record.value for record in kafka.read("messages")] == [b"again"]

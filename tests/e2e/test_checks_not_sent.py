@@ -1,4 +1,4 @@
-"""Checks are best effort: one that can't be sent ends neither the coordinator nor a start."""
+"""Where checks go; one that can't be sent ends neither the coordinator nor a start."""
 
 from __future__ import annotations
 
@@ -44,3 +44,28 @@ def test_a_client_that_can_not_send_checks_ends_nothing(
     assert [row["transaction_id"] for row in lake.topic("orders")] == ["b"]
     lake.run(spark, transaction_timeout="0s")
     assert {check.transaction_id for check in lake.checks()} == {"a"}
+
+
+def test_checks_of_a_group_with_a_topic_of_its_own_go_only_there(spark: SparkSession, lake: Lake) -> None:
+    lake.half("own", group="own-group")
+    lake.half("other")
+    lake.run(spark, transaction_timeout="0s", kafka_check_topics=["own-group"])
+    assert {check.transaction_id for check in lake.checks()} == {"other"}
+    assert {check.transaction_id for check in lake.checks("check.own-group")} == {"own"}
+    lake.run(spark, transaction_timeout="0s")  # the group is out of the list; the newest checks go out again
+    assert {check.transaction_id for check in lake.checks()} == {"other", "own"}
+
+
+def test_a_check_too_large_for_a_groups_own_topic_holds_up_no_other_group(spark: SparkSession, lake: Lake) -> None:
+    own = {"transaction_timeout": "0s", "kafka_check_topics": ["own-group"]}
+    lake.run(spark, **own)
+    with closing(KafkaAdminClient(bootstrap_servers=lake.settings["kafka.bootstrap_servers"])) as admin:
+        topic = lake.config.kafka.topic("check.own-group")
+        given = {"max.message.bytes": "100000"}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=given)])
+    lake.half("large", group="own-group", body=b"x" * 100_000)
+    lake.half("small", group="own-group")
+    lake.half("other", body=b"x" * 100_000)
+    lake.run(spark, **own)
+    assert {check.transaction_id for check in lake.checks()} == {"other"}
+    assert {check.transaction_id for check in lake.checks("check.own-group")} == {"small"}

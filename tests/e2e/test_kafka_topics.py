@@ -43,6 +43,7 @@ def test_missing_topics_are_created_as_the_contract_says(broker: EmbeddedBroker)
         actual = {key: entry["value"] for key, entry in described[found.kafka.topic(name)].items()}
         assert int(actual["max.message.bytes"]) > 4 * 1024 * 1024
         assert (actual["message.timestamp.type"] == "LogAppendTime") == (name != "check")
+        assert actual["compression.type"] == ("uncompressed" if name in ("check", "settings") else "producer")
         assert actual["cleanup.policy"] == ("compact" if name == "settings" else "delete")
         assert name == "settings" or int(actual["retention.ms"]) >= 7 * 86_400_000
 
@@ -122,6 +123,7 @@ def test_the_published_settings_are_what_producers_must_respect(broker: Embedded
         "topics_allowed": ["*"],
         "topics_max": 1_000,
         "topics": ["a", "b"],
+        "check_topics": [],
     }
 
 

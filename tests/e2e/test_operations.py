@@ -36,7 +36,7 @@ COMMIT, ROLLBACK, UNKNOW = (
 class Says(TransactionListener):
     """Answers at once with the argument of the send, and to checks that it does not know."""
 
-    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+    def execute_local_transaction(self, message: Message, arg: Any) -> Any:
         return arg
 
     def check_local_transaction(self, message: Message) -> LocalTransactionState:
@@ -47,10 +47,10 @@ class Says(TransactionListener):
 def sent(coordinator: Coordinator) -> Iterator[dict[str, str]]:
     """Transaction ids by what became of them; `discarded` and `resumed` stay unknown to the producer."""
     kafka = coordinator.config.kafka
-    where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    where: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
     with TransactionMQProducer(GROUP, Says(), **where) as producer:
 
-        def send(answer: LocalTransactionState, **delay: int) -> str:
+        def send(answer: LocalTransactionState, **delay: Any) -> str:
             return str(producer.send_message_in_transaction(Message(TOPIC, b"body", **delay), answer).transaction_id)
 
         ids = {
@@ -198,7 +198,7 @@ def test_discarded_transactions_are_resumed_by_hundreds_and_say_who_and_why(
     coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
-    where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    where: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
     producer = TransactionMQProducer("bulk", Says(), **where)
     with producer:
         for number in range(150):

@@ -66,9 +66,9 @@ class Readme:
     def _ready(self) -> str:
         return next((line for line in self.lines if "READY" in line), "")
 
-    def python(self, holding: str) -> str:
-        """Run the snippet that holds a text, in the reader's directory."""
-        (snippet,) = [text for text in SNIPPETS if holding in text]
+    def python(self, *holding: str) -> str:
+        """Run the snippets that hold each a text, one after the other, in the reader's directory."""
+        snippet = "\n".join(next(text for text in SNIPPETS if each in text) for each in holding)
         done = subprocess.run(
             [sys.executable, "-c", snippet.replace(PORT, self.port)],
             cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=240, check=False,
@@ -102,8 +102,8 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
 
 @pytest.mark.timeout(900)
 def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None:
-    assert "COMMIT_MESSAGE" in readme.python("class Orders")
-    readme.python("begin_transaction")
+    assert "COMMIT_MESSAGE" in readme.python("class Orders", "begin_transaction")
+    readme.python("DefaultMQProducer")
     wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 1, 3])
 
     seen = readme.python("commitlake.consume")
@@ -135,7 +135,7 @@ def test_every_command_and_snippet_of_the_readme_is_run() -> None:
         ["./spark-submit.sh", "ledger", "--conf", "conf/local.yaml", "--summary"],
     ]
     assert commands == COMMANDS
-    assert len(SNIPPETS) == 4
+    assert len(SNIPPETS) == 5
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith('tests/run.sh"')
 
 

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
-from tests.support import codecs, tables
+from tests.support import tables
 from tests.support.polling import wait_for
 
 from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
 from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.testing import codecs
 
 if TYPE_CHECKING:
     from commitlake.coordinator import Coordinator
@@ -300,14 +301,14 @@ def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinato
     wait_for(lambda: len((visible_batches(warehouse, topic) or [{}])[-1]) == len(sent))
     versions = visible_batches(warehouse, topic)
     assert {len(members) for batches in versions for members in batches.values()} == {10}
-    for place, members in versions[-1].items():
+    for place, rows in versions[-1].items():
         number, ids = sent[place]
-        assert [row["message_id"] for row in members] == ids
-        assert [row["source_index"] for row in members] == list(range(10))
-        assert [row["body"] for row in members] == [f"{number}-{at}".encode() for at in range(10)]
-        assert [(row["tags"], row["keys"]) for row in members] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
-        assert [dict(row["properties"]) for row in members] == [{"buyerId": f"buyer {at}"} for at in range(10)]
-        assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in members}) == 1
+        assert [row["message_id"] for row in rows] == ids
+        assert [row["source_index"] for row in rows] == list(range(10))
+        assert [row["body"] for row in rows] == [f"{number}-{at}".encode() for at in range(10)]
+        assert [(row["tags"], row["keys"]) for row in rows] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
+        assert [dict(row["properties"]) for row in rows] == [{"buyerId": f"buyer {at}"} for at in range(10)]
+        assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in rows}) == 1
 
 
 @pytest.mark.soak

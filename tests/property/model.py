@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace as Half
 
-from tests.support.records import Check, Delivered, End, Message, Op, OpKey, Place
-
+from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.states import Delivery, Kind, Reason, Refusal, State
 from commitlake.statemachine.model import Rules
+from commitlake.testing.records import Check, Delivered, End, OpKey
+from commitlake.testing.records import LandedMessage as Message
+from commitlake.testing.records import LandedOp as Op
 
 HOUR_MS = 3_600_000
 DONE = "done"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.topic_table import compact, message, write
 
+from commitlake.consumer import plan as plan_module
 from commitlake.consumer import topic as topic_module
 from commitlake.consumer.cursor import Cursor
 from commitlake.consumer.topic import Topic
@@ -58,10 +59,22 @@ def rows_of(step: str, number: int, batch: int, queues: int) -> list[dict[str, A
 
 
 @settings(max_examples=40)
-@given(steps=STEPS, queues=st.integers(1, 3), budget=st.sampled_from([1, 5_000, 1 << 20]))
+@given(
+    steps=STEPS,
+    queues=st.integers(1, 3),
+    budget=st.sampled_from([1, 5_000, 1 << 20]),
+    memory=st.sampled_from([1, 500, 1 << 20]),
+)
 @pytest.mark.filterwarnings("ignore")
-def test_each_row_comes_once_and_in_the_order_of_the_contract(steps: list[str], queues: int, budget: int) -> None:
-    with TemporaryDirectory() as place, mock.patch.object(topic_module, "BUDGET", budget):
+def test_each_row_comes_once_and_in_the_order_of_the_contract(
+    steps: list[str], queues: int, budget: int, memory: int
+) -> None:
+    with (
+        TemporaryDirectory() as place,
+        mock.patch.object(topic_module, "BUDGET", budget),
+        mock.patch.object(topic_module, "WINDOW_BYTES", memory),
+        mock.patch.object(plan_module, "WINDOW_BYTES", memory),
+    ):
         warehouse = Path(place)
         write(warehouse, "t", [])
         reader = Reader(warehouse)

@@ -7,13 +7,16 @@ from typing import TypeVar
 
 from hypothesis import given, note
 from hypothesis import strategies as st
-from tests.property.coordinator import Coordinator
 from tests.property.model import Model
-from tests.support.records import Check, Delivered, Message, Op, Place
 
+from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.states import Delivery, Kind
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import SEGMENT_SIZE
+from commitlake.testing.records import Check, Delivered
+from commitlake.testing.records import LandedMessage as Message
+from commitlake.testing.records import LandedOp as Op
+from commitlake.testing.segments import Segments
 
 FIRSTS = (Place(0, 0), Place(0, 1), Place(1, SEGMENT_SIZE))
 PARTS = (Place(0, 2), Place(1, 0), Place(1, 1))
@@ -80,7 +83,7 @@ def ops(draw: st.DrawFn, now: int, offset: int, asked: list[Check]) -> Op:
 @given(st.data())
 def test_any_history_ends_as_the_model_does(data: st.DataObject) -> None:
     chosen = data.draw(rules, "rules")
-    model, product = Model(chosen), Coordinator(chosen)
+    model, product = Model(chosen), Segments(chosen)
     now, landed, unread, offset, answered = START, START, [], 0, 0
     every: list[Place | tuple[Place, str]] = [*HALVES, *((place, "delayed") for place in DELAYED)]
     to_land = data.draw(st.permutations(every), "order")
@@ -129,7 +132,7 @@ def split(items: list[Item], n: int) -> tuple[list[Item], list[Item]]:
     return list(items[:n]), list(items[n:])
 
 
-def agree(model: Model, product: Coordinator) -> None:
+def agree(model: Model, product: Segments) -> None:
     """Decisions, checks and ends of delayed messages fall in the same batch; all else agrees when it has settled."""
     ends = {at: [end for end in h.ends if end.reason.name != "ORPHAN"] for at, h in model.halves.items() if h.ends}
     written = {
@@ -145,7 +148,7 @@ def delayed(deliveries: dict[Delivered, tuple[Delivery, int]]) -> dict[Delivered
     return {at: end for at, end in deliveries.items() if at[0] == "messages"}
 
 
-def settle(now: int, model: Model, product: Coordinator, unread: list[Message]) -> None:
+def settle(now: int, model: Model, product: Segments, unread: list[Message]) -> None:
     """Time passes until everything has ended; then nothing is left in any segment."""
     for at in range(now + 2_000, now + 40_000, 2_000):
         model.batch(at, at, unread, [])

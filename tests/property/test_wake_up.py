@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.records import Message, Op, Place, half_row, op_rows
 
+from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.states import Kind
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import ROW, empty, make
+from commitlake.testing.records import LandedMessage as Message
+from commitlake.testing.records import LandedOp as Op
+from commitlake.testing.records import half_row, op_rows
 
 NOW = 1_000_000
 TICK = make(ROW, 1, kind=Kind.TICK)

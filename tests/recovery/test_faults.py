@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
@@ -125,7 +126,7 @@ def test_checks_of_a_killed_producer_are_answered_by_its_group(spark: SparkSessi
         db.execute("CREATE TABLE orders (id PRIMARY KEY)")
     settings = lake.configured(transaction_timeout="2s", transaction_check_interval="2s", transaction_check_max=15)
     kafka = lake.config.kafka
-    where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    where: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
     with (
         Coordinator(spark, settings).start(),
         TransactionMQProducer("shop", producer_child.Orders(database), **where, options=producer_child.QUICK),

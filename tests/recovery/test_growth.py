@@ -53,7 +53,7 @@ def test_next_deadlines_follow_changed_timings_and_checks_count_on(spark: SparkS
 class Orders(TransactionListener):
     """Local transactions whose outcome is known at once, or only by a check."""
 
-    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+    def execute_local_transaction(self, message: Message, arg: Any) -> Any:
         return arg
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:

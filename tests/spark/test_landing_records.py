@@ -15,7 +15,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from commitlake import config
 from commitlake.errors import RecordError
 from commitlake.landing import judge, landed_rows
-from commitlake.protocol import delay
+from commitlake.protocol import delay, wire
+from commitlake.testing import landing
+from commitlake.testing.codecs import Limits
 
 RAW = """topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary,
     headers array<struct<key: string, value: binary>>"""
@@ -294,6 +296,23 @@ def test_bad_input_is_rejected_with_the_first_reason_that_applies(name: str, ver
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_good_input_goes_to_its_table(name: str, verdicts: dict[str, Row]) -> None:
     assert (verdicts[name]["target"], verdicts[name]["reason"]) == (ACCEPTED[name][1], None)
+
+
+def in_memory(case: Sent) -> str | None:
+    """Why the coordinator in memory rejects a record, None when it does not."""
+    topic, value, key, headers = case
+    limits = Limits(config.from_mapping(CONFIG).limits(()), STORED_MS)
+    try:
+        landing.read(topic.removeprefix("commitlake."), wire.Encoded(key, value, headers or []), limits)  # type: ignore[arg-type]
+    except RecordError as error:
+        return error.reason
+    return None
+
+
+@pytest.mark.parametrize("name", [*REJECTED, *ACCEPTED])
+def test_the_coordinator_in_memory_judges_alike(name: str) -> None:
+    case, expected = {**REJECTED, **ACCEPTED}[name]
+    assert in_memory(case) == (expected if name in REJECTED else None)
 
 
 @pytest.mark.parametrize("headers", _DELAYS, ids=str)

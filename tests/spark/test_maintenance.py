@@ -105,11 +105,21 @@ def test_topic_tables_keep_every_row(story: Story, maintained: Lake) -> None:
 
 
 @pytest.mark.soak
+def test_tables_know_replaced_files_for_as_long_as_these_are_kept(spark: SparkSession, maintained: Lake) -> None:
+    tables, property = Warehouse(spark, maintained.config.warehouse), "delta.deletedFileRetentionDuration"
+    assert tables.property("half", property) == "interval 3600 seconds"
+    assert tables.property(topic_table("orders"), property) == "interval 604800 seconds"
+    tables.set_property(topic_table("orders"), property, "interval 1 day")  # as versions before had it
+    maintenance(spark, maintained).run()
+    assert tables.property(topic_table("orders"), property) == "interval 604800 seconds"
+
+
 def test_no_row_is_deleted_before_its_age(spark: SparkSession, copied: Lake) -> None:
-    before = {name: len(copied.rows(name)) for name in TABLES}
+    kept = [name for name in TABLES if name != "open_rows"]  # each run saves them anew
+    before = {name: len(copied.rows(name)) for name in kept}
     report = maintenance(spark, copied, retention_ms=HOUR_MS).run()
     assert report.deleted == {}
-    assert {name: len(copied.rows(name)) for name in TABLES} == before
+    assert {name: len(copied.rows(name)) for name in kept} == before
 
 
 @pytest.mark.timeout(600)

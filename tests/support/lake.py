@@ -177,8 +177,8 @@ class Lake:
                 while consumer.position(partition) < end:
                     yield from consumer.poll(500).get(partition, [])
 
-    def checks(self) -> list[wire.CheckRecord]:
-        return [wire.decode_check(record.value, record.headers) for record in self.kafka("check")]
+    def checks(self, topic: str = "check") -> list[wire.CheckRecord]:
+        return [wire.decode_check(record.value, record.headers) for record in self.kafka(topic)]
 
     @contextmanager
     def _consumer(self) -> Iterator[KafkaConsumer]:

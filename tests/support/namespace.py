@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from tests.support import codecs
 from tests.support.polling import wait_for
 
 from commitlake.config import Config, from_mapping
@@ -21,6 +20,7 @@ from commitlake.producer import (
 )
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.testing import codecs
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
 NUMBERS = itertools.count()
@@ -91,12 +91,12 @@ class Namespace:
         wait_for(lambda: len(self.read("op")) >= count)
         return self.ops()
 
-    def ask(self, *checks: wire.CheckRecord, partition: int = 0) -> None:
+    def ask(self, *checks: wire.CheckRecord, partition: int = 0, topic: str = "check") -> None:
         """Send check requests."""
         client = KafkaProducer(bootstrap_servers=self.servers)
         for check in checks:
             key, value, headers = codecs.encode_check(check)
-            client.send(f"{self.prefix}check", key=key, value=value, headers=headers, partition=partition)
+            client.send(self.prefix + topic, key=key, value=value, headers=headers, partition=partition)
         client.close()
 
     def committed(self, group: str = "group", partition: int = 0) -> int | None:

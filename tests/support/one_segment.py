@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tests.support.records import Message, Op, Place, half_row, op_rows
 
+from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import Rows, empty
+from commitlake.testing.records import LandedMessage as Message
+from commitlake.testing.records import LandedOp as Op
+from commitlake.testing.records import half_row, op_rows
 
 RULES = {
     "timeout_ms": 6_000,

@@ -44,7 +44,7 @@ class Orders(TransactionListener):
 
 def main(servers: str, prefix: str, database: str, name: str, moment: str) -> None:
     listener = Orders(database, f"{name}-{COUNT - 1}", moment)
-    where = {"bootstrap_servers": servers, "topic_prefix": prefix}
+    where: dict[str, Any] = {"bootstrap_servers": servers, "topic_prefix": prefix}
     with TransactionMQProducer("shop", listener, **where, options=QUICK) as producer:
         for number in range(COUNT):
             producer.send_message_in_transaction(Message("orders", "a book", keys=f"{name}-{number}"))

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support import codecs
 
 from commitlake.errors import RecordError
 from commitlake.protocol import message_batch
 from commitlake.protocol.message_batch import Member
+from commitlake.testing import codecs
 
 BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
 

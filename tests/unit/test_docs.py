@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,28 @@ def test_errors_that_operations_explains_are_in_the_code() -> None:
     plain = re.sub(r"\"\s*\n\s*f?\"", "", SOURCES)  # texts that continue in the next line
     plain += plain.replace("{query}", "landing") + plain.replace("{query}", "coordination")
     assert [text for text in explained if text not in plain] == []
+
+
+def test_the_guides_test_of_a_listener_passes_and_finds_one_that_forgets() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    text = guide.split("## Test your listener")[1].split("```python\n")[1].split("```")[0]
+    forgets = text.replace("if message.keys in self.database", "if message.keys in getattr(self, 'done', ())")
+    forgets = forgets.replace("return COMMIT\n", "self.done = {message.keys}\n        return COMMIT\n", 1)
+    assert failing(text) == []
+    assert failing(forgets) == ["CRASH_BEFORE_DECISION", "DECISION_LOST"]
+
+
+def failing(example: str) -> list[str]:
+    """The faults with which the example's test fails."""
+    names: dict[str, Any] = {}
+    exec(example, names)
+    failed = []
+    for fault in names["Fault"]:
+        try:
+            names["test_what_is_paid_is_told_whatever_befalls"](fault)
+        except AssertionError:
+            failed.append(fault.name)
+    return failed
 
 
 def test_the_changelog_has_a_section_for_this_version() -> None:

@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 import commitlake
 from commitlake.cli.tx import length
 from commitlake.config import Config, from_mapping, load, of
-from commitlake.consumer.consume import seconds as consumer_seconds
+from commitlake.consumer.arguments import seconds as consumer_seconds
 from commitlake.errors import CommitLakeError, ConfigError, MQClientException
 from commitlake.producer.timeouts import milliseconds
 from commitlake.protocol.durations import duration_ms, seconds
@@ -44,7 +44,7 @@ def test_on_a_command_line_a_number_is_one_of_seconds_too() -> None:
 @pytest.mark.parametrize("given", [15_000, "15s", timedelta(seconds=15)])
 def test_a_number_of_a_producer_is_one_of_ms_as_in_rocketmq(given: Any) -> None:
     assert milliseconds("timeout", given) == 15_000
-    options = {"bootstrap_servers": "127.0.0.1:9092"}
+    options: Any = {"bootstrap_servers": "127.0.0.1:9092"}
     producer = commitlake.TransactionMQProducer("g", send_msg_timeout=given, start_timeout=given, **options)
     assert producer.send_msg_timeout == 15_000
 

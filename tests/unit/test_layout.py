@@ -27,6 +27,7 @@ LAYERS = (
     ("resolving",),
     ("report",),
     ("dedup",),
+    ("testing",),
     ("landing",),
     ("coordination",),
     ("forwarding",),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.support.one_segment import OneSegment, Readable, T, commit, half, part, unknown
-from tests.support.records import Place
+
+from commitlake.protocol.encoding import Position as Place
 
 CHECK_MAX = {"DECIDED": [(7, "DISCARDED", "CHECK_MAX")]}
 EXPIRED = {"DECIDED": [(7, "DISCARDED", "EXPIRED")]}

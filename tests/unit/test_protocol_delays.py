@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from tests.support.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
-from tests.support.records import Place
 
 from commitlake.coordination.state import _advance_segment
+from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.states import Event
 from commitlake.statemachine.rows import ROW
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.support.one_segment import H, OneSegment, T, commit, half, part, reopened, resume, rollback
-from tests.support.records import Place
+
+from commitlake.protocol.encoding import Position as Place
 
 PARK = 600_000
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.support.one_segment import H, OneSegment, T, commit, half, part, reopened, rollback
-from tests.support.records import Place
 
+from commitlake.protocol.encoding import Position as Place
 from commitlake.statemachine.rows import Rows
 
 P, Q = Place(1, 3), Place(2, 4)

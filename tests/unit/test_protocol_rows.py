@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.support.one_segment import OneSegment, T, commit, delayed, half
-from tests.support.records import Place
 
 from commitlake.errors import DoubledError
+from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.states import Kind
 from commitlake.statemachine.rows import ROW, Rows, make, pack, unpack
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import codecs
 
 from commitlake.errors import RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
+from commitlake.testing import codecs
 
 VECTORS = sorted((Path(__file__).parents[1] / "vectors").glob("*.json"))
 
@@ -209,6 +209,8 @@ def test_settings_of_a_newer_version_are_read_and_of_an_older_one_refused() -> N
     vector = json.loads((VECTORS[0].parent / "settings.json").read_text())
     content = json.loads(vector["value"])
     assert wire.decode_settings(json.dumps({**content, "later": 1}).encode()).queues == content["queues"]
+    del content["check_topics"]  # a coordinator of contract version 3
+    assert wire.decode_settings(json.dumps(content).encode()).check_topics == ()
     del content["queues"]
     with pytest.raises(RecordError, match="queues"):
         wire.decode_settings(json.dumps(content).encode())

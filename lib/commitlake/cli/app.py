@@ -336,6 +336,37 @@ def unfinished(
     raise typer.Exit(consumers.unfinished(load(conf, sets), topic, group, tags, where, limit, as_json))
 
 
+@app.command()
+def groups(
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="For --rewind and --delete.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="For --rewind and --delete.")] = None,
+    rewind: Annotated[
+        str | None,
+        typer.Option("--rewind", metavar="WHERE", help="Go on there: first, newest, ms since epoch or a time in UTC."),
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Forget a group whose instances have ended.")] = False,
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Show groups of consumers: members, how many messages they are behind, what waits. Or change one.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    settings = load(conf, sets)
+    from commitlake.cli import consumers
+
+    if rewind is None and not delete:
+        raise typer.Exit(consumers.groups(settings, as_json))
+    if topic is None or group is None or (delete and rewind is not None):
+        msg = "give --topic and --group with one of --rewind and --delete"
+        raise typer.BadParameter(msg)
+    done = (
+        consumers.delete(settings, topic, group) if delete else consumers.rewind(settings, topic, group, rewind or "")
+    )
+    raise typer.Exit(done)
+
+
 @app.command("send-again")
 def send_again(
     topic: Topic,

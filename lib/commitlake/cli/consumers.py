@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from commitlake.cli.questions import FOUND, NOTHING, show
 from commitlake.clock import now_ms
 from commitlake.config import Config
+from commitlake.consumer import overview
 from commitlake.consumer import unfinished as unfinished_messages
 from commitlake.consumer.receipts import Receipts
 from commitlake.consumer.rows import place_of
+
+_MOST = 100_000
+"""Groups that are shown."""
 
 
 def unfinished(
     settings: Config, topic: str, group: str, tags: str | None, where: str | None, limit: int, as_json: bool
 ) -> int:
     """Show what a group has not done."""
-    found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where)
-    return show(found.drop_columns(["properties"]), limit, as_json)
+    found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
+    code = show(found.drop_columns(["properties"]).slice(0, limit), limit, as_json)
+    if found.num_rows > limit and not as_json:
+        print("there are more; --limit shows them")
+    return code
+
+
+def groups(settings: Config, as_json: bool) -> int:
+    """Show all groups of consumers."""
+    return show(overview.groups(settings), _MOST, as_json)
+
+
+def rewind(settings: Config, topic: str, group: str, to: str) -> int:
+    """Let a group go on elsewhere."""
+    overview.rewind(settings, topic, group, moment(to))
+    print(f"the group {group} goes on in {topic} at {to}, within some seconds")
+    return FOUND
+
+
+def delete(settings: Config, topic: str, group: str) -> int:
+    """Forget a group."""
+    overview.delete(settings, topic, group)
+    print(f"the group {group} of the topic {topic} is forgotten")
+    return FOUND
+
+
+def moment(text: str) -> str | int | datetime:
+    """What `--rewind` names: `first`, `newest`, ms since epoch, or a time, UTC where it has no zone.
+
+    Raises:
+        ConsumerError: it is none of these.
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return given if given.tzinfo else given.replace(tzinfo=UTC)
 
 
 def send_again(settings: Config, topic: str, group: str, positions: Sequence[str], remark: str) -> int:

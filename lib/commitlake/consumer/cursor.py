@@ -31,19 +31,32 @@ class Keys:
         index: source_index.
     """
 
-    batch: npt.NDArray[np.int64]
-    source: npt.NDArray[np.int64]
-    queue: npt.NDArray[np.int64]
-    offset: npt.NDArray[np.int64]
-    index: npt.NDArray[np.int64]
+    batch: npt.NDArray[Any]
+    source: npt.NDArray[Any]
+    queue: npt.NDArray[Any]
+    offset: npt.NDArray[Any]
+    index: npt.NDArray[Any]
 
     def order(self) -> npt.NDArray[np.intp]:
         """Indexes of the rows in the order in which they are handed over."""
-        return np.lexsort((self.index, self.source, self.offset, self.queue, self.batch, self.batch < 0))
+        columns = (self.batch < 0, self.batch, self.queue, self.offset, self.source, self.index)
+        if _ascends(columns):
+            return np.arange(len(self.batch))  # as in most files: sorting 2.4 million rows takes 2 s
+        return np.lexsort(columns[::-1])
 
     def where(self, kept: npt.NDArray[Any]) -> Keys:
         """The rows of a mask or of indexes."""
-        return Keys(*(column[kept] for column in (self.batch, self.source, self.queue, self.offset, self.index)))
+        return Keys(*(column[kept] for column in self._columns()))
+
+    @classmethod
+    def joined(cls, several: Sequence[Self]) -> Self:
+        """One after the other; there is at least one."""
+        if len(several) == 1:
+            return several[0]
+        return cls(*map(np.concatenate, zip(*(keys._columns() for keys in several), strict=True)))
+
+    def _columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.batch, self.source, self.queue, self.offset, self.index
 
 
 @dataclass
@@ -107,6 +120,17 @@ class Cursor:
         return cls(
             (batch_id, queue, offset, source), {int(q): (place[0], place[1]) for q, place in kept["normal"].items()}
         )
+
+
+def _ascends(columns: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether the rows ascend, the first column first."""
+    equal = np.ones(max(0, len(columns[0]) - 1), bool)
+    for column in columns:
+        before, after = column[:-1], column[1:]
+        if (equal & (before > after)).any():
+            return False
+        equal &= before == after
+    return True
 
 
 def _is_less(place: Sequence[Any], columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:

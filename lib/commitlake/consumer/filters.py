@@ -41,6 +41,12 @@ class Filter:
         self._where = None if where is None else condition_sql(where)
         self._duckdb = duckdb.connect(":memory:", config={"threads": 1}) if where is not None else None
 
+    def condition(self) -> str:
+        """The same in DuckDB's SQL, over the columns tags, keys and properties."""
+        texts = [exp.Literal.string(tag).sql(dialect="duckdb") for tag in self._tags or ()]
+        tags = "true" if self._tags is None else f"tags IN ({', '.join(texts)})"
+        return f"{tags} AND coalesce(({self._where or 'true'}), false)"
+
     def keep(self, rows: pa.Table) -> pa.Table:
         """The wanted rows, in the same order."""
         if self._tags is not None:

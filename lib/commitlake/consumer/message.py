@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from commitlake.consumer.lanes import Handed
 from commitlake.consumer.rows import Rows
 from commitlake.protocol.durations import Duration
 
 if TYPE_CHECKING:
-    from commitlake.consumer.consume import Consumer
+    from commitlake.consumer.subscription import Subscription
 
 T = TypeVar("T")
 
@@ -35,12 +36,11 @@ class ReceivedMessage:
 
     Attributes:
         topic: the topic.
-        attempt: 1 when the group gets it for the first time.
         position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever. Kept
             under a unique key in the transaction that holds the effect, it makes the effect exactly once.
     """
 
-    __slots__ = ("_consumer", "attempt", "finished", "round", "row", "rows", "topic")
+    __slots__ = ("_subscription", "handed", "row", "rows", "topic")
 
     queue_id = _Column[int]()
     message_id = _Column[str]()
@@ -59,10 +59,25 @@ class ReceivedMessage:
     visible_at = _Column[datetime]()
     batch_id = _Column["int | None"]()
 
-    def __init__(self, consumer: Consumer, rows: Rows, row: int, attempt: int = 1, round: int = 0) -> None:
-        self._consumer, self.rows, self.row = consumer, rows, row
-        self.topic, self.attempt, self.round = consumer.topic, attempt, round
-        self.finished = False
+    def __init__(self, subscription: Subscription, handed: Handed) -> None:
+        self._subscription, self.handed = subscription, handed
+        self.rows: Rows = handed.rows
+        self.row, self.topic = handed.indexes[0], subscription.topic
+
+    @property
+    def attempt(self) -> int:
+        """1 when the group gets it for the first time."""
+        return self.handed.attempt
+
+    @property
+    def round(self) -> int:
+        """Grows by one each time an administrator sends it again."""
+        return self.handed.round
+
+    @property
+    def finished(self) -> bool:
+        """Whether `done` or `retry` was called."""
+        return self.handed.finished
 
     @property
     def properties(self) -> dict[str, str]:
@@ -76,7 +91,7 @@ class ReceivedMessage:
 
     def done(self, remark: str | None = None) -> None:
         """The group has done what it does with this message."""
-        self._consumer.finish(self, "DONE", remark=remark)
+        self._subscription.finish([self.handed], "DONE", remark=remark)
 
     def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
         """Hand it over again later; other messages do not wait for it.
@@ -89,7 +104,11 @@ class ReceivedMessage:
         Raises:
             ConsumerError: `after` is no duration.
         """
-        self._consumer.retry(self, after, most, remark)
+        self._subscription.retry([self.handed], after, most, remark)
+
+    def give_back(self) -> bool:
+        """Do no more about it where another instance is due to read its queue, which gets it; False where none is."""
+        return self._subscription.give_back(self.handed)
 
     def __repr__(self) -> str:
         """Show where it is from and no content."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
 
-from commitlake.consumer.rows import Rows, place_of
-from commitlake.errors import ConsumerError
+from commitlake.clock import now_ms
+from commitlake.consumer import tables
+from commitlake.consumer.rows import Place, Rows, place_of
 from commitlake.reading.table import Options, Table
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
@@ -51,6 +54,11 @@ _STATS = "attempt,round,due_at,source_offset,batch_id,at"
 _NOT_SIMPLE = (pads.field("state") != "DONE") | (pads.field("attempt") > 1) | (pads.field("round") > 0)
 STATES = ("RETRY", "DEAD", "DONE")
 """Of two receipts of one attempt, which happens when it was handed over twice, the higher one counts."""
+_LAST = f"""
+SELECT * FROM rows QUALIFY row_number() OVER (
+    PARTITION BY source, source_queue, source_offset, source_index
+    ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
+"""
 
 
 class Outcome(NamedTuple):
@@ -74,10 +82,10 @@ class Outcome(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What became of the message in a row."""
+    """What became of the messages in some rows."""
 
     rows: Rows
-    row: int
+    indexes: Sequence[int]
     outcome: Outcome
 
 
@@ -94,16 +102,17 @@ class Receipts:
     def __init__(self, place: str, group: str, topic: str, options: Options = None) -> None:
         self._place, self._group, self._topic, self._options = place, group, topic, options
         self._written = 0
-        create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
+        tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
         self._table = Table(place, options)
-        self._found: dict[str, list[dict[str, Any]]] = {}
+        self._seen: set[str] = set()
+        self._open: dict[Place, dict[str, Any]] = {}
 
     def write(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
         """Append receipts, in one commit; return as rows those that are more than done at the first attempt."""
         if not receipts:
             return []
         rows = pa.concat_tables(
-            rows_of(self._group, self._topic, _taken(part), [each.outcome for each in part])
+            rows_of(self._group, self._topic, _taken(part), [each.outcome for each in part for _ in each.indexes])
             for part in _by_rows(receipts)
         )
         self.append(rows)
@@ -111,11 +120,11 @@ class Receipts:
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema, and now and then make few files of many."""
-        options = dict(self._options or {}) or None
-        write_deltalake(self._place, rows, mode="append", storage_options=options)
+        tables.check_there(self._place)
+        write_deltalake(self._place, rows, mode="append", storage_options=dict(self._options or {}) or None)
         self._written += 1
         if self._written % 200 == 0:
-            compact(DeltaTable(self._place, storage_options=options))
+            tables.compact(self._delta())
 
     def waiting(self) -> list[dict[str, Any]]:
         """Receipts of the messages that wait for their next attempt, in the order in which they are due."""
@@ -127,31 +136,60 @@ class Receipts:
 
     def send_again(self, letters: Iterable[dict[str, Any]], remark: str, now_ms: int) -> None:
         """Let the group have dead letters once more, from its first attempt on."""
-        due = pa.scalar(now_ms * 1_000, pa.timestamp("us", "UTC")).as_py()
+        due = _time(now_ms)
         change = {"state": "RETRY", "attempt": 0, "due_at": due, "at": due, "remark": remark, "instance": INSTANCE}
         rows = [{**row, **change, "round": row["round"] + 1} for row in letters]
         if rows:
             self.append(pa.Table.from_pylist(rows, SCHEMA))
 
-    def _newest(self) -> list[dict[str, Any]]:
-        """The newest receipt of each message that was not simply done at its first attempt, by due time."""
-        found = [row for rows in self._read().values() for row in rows]
-        newest: dict[tuple[object, ...], dict[str, Any]] = {}
-        for row in sorted(found, key=lambda row: (row["round"], row["attempt"], STATES.index(row["state"]))):
-            newest[place_of(row)] = row
-        return sorted(newest.values(), key=lambda row: row["due_at"] or row["at"])
+    def expire(self, before_ms: int) -> None:
+        """Delete receipts written before a time (ms since epoch, UTC), but for what waits and dead letters.
 
-    def _read(self) -> dict[str, list[dict[str, Any]]]:
-        """Such receipts by file. Files never change, so each is read once, and most hold none."""
+        Those are written once more first: a copy changes nothing, and their other rows may go with all the rest.
+        """
+        old = [row for row in self._newest() if row["at"] < _time(before_ms)]
+        if old:
+            self.append(pa.Table.from_pylist([{**row, "at": _time(now_ms())} for row in old], SCHEMA))
+        names = f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'"
+        time = f"arrow_cast({before_ms * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+        self._delta().delete(f"{names} AND at < {time}")
+
+    def delete_all(self) -> None:
+        """Delete all receipts of the group for the topic."""
+        self._delta().delete(f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'")
+
+    def _delta(self) -> DeltaTable:
+        return DeltaTable(self._place, storage_options=dict(self._options or {}) or None)
+
+    def _newest(self) -> list[dict[str, Any]]:
+        """The newest receipt of each message that waits or is a dead letter, by due time.
+
+        Files never change, so of new ones only their rows count. Those that compaction has put in the place of others
+        can't be told from these: then all is read again.
+        """
         self._table.refresh()
         files = self._table.files()
-        mine = (pads.field("consumer_group") == self._group) & (pads.field("topic") == self._topic)
-        new = files.filter(pa.array([path not in self._found for path in files["path"].to_pylist()], pa.bool_()))
-        for index, path in enumerate(new["path"].to_pylist()):
-            rows = self._table.dataset(new.slice(index, 1)).to_table(filter=mine & _NOT_SIMPLE)
-            self._found[path] = rows.to_pylist()
-        self._found = {path: self._found[path] for path in files["path"].to_pylist()}
-        return self._found
+        files = files.filter(pc.equal(files["partition.consumer_group"], self._group))
+        paths = set(files["path"].to_pylist())
+        if self._seen - paths:
+            self._seen, self._open = set(), {}
+        new = files.filter(pa.array([path not in self._seen for path in files["path"].to_pylist()], pa.bool_()))
+        if new.num_rows:
+            rows = self._table.dataset(new).scanner(filter=(pads.field("topic") == self._topic) & _NOT_SIMPLE)
+            for row in _last_of_each(rows, and_done=bool(self._seen)):
+                self._take_in(row)
+            self._seen = paths
+        return sorted(self._open.values(), key=lambda row: row["due_at"] or row["at"])
+
+    def _take_in(self, row: dict[str, Any]) -> None:
+        place = place_of(row)
+        known = self._open.get(place)
+        if known is not None and _rank(known) > _rank(row):
+            return
+        if row["state"] == "DONE":
+            self._open.pop(place, None)
+        else:
+            self._open[place] = row
 
 
 def rows_of(group: str, topic: str, taken: pa.Table, outcomes: Sequence[Outcome]) -> pa.Table:
@@ -172,32 +210,24 @@ def rows_of(group: str, topic: str, taken: pa.Table, outcomes: Sequence[Outcome]
     return pa.table(columns, names=SCHEMA.names).cast(SCHEMA)
 
 
-def create(place: str, schema: pa.Schema, partition_by: list[str], options: Options, more: dict[str, str]) -> None:
-    """Make a table where it is missing; its log is kept for a day."""
-    short = {"delta.logRetentionDuration": "interval 1 day", "delta.deletedFileRetentionDuration": "interval 1 hour"}
-    kept = dict(options or {}) or None
-    settings = {**short, **more}
-    try:
-        DeltaTable.create(
-            place, schema, mode="ignore", partition_by=partition_by, configuration=settings, storage_options=kept
-        )
-    except (DeltaError, OSError) as error:
-        if not DeltaTable.is_deltatable(place, kept):  # unless another instance made it at the same moment
-            msg = f"receipts: cannot make the table {place}: {error}; name a place that this process may write to"
-            raise ConsumerError(msg) from error
+def _last_of_each(rows: pads.Scanner, *, and_done: bool) -> list[dict[str, Any]]:
+    """The newest receipt of each message; those that are done, of which a history has very many, only if asked for."""
+    with duckdb.connect(":memory:", config={"threads": 1}) as db:
+        db.register("rows", rows.to_reader())
+        last = f"SELECT * FROM ({_LAST}) WHERE {and_done} OR state <> 'DONE'"
+        return list(db.sql(last).to_arrow_table().cast(SCHEMA).to_pylist())
 
 
-def compact(table: DeltaTable) -> None:
-    """Make few files of many, and remove what no version of the last hour uses.
+def _rank(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["round"], row["attempt"], STATES.index(row["state"])
 
-    Another instance may do so at the same moment: then one of the two fails, and nothing is lost.
-    """
-    try:
-        table.optimize.compact()
-        table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
-        table.cleanup_metadata()
-    except DeltaError:
-        return
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
+
+
+def _time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1_000, UTC)
 
 
 def _us(ms: int | None) -> int | None:
@@ -205,7 +235,7 @@ def _us(ms: int | None) -> int | None:
 
 
 def _taken(receipts: Sequence[Receipt]) -> pa.Table:
-    return receipts[0].rows.table.select(TAKEN).take([each.row for each in receipts])
+    return receipts[0].rows.table.select(TAKEN).take([index for each in receipts for index in each.indexes])
 
 
 def _by_rows(receipts: Iterable[Receipt]) -> list[list[Receipt]]:

@@ -24,6 +24,7 @@ class Rows:
     def __init__(self, rows: pa.Table) -> None:
         self.table = rows.combine_chunks()
         self.keys = keys_of(self.table)
+        self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
         self._columns = {name: self.table[name] for name in self.table.column_names}
 
     def value(self, column: str, row: int) -> Any:
@@ -33,12 +34,12 @@ class Rows:
 
 def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:
     """What the rows are ordered by."""
-    sources = pc.cast(pc.equal(rows["source"], "messages"), pa.int64())
+    sources = pc.cast(pc.equal(rows["source"], "messages"), pa.int8())  # a file may have millions of rows
     columns = (pc.fill_null(rows["batch_id"], -1), sources, *(rows[name] for name in PLACE_COLUMNS[1:]))
-    return Keys(*(np.asarray(column, np.int64) for column in columns))
+    return Keys(*map(np.asarray, columns))
 
 
-def place_texts(rows: pa.Table) -> npt.NDArray[np.str_]:
+def place_texts(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.str_]:
     """`<source>-<queue>-<offset>-<index>` of each row: what identifies a message for ever."""
     parts = [pc.cast(rows[name], pa.string()) for name in PLACE_COLUMNS]
     return np.asarray(pc.binary_join_element_wise(*parts, "-").to_pylist(), str)

@@ -1,7 +1,8 @@
 """Who of a group reads which queue: the rule, as a pure function of what is kept and what this instance knows.
 
-Kept for a group and a topic: `members`, each with a beat that grows while it lives, and `queues`, each with its owner
-and cursor. No clock is compared between machines: an instance is gone when its beat stands still by another one's.
+Kept for a group and a topic: `members`, and `queues`, each with its owner and cursor. Beside it each member has a beat,
+which changes while it lives. No clock is compared between machines: an instance is gone when its beat stands still by
+another one's.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from commitlake.consumer.cursor import Cursor
+
 State = dict[str, Any]
-"""`{"members": {name: beat}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`"""
+"""`{"members": {name: its lease, s}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`"""
+
+EMPTY: State = {"members": {}, "queues": {}}
 
 
 def turn(
@@ -20,8 +25,9 @@ def turn(
     queues: Collection[int],
     held: Collection[int],
     cursors: Mapping[int, object],
+    lease_s: float = 15,
 ) -> State:
-    """The state after this instance's turn.
+    """The state after this instance's turn; the same one when there is nothing to change.
 
     Args:
         state: as it is kept.
@@ -30,9 +36,10 @@ def turn(
         queues: all queues of the topic.
         held: queues of which this instance has messages that are not finished; it keeps them until they are.
         cursors: of the queues that this instance reads, as JSON.
+        lease_s: silence after which others take its queues.
     """
-    members = {name: beat for name, beat in state["members"].items() if name not in gone}
-    members[me] = members.get(me, 0) + 1
+    members = {name: lease for name, lease in state["members"].items() if name not in gone}
+    members[me] = lease_s
     known = {str(queue): {"owner": None, "cursor": None} for queue in sorted(queues)} | state["queues"]
     dues = due({"members": members, "queues": known})
     kept = {}
@@ -59,7 +66,20 @@ def leave(state: State, me: str, cursors: Mapping[int, object]) -> State:
         queue: {"owner": None, "cursor": cursors.get(int(queue), share["cursor"])} if share["owner"] == me else share
         for queue, share in state["queues"].items()
     }
-    return {"members": {name: beat for name, beat in state["members"].items() if name != me}, "queues": queues}
+    return {"members": {name: lease for name, lease in state["members"].items() if name != me}, "queues": queues}
+
+
+def rewound(state: State | None, cursors: Mapping[int, object]) -> State:
+    """The state in which all queues are free and begin at these cursors, as JSON; live instances take them again."""
+    kept = state or EMPTY
+    free = {str(queue): {"owner": None, "cursor": cursor} for queue, cursor in cursors.items()}
+    return {"members": kept["members"], "queues": free}
+
+
+def cursors(state: State) -> dict[int, Cursor]:
+    """How far a group came in each queue that it has read."""
+    kept = {int(queue): share["cursor"] for queue, share in state["queues"].items()}
+    return {queue: Cursor.of_json(cursor) for queue, cursor in kept.items() if cursor}
 
 
 def owned(state: State, me: str) -> dict[int, Any]:
@@ -76,10 +96,10 @@ class Watch:
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[str, tuple[object, float]] = {}
 
-    def gone(self, members: Mapping[str, int], now_s: float) -> set[str]:
-        """Members that are gone at `now_s`, a monotonic clock of this process."""
+    def gone(self, members: Mapping[str, object], now_s: float) -> set[str]:
+        """Members, given with their beats, that are gone at `now_s`, a monotonic clock of this process."""
         for name, beat in members.items():
             if self._seen.get(name, (None,))[0] != beat:
                 self._seen[name] = beat, now_s

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,26 +12,15 @@ import pyarrow.dataset as pads
 
 from commitlake.consumer import window
 from commitlake.consumer.cursor import Cursor, Keys
+from commitlake.consumer.plan import WINDOW_BYTES, Part, Plan, Window
 from commitlake.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
+from commitlake.reading.parquet import ParquetRows
 from commitlake.reading.table import Options, Table
 
 BUDGET = 4 << 20
-"""Bytes of files that one window is read from; compressed bodies may take ten times that in memory."""
+"""Bytes of files that are looked at together: their keys are in memory, some 100 bytes a row."""
 _HIGHEST = 1 << 62
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Window:
-    """Rows in the order in which they are handed over.
-
-    Attributes:
-        rows: all columns of the topic table.
-        ends: behind the last of them, for each queue.
-    """
-
-    rows: pa.Table
-    ends: Mapping[int, Cursor]
 
 
 class Topic:
@@ -45,7 +33,9 @@ class Topic:
 
     def __init__(self, place: str, options: Options = None) -> None:
         self._table = Table(place, options)
+        self.schema = self._table.schema
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
+        self._plan: Plan | None = None
 
     def refresh(self) -> bool:
         """Go to the newest version; whether that is another one."""
@@ -57,12 +47,16 @@ class Topic:
 
     def begin(self, queue: int) -> None:
         """A queue is read from another cursor than before."""
+        self._plan = None
         files = self._table.files()
         mine = files.filter(pc.equal(files["partition.queue_id"], queue))
         self._finished -= set(mine["path"].to_pylist())
 
     def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
-        """The next rows of these queues behind their cursors, None when there are none."""
+        """The next rows of these queues behind their cursors, None when there are none.
+
+        A cursor goes on behind each window; `begin` tells of one that does not.
+        """
         return self._at_newest(lambda: self._next(cursors))
 
     def _at_newest(self, read: Callable[[], T]) -> T:
@@ -70,22 +64,31 @@ class Topic:
         try:
             return read()
         except FileNotFoundError:
+            self._plan = None
             self._table.refresh()
             return read()
 
     def _next(self, cursors: Mapping[int, Cursor]) -> Window | None:
+        if self._plan is None or self._plan.queues != cursors.keys() or self._plan.is_over():
+            self._plan = self._planned(cursors)
+        return self._plan.next() if self._plan is not None else None
+
+    def _planned(self, cursors: Mapping[int, Cursor]) -> Plan | None:
+        """What comes next of the files that were written first; None when no file has more."""
         files = self._unfinished(cursors)
         budget = BUDGET
         while files.num_rows:
             known = statistics(files)
             chosen = window.taken(known, budget)
+            parts = self._behind(files.take(chosen), cursors, is_first_look=budget == BUDGET)
+            chosen = chosen[: len(parts)]
             left = known.where(np.setdiff1d(np.arange(files.num_rows), chosen))
-            rows, keys = self._behind(files.take(chosen), cursors)
+            keys = Keys.joined([part.keys for part in parts])
             allowed = window.may_be_handed_over(keys, left)
             if len(left.size) == 0 or allowed.all():
                 self._finished.update(files["path"].take(chosen).to_pylist())
             if allowed.any():
-                return _ordered(rows, keys, allowed)
+                return Plan(cursors.keys(), parts, keys, allowed)
             if len(left.size) == 0:
                 return None
             if len(keys.batch):
@@ -99,14 +102,42 @@ class Topic:
 
     def _find(self, places: Collection[Mapping[str, Any]]) -> pa.Table:
         wanted = pa.Table.from_pylist([{name: place[name] for name in PLACE_COLUMNS} for place in places])
-        wanted = wanted.cast(pa.schema([self._table.schema.field(name) for name in PLACE_COLUMNS]))
-        offsets = wanted["source_offset"]
-        in_range = pads.field("source_offset").isin(pc.unique(offsets))
+        wanted = wanted.cast(pa.schema([self.schema.field(name) for name in PLACE_COLUMNS]))
+        texts, offsets = place_texts(wanted), np.sort(wanted["source_offset"].to_numpy())
         files = self._table.files()
-        known, numbers = statistics(files), np.sort(offsets.to_numpy())
-        has = np.searchsorted(numbers, known.first_offset) < np.searchsorted(numbers, known.last_offset, "right")
-        found = self._table.dataset(files.filter(pa.array(has))).to_table(filter=in_range)
-        return found.filter(pa.array(np.isin(place_texts(found), place_texts(wanted))))
+        known = statistics(files)
+        has = np.searchsorted(offsets, known.first_offset) < np.searchsorted(offsets, known.last_offset, "right")
+        found, left = [self.schema.empty_table()], WINDOW_BYTES
+        for path, queue in _paths(files.filter(pa.array(has))):
+            rows = self._rows(path, queue)
+            texts_of = [np.isin(place_texts(batch), texts) for batch in rows.columns(PLACE_COLUMNS)]
+            numbers = np.flatnonzero(np.concatenate([[], *texts_of]))
+            if len(numbers) and left > 0:
+                found.append(rows.take(numbers, left))
+                left -= found[-1].nbytes
+        return pa.concat_tables(found)
+
+    def unfinished(
+        self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows behind the cursors of their queues, batch by batch; and those with one of some source_offsets.
+
+        Args:
+            cursors: None for a group that has none: then all rows count as behind.
+            offsets: source_offsets.
+            columns: of the rows; `is_behind` comes as well.
+        """
+        files, wanted = self._table.files(), np.unique(np.asarray([*offsets], np.int64))
+        known = statistics(files)
+        has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
+        reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
+        left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
+        for path, queue in _paths(files.filter(pa.array(has | left))):
+            for batch in self._rows(path, queue).columns(list(dict.fromkeys((*columns, *ORDER_COLUMNS)))):
+                keys = keys_of(batch)
+                behind = reached[queue].is_before(keys)
+                rows = batch.append_column("is_behind", pa.array(behind))
+                yield rows.filter(pa.array(behind | np.isin(keys.offset, wanted)))
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
         """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
@@ -135,17 +166,39 @@ class Topic:
         self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
         return files.filter(pa.array([not each for each in done], pa.bool_()))
 
-    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor]) -> tuple[pa.Table, Keys]:
-        """Rows of the files behind the cursors, with their keys."""
-        first = min(cursor.batch[0] for cursor in cursors.values())
-        condition = pads.field("batch_id").is_null() | (pads.field("batch_id") >= first)
-        rows = self._table.dataset(files).to_table(filter=condition)
-        keys, ids = keys_of(rows), rows["queue_id"].to_numpy()
-        behind = np.zeros(rows.num_rows, bool)
-        for queue, cursor in cursors.items():
-            mine = ids == queue
-            behind[mine] = cursor.is_before(keys.where(mine))
-        return rows.filter(pa.array(behind)), keys.where(behind)
+    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], *, is_first_look: bool) -> list[Part]:
+        """Rows of the files behind the cursors; of small files they are in memory already.
+
+        The first look takes as many files as fit into memory, and one at least. Where their rows may not be handed over
+        yet, the next ones take the others too, of which only the keys are in memory.
+        """
+        parts: list[Part] = []
+        left = WINDOW_BYTES
+        for (path, queue), size in zip(_paths(files), files["size_bytes"].to_pylist(), strict=True):
+            if parts and left <= 0 and is_first_look:
+                break
+            rows = self._rows(path, queue)
+            table = rows.take(np.arange(rows.count if 0 < size <= BUDGET and left > 0 else 0), left)
+            left -= table.nbytes
+            parts.append(_part(rows, table, cursors[queue]))
+        return parts
+
+    def _rows(self, path: str, queue: int) -> ParquetRows:
+        return ParquetRows(self._table.open(path), self.schema, {"queue_id": queue}, "body")
+
+
+def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor) -> Part:
+    """The rows behind a cursor, of which `table` has all or the first ones."""
+    is_whole = table.num_rows == rows.count
+    keys = keys_of(table) if is_whole else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
+    numbers = np.flatnonzero(cursor.is_before(keys))
+    if len(numbers) < rows.count:
+        keys = keys.where(numbers)
+    return Part(keys, numbers, None, table) if is_whole else Part(keys, numbers, rows, table.slice(0, 0))
+
+
+def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
+    return zip(files["path"].to_pylist(), files["partition.queue_id"].to_pylist(), strict=True)
 
 
 def statistics(files: pa.Table) -> window.Files:
@@ -164,16 +217,6 @@ def statistics(files: pa.Table) -> window.Files:
         first_offset=_filled(files, "min.source_offset", -1),
         last_offset=_filled(files, "max.source_offset", _HIGHEST),
     )
-
-
-def _ordered(rows: pa.Table, keys: Keys, allowed: np.ndarray[Any, Any]) -> Window:
-    chosen, kept = rows.filter(pa.array(allowed)), keys.where(allowed)
-    ids = chosen["queue_id"].to_numpy()
-    ends = {}
-    for queue in np.unique(ids).tolist():
-        ends[queue] = Cursor()
-        ends[queue].advance_to_end(kept.where(ids == queue))
-    return Window(chosen.take(kept.order()).combine_chunks(), ends)
 
 
 def _column(files: pa.Table, name: str) -> pa.ChunkedArray:

@@ -1,32 +1,35 @@
-"""What a group has not done yet: messages of a topic without a receipt that says so."""
+"""What a group has not done yet: messages of a topic that it did not pass, without a receipt that says so."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as pads
 
 from commitlake.config import Config
+from commitlake.consumer import shares
 from commitlake.consumer.filters import Filter
-from commitlake.consumer.receipts import SCHEMA, STATES
+from commitlake.consumer.group import kept_state
+from commitlake.consumer.receipts import SCHEMA, STATES, Receipts
 from commitlake.consumer.rows import PLACE_COLUMNS
+from commitlake.consumer.topic import Topic
 from commitlake.errors import WarehouseError
 from commitlake.reading.table import Options, Table, location
 
-_SHOWN = ("tags", "keys", "properties")
+_COLUMNS = ("visible_at", "message_id", "transaction_id", "tags", "keys", "properties", *PLACE_COLUMNS)
 _SQL = f"""
 WITH newest AS (
     SELECT source, source_queue, source_offset, source_index, max(struct_pack(
            round, attempt, rank := list_position({list(STATES)}, state), state, remark)) AS it
-    FROM receipts WHERE consumer_group = $group AND topic = $topic GROUP BY ALL)
+    FROM receipts GROUP BY ALL)
 SELECT m.visible_at, m.message_id, m.transaction_id, m.tags, m.keys, m.properties,
        concat_ws('-', source, source_queue, source_offset, source_index) AS position,
        coalesce(it.state, 'OPEN') AS state, coalesce(it.attempt, 0) AS attempts, it.remark AS remark
 FROM messages m LEFT JOIN newest USING (source, source_queue, source_offset, source_index)
-WHERE it IS NULL OR it.state <> 'DONE'
-ORDER BY visible_at, position
-"""
+WHERE (it.state <> 'DONE' OR (it IS NULL AND is_behind)) AND """
+_ORDERED = ("queue_id", "batch_id")
+_BEHIND = pa.field("is_behind", pa.bool_())
+_ORDER = "\nORDER BY visible_at, position"
 
 
 def unfinished(
@@ -36,9 +39,13 @@ def unfinished(
     *,
     tags: str | None = None,
     where: str | None = None,
+    limit: int | None = None,
     options: Options = None,
 ) -> pa.Table:
     """Messages that a group has not done, the oldest first, whether or not a consumer of the group runs.
+
+    A group that was read by a consumer begins where it was told to, and what it did not want is passed. One that has
+    only receipts of Spark, or none, begins with the first message.
 
     Args:
         conf: where the tables are.
@@ -46,6 +53,7 @@ def unfinished(
         group: the group of consumers.
         tags: as in `consume`.
         where: as in `consume`.
+        limit: the most messages; no more are in memory.
         options: deltalake's `storage_options`.
 
     Returns:
@@ -57,18 +65,31 @@ def unfinished(
         WarehouseError: the topic can't be read.
     """
     wanted = Filter(tags, where)
-    messages = Table(location(conf.warehouse, f"topics/{topic}"), options).dataset()
-    columns = ["visible_at", "message_id", "transaction_id", *_SHOWN, *PLACE_COLUMNS]
+    table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+    state = kept_state(conf.receipts_place, group, topic, options)
+    cursors = None if state is None else shares.cursors(state)
+    receipts = _receipts(conf, group, topic, options)
+    offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
+    rows = table.unfinished(cursors, offsets, _COLUMNS)
+    schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(_COLUMNS + _ORDERED)), _BEHIND])
     with duckdb.connect(":memory:") as db:
-        db.register("messages", messages.scanner(columns=columns).to_reader())
-        db.register("receipts", _receipts(conf, options))
-        return wanted.keep(db.sql(_SQL, params={"group": group, "topic": topic}).to_arrow_table())
+        db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
+        db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
+        most = "" if limit is None else f" LIMIT {int(limit)}"
+        return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}").to_arrow_table()
 
 
-def _receipts(conf: Config, options: Options) -> Any:
-    """Receipts of all groups; none where no consumer ever ran."""
-    place = f"{conf.receipts_place}/receipts"
+def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
+    """Receipts of the group for the topic; None where no consumer ever ran."""
     try:
-        return Table(place, options).dataset()
+        table = Table(f"{conf.receipts_place}/receipts", options).dataset()
     except WarehouseError:
-        return SCHEMA.empty_table()
+        return None
+    mine = (pads.field("consumer_group") == group) & (pads.field("topic") == topic)
+    return table.scanner(columns=[*PLACE_COLUMNS, "round", "attempt", "state", "remark"], filter=mine).to_reader()
+
+
+def _open_offsets(conf: Config, group: str, topic: str, options: Options) -> list[int]:
+    """Where messages are that wait for their next attempt, or are dead letters: the group has passed them."""
+    receipts = Receipts(f"{conf.receipts_place}/receipts", group, topic, options)
+    return [row["source_offset"] for row in (*receipts.waiting(), *receipts.dead())]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.config import Config
+from commitlake.config import Config, KafkaConfig
 from commitlake.errors import root_reason
 from commitlake.kafka import sink
 from commitlake.protocol import headers
-from commitlake.protocol.kafka_topics import CHECK
+from commitlake.protocol.kafka_topics import CHECK, check_topic
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ may have besides its message (`kafka.clients.record_bytes`), so no producer can 
 _EACH = 10  # bytes that Kafka needs for the two lengths of a header
 
 
-def records(checked: DataFrame, parts: DataFrame | None, topic: str, queues: int) -> DataFrame:
+def records(checked: DataFrame, parts: DataFrame | None, kafka: KafkaConfig) -> DataFrame:
     """Kafka records of check requests; a check always gives the same record, but for parts that came since.
 
     Each check of a transaction goes to the next partition, a repeated one too: the instance that has the one before
@@ -47,8 +47,7 @@ def records(checked: DataFrame, parts: DataFrame | None, topic: str, queues: int
     Args:
         checked: half messages, bodies and all, with `round`, `check_no` and `repeat`.
         parts: (first_queue, first_offset, queue, queue_offset) of the parts that have landed; None: there are none.
-        topic: the Kafka topic.
-        queues: how many of its partitions are used.
+        kafka: names the topics, the groups that have one of their own, and how many partitions are used.
     """
     listed = checked.withColumn("parts", F.array()) if parts is None else _with_parts(checked, parts)
     first = F.struct("queue", F.col("queue_offset").alias("offset"))
@@ -56,14 +55,21 @@ def records(checked: DataFrame, parts: DataFrame | None, topic: str, queues: int
         listed.withColumn("half_messages", F.to_json(F.concat(F.array(first), F.col("parts").cast(_LIST))))
         .withColumn("check_id", F.concat_ws("-", "queue", "queue_offset", "round", "check_no"))
         .select(
-            F.lit(topic).alias("topic"),
-            F.expr(f"pmod(queue + check_no - 1 + repeat, {queues})").alias("partition"),
+            _topic(kafka).alias("topic"),
+            F.expr(f"pmod(queue + check_no - 1 + repeat, {kafka.queues})").alias("partition"),
             F.col("transaction_id").cast("binary").alias("key"),
             F.col("body").alias("value"),
             _headers().alias("headers"),
             F.concat(F.lit("the check "), "check_id").alias("name"),
         )
     )
+
+
+def _topic(kafka: KafkaConfig) -> Column:
+    """The check topic of the group's own, or that of all groups."""
+    group, of_all = F.col("producer_group"), F.lit(kafka.topic(CHECK))
+    own = F.concat(F.lit(kafka.topic(check_topic(""))), group)
+    return F.when(group.isin(*kafka.check_topics), own).otherwise(of_all) if kafka.check_topics else of_all
 
 
 class Seldom:
@@ -97,11 +103,10 @@ def send(config: Config, checked: DataFrame, parts: DataFrame | None, warn: Call
         parts: as in `records`.
         warn: told when they can't be sent, and why.
     """
-    topic = config.kafka.topic(CHECK)
     try:
-        sink.write(config, records(checked, parts, topic, config.kafka.queues), topic, _SOON)
+        sink.write(config, records(checked, parts, config.kafka), _SOON)
     except Exception as error:  # it may be Kafka, a right, or ours; a failure that lasts would end each start
-        repeat_s = config.transaction.check_repeat_ms // 1_000
+        repeat_s, topic = config.transaction.check_repeat_ms // 1_000, config.kafka.topic(CHECK)
         reason = root_reason(error)
         warn("checks can't be sent to the Kafka topic %s: %s; they are sent again after %d s", topic, reason, repeat_s)
 

@@ -13,19 +13,6 @@ from commitlake.coordination.state import join_and_time
 from commitlake.statemachine.model import Rules
 
 
-def rules(config: Config) -> Rules:
-    """The timing rules of a configuration."""
-    timing = config.transaction
-    return Rules(
-        timeout_ms=timing.timeout_ms,
-        check_interval_ms=timing.check_interval_ms,
-        check_repeat_ms=timing.check_repeat_ms,
-        check_max=timing.check_max,
-        retention_ms=timing.retention_ms,
-        op_park_ms=timing.op_park_time_ms,
-    )
-
-
 def start(
     config: Config, inputs: InputTable, write: Callable[[DataFrame, int], None], checkpoint: str
 ) -> StreamingQuery:
@@ -37,6 +24,6 @@ def start(
         write: carries out a batch.
         checkpoint: a directory for this run.
     """
-    events = join_and_time(inputs.stream(), rules(config))
+    events = join_and_time(inputs.stream(), Rules.of(config.transaction))
     writer = events.writeStream.queryName("coordination").foreachBatch(write).outputMode("append")
     return writer.option("checkpointLocation", checkpoint).start()

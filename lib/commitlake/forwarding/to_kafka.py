@@ -106,7 +106,7 @@ class ToKafka:
         try:
             self.save_at_times()
             with telling(self._config, f"the query {self.name}", self._target):
-                sink.write(self._config, found, self._target, WAIT if self._waits else {})
+                sink.write(self._config, found, WAIT if self._waits else {})
         except Exception as error:
             self.failure = error
             raise

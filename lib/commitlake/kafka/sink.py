@@ -23,19 +23,18 @@ _NAMED = 20
 """Each of them is a line of the log."""
 
 
-def write(config: Config, records: DataFrame, topic: str, more: Mapping[str, str] | None = None) -> None:
-    """Writes records; what the topic can't take is left out, with a warning.
+def write(config: Config, records: DataFrame, more: Mapping[str, str] | None = None) -> None:
+    """Writes records; what its topic can't take is left out, with a warning.
 
     Kafka is asked what it takes only when it has refused a record. What stands before that one goes out twice then.
 
     Args:
         config: says where Kafka is.
         records: topic, partition, key, value and headers, and `name`, by which a warning names a record.
-        topic: the Kafka topic of all of them.
         more: options of Spark's sink.
 
     Raises:
-        KafkaError: the topic refuses what it should take.
+        KafkaError: a topic refuses what it should take.
     """
     options = spark_options(config.kafka) | spark_sink_limits() | dict(more or {})
     try:
@@ -43,9 +42,10 @@ def write(config: Config, records: DataFrame, topic: str, more: Mapping[str, str
     except Exception as error:  # Spark hands on the text of Kafka's error only
         if not _is_refusal(error):
             raise
-        takes = accepted(config, topic)
-        _warn(records, topic, takes)
-        _save_rest(records.where(_fits(takes)), topic, options)
+        for topic in [row["topic"] for row in records.select("topic").distinct().collect()]:
+            own, takes = records.where(F.col("topic") == topic), accepted(config, topic)
+            _warn(own, topic, takes)
+            _save_rest(own.where(_fits(takes)), topic, options)
 
 
 def _save(records: DataFrame, options: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain, 
 from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, record_bytes
 from commitlake.protocol import wire
 from commitlake.protocol.durations import DAY_MS
-from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, LANDED, PAIRED, QUEUED, SETTINGS
+from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, LANDED, PAIRED, QUEUED, SETTINGS, check_topic
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +50,18 @@ def ensure_topics(config: Config) -> list[str]:
             records must stay is compacted.
     """
     with connect(config) as client:
-        present = _partitions(client, map(config.kafka.topic, ALL))
+        wanted = (*ALL, *_of_groups(config))
+        present = _partitions(client, map(config.kafka.topic, wanted))
         _check_partitions(config, present)
         warnings = _check_settings(client, config, sorted(present))
-        _create(client, config, [name for name in ALL if config.kafka.topic(name) not in present])
+        _create(client, config, [name for name in wanted if config.kafka.topic(name) not in present])
         _grow(client, config, present)
         return warnings
+
+
+def _of_groups(config: Config) -> list[str]:
+    """Check topics of groups' own."""
+    return [check_topic(group) for group in config.kafka.check_topics]
 
 
 def ensure_targets(config: Config) -> dict[str, int]:
@@ -65,7 +71,7 @@ def ensure_targets(config: Config) -> dict[str, int]:
         KafkaError: Kafka is out of reach, a topic cannot be created, or it is one of the coordinator's own.
     """
     names = sorted(set(config.topics.to_kafka.values()))
-    own = set(names) & set(map(config.kafka.topic, ALL))
+    own = set(names) & set(map(config.kafka.topic, (*ALL, *_of_groups(config))))
     if own:
         msg = f"topics.to_kafka: {sorted(own)} are the coordinator's own topics; name others"
         raise KafkaError(msg)
@@ -144,7 +150,7 @@ def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock |
     Raises:
         KafkaError: Kafka did not acknowledge it.
     """
-    topic, record = config.kafka.topic(SETTINGS), wire.encode_settings(_limits(config, topics))
+    topic, record = config.kafka.topic(SETTINGS), wire.encode_settings(config.limits(topics))
 
     def append(sent_at: int) -> int:
         sent = producer.send(topic, record.value, record.key, record.headers, partition=0, timestamp_ms=sent_at)
@@ -157,20 +163,6 @@ def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock |
     except kafka_errors.KafkaError as error:
         msg = f"cannot write to the Kafka topic {topic}: {explain(config.kafka, error)}"
         raise KafkaError(msg) from error
-
-
-def _limits(config: Config, topics: Iterable[str]) -> wire.Settings:
-    return wire.Settings(
-        max_message_size=config.max_message_size,
-        delay_levels=config.delay.levels,
-        delay_max_ms=config.delay.max_ms,
-        reject_transactions=config.transaction.reject,
-        queues=config.kafka.queues,
-        max_queues=config.topics.max_queues,
-        topics_allowed=config.topics.allowed,
-        topics_max=config.topics.max,
-        topics=tuple(sorted(topics)),
-    )
 
 
 def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, int]:
@@ -214,7 +206,7 @@ def _create(client: KafkaAdminClient, config: Config, names: list[str]) -> None:
         client,
         {
             config.kafka.topic(name): {
-                "num_partitions": config.kafka.queues if name in QUEUED else 1,
+                "num_partitions": 1 if name in (ADMIN, SETTINGS) else config.kafka.queues,
                 "configs": _settings(config, name),
             }
             for name in names
@@ -239,7 +231,8 @@ def _make(client: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> None:
 
 
 def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) -> None:
-    few = [topic for topic in map(config.kafka.topic, QUEUED) if present.get(topic, 1 << 30) < config.kafka.queues]
+    queued = map(config.kafka.topic, (*QUEUED, *_of_groups(config)))
+    few = [topic for topic in queued if present.get(topic, 1 << 30) < config.kafka.queues]
     if few:
         client.create_partitions(dict.fromkeys(few, config.kafka.queues))
         _await_partitions(client, few, config.kafka.queues)
@@ -259,10 +252,13 @@ def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -
 def _settings(config: Config, name: str) -> dict[str, str]:
     largest = max_settings_bytes(config) if name == SETTINGS else max_record_bytes(config)
     settings = {"max.message.bytes": str(largest)}
-    if name != CHECK:
+    if name not in (CHECK, *_of_groups(config)):
         # Ages are measured from the broker's append time, never from a producer's clock. By that of `settings` the
         # coordinator tells Kafka's time.
         settings |= {_TIMESTAMPS: "LogAppendTime"}
+    if name in (CHECK, SETTINGS):
+        # The broker unpacks what it gets: one record in lz4, snappy or zstd would stop each client that can't.
+        settings |= {"compression.type": "uncompressed"}
     if name == SETTINGS:
         return settings | {"cleanup.policy": "compact"}
     return settings | {"cleanup.policy": "delete", "retention.ms": str(_WEEK_MS)}
@@ -278,7 +274,7 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
     for topic in topics:
         name = topic.removeprefix(config.kafka.topic_prefix)
         actual = {key: entry["value"] for key, entry in found[topic].items()}
-        if name in QUEUED + LANDED and "compact" in actual.get("cleanup.policy", ""):
+        if name != SETTINGS and "compact" in actual.get("cleanup.policy", ""):
             fix = _fix(topic, "cleanup.policy", "delete")
             msg = f"the Kafka topic {topic} is compacted, so records would vanish; {fix}"
             raise KafkaError(msg)

@@ -32,6 +32,7 @@ from commitlake.recovery import rebuild
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
+from commitlake.tables.schemas import FILE_RETENTION, interval
 
 log = logging.getLogger(__name__)
 
@@ -104,9 +105,9 @@ class Maintenance:
         if now >= self._next_delete:
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
             self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
-        for name, table, keep_ms in self._tables():
+        for shown, name, keep_ms in self._tables():
             if self._go_on():
-                self._try(partial(self._tidy, report, name, table, keep_ms), name, report)
+                self._try(partial(self._tidy, report, shown, name, keep_ms), shown, report)
         return report
 
     def _try(self, step: Callable[[], None], name: str, report: Report) -> None:
@@ -159,18 +160,22 @@ class Maintenance:
         )
         self._warehouse.append(moment, "maintenance")
 
-    def _tables(self) -> Iterator[tuple[str, Callable[[], DeltaTable], int]]:
-        """Each table by its name, and the time for which its unused files are kept."""
+    def _tables(self) -> Iterator[tuple[str, str, int]]:
+        """What a report calls each table, its name, and the time for which its unused files are kept."""
         keep = self._config.maintenance
         for name in TABLES:
-            yield name, partial(self._files.table, name), keep.file_retention_ms
+            yield name, name, keep.file_retention_ms
         for topic in sorted(self._warehouse.topics()):
-            yield f"topics/{topic}", partial(self._files.table, topic_table(topic)), keep.topic_file_retention_ms
+            yield f"topics/{topic}", topic_table(topic), keep.topic_file_retention_ms
 
-    def _tidy(self, report: Report, name: str, find: Callable[[], DeltaTable], keep_ms: int) -> None:
-        table, now = find(), time.monotonic()
-        if table.detail().select("numFiles").collect()[0][0] > _FEW_FILES:
-            report.compacted[name] = _compact(table)
+    def _tidy(self, report: Report, shown: str, name: str, keep_ms: int) -> None:
+        table, now = self._files.table(name), time.monotonic()
+        files, properties = table.detail().select("numFiles", "properties").collect()[0]
+        if properties.get(FILE_RETENTION) != interval(keep_ms):
+            with self._pause():  # an append beside it would fail
+                self._files.set_property(name, FILE_RETENTION, interval(keep_ms))
+        if files > _FEW_FILES:
+            report.compacted[shown] = _compact(table)
         if now >= self._next_vacuum.get(name, now):  # it lists all files, so not more often than needed
             table.vacuum(keep_ms / _HOUR_MS)
             log_cleanup.forget(table, keep_ms)

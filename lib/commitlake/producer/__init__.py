@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitlake.errors import MQClientException, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.producer.asynchronous import AsyncTransactionMQProducer
 from commitlake.producer.default import DefaultMQProducer
 from commitlake.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener
@@ -22,10 +22,12 @@ __all__ = [
     "DefaultMQProducer",
     "EndTransactionContext",
     "EndTransactionHook",
+    "FailedSend",
     "LocalTransactionState",
     "MQClientException",
     "Message",
     "MessageExt",
+    "RefusedSend",
     "SendResult",
     "SendStatus",
     "Transaction",

@@ -3,72 +3,98 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
+import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from commitlake.errors import MQClientException
-from commitlake.producer.listener import TransactionListener
-from commitlake.producer.message import Message, MessageExt, SendResult, TransactionSendResult
-from commitlake.producer.transactional import TransactionMQProducer
+from commitlake.errors import FailedSend, RefusedSend
+from commitlake.producer.ending import Ending
+from commitlake.producer.listener import failed
+from commitlake.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
+from commitlake.producer.on_loop import ProducerOnLoop
+from commitlake.producer.transaction import HalfMessage, Transaction
+from commitlake.producer.transactional import NO_LISTENER, log_lost, sent_result
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
 class AsyncTransactionMQProducer:
-    """A `TransactionMQProducer` that never blocks the event loop: its calls run in threads.
+    """A `TransactionMQProducer` that never blocks the event loop.
 
-    A listener's methods may be coroutines, which run on the loop, or plain methods, which run in a thread. Whoever
-    cancels an awaited send gives up the result only: the send and its transaction go on, and their outcome is decided.
+    The methods of a listener, and hooks, may be coroutine functions, which run on the loop and hold no thread, or plain
+    functions, which run in a thread. They may send by this same producer.
+
+    Whoever cancels an awaited call gives up the result only: a send that waits for its turn is sent all the same, a
+    transaction goes on, and its outcome is decided. Until `shutdown`, which waits for them, too.
 
     Args:
         group: producer group.
         listener: runs and looks up local transactions.
         threads: sends that may be under way at a time.
-        options: of `TransactionMQProducer`, by name.
+        options: of `TransactionMQProducer`, by name; `executor` runs the plain functions.
     """
 
     def __init__(self, group: str, listener: object | None = None, *, threads: int = 32, **options: Any) -> None:
-        self._listener = None if listener is None else _OnLoop(listener)
-        self._producer = TransactionMQProducer(group, self._listener, **options)
-        self._threads = threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._under_way: set[Future[Any]] = set()
+        self._producer = ProducerOnLoop(group, listener, threads=threads, **options)
+        self._is_running = False
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
-        """Connect, and begin to answer checks if there is a listener.
+        """Connect, and begin to answer checks if there is a listener; does nothing when it is running.
 
         Raises:
             MQClientException: Kafka is out of reach, or no coordinator has ever run there.
         """
-        if self._listener is not None:
-            self._listener.loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(self._threads, "commitlake-async")
-        await self._call(self._producer.start)
+        if not self._is_running:
+            self._producer.prepare()
+            await asyncio.to_thread(self._producer.start)
+            self._is_running = True
 
     async def shutdown(self, timeout: int = 10_000) -> None:
-        """Wait for the sends under way, also for cancelled ones, and disconnect, within `timeout` ms."""
-        if self._pool is not None:
-            until = time.monotonic() + timeout / 1_000
-            await asyncio.to_thread(wait, set(self._under_way), timeout / 1_000)
-            await self._call(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
-            self._pool.shutdown(wait=False)
-            self._pool = None
+        """Wait for the calls under way, also for cancelled ones, and disconnect, within `timeout` ms."""
+        if not self._is_running:
+            return
+        until = time.monotonic() + timeout / 1_000
+        if self._under_way:
+            await asyncio.wait(set(self._under_way), timeout=timeout / 1_000)
+        self._is_running = False
+        await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
+        self._producer.release()
+
+    def set_transaction_listener(self, listener: object) -> None:
+        """Set the listener, also while running."""
+        self._producer.set_transaction_listener(listener)  # type: ignore[arg-type]
+
+    def register_end_transaction_hook(self, hook: Any) -> None:
+        """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
+        self._producer.register_end_transaction_hook(hook)
 
     async def send(self, message: Message | Sequence[Message], timeout: int | None = None) -> SendResult:
         """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
-        return await self._call(lambda: self._producer.send(message, timeout))
+        return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout))
 
     async def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:
         """Send a half message, run the local transaction, send its decision; see `TransactionMQProducer`."""
-        return await self._call(lambda: self._producer.send_message_in_transaction(message, arg))
+        return await self._kept(self._in_transaction, message, arg)
 
     async def recall(self, recall_handle: str) -> str:
         """Recall a delayed message; see `DefaultMQProducer.recall`."""
-        return await self._call(lambda: self._producer.recall(recall_handle))
+        return await self._kept(self._producer.sending, lambda: self._producer.recall(recall_handle))
+
+    async def reschedule(self, recall_handle: str, message: Message, timeout: int | None = None) -> SendResult:
+        """Send a message in place of a delayed one; see `DefaultMQProducer.reschedule`."""
+        call = partial(self._producer.reschedule, recall_handle, message, timeout)
+        return await self._kept(self._producer.sending, call)
+
+    def begin_transaction(self, *, is_answered: bool = False) -> AsyncTransaction:
+        """Begin a transaction of several half messages, for `async with`; see `TransactionMQProducer`."""
+        self._producer.warn_if_unanswered(is_answered)
+        return AsyncTransaction(self._producer, self._kept)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -79,31 +105,91 @@ class AsyncTransactionMQProducer:
     ) -> None:
         await self.shutdown()
 
-    async def _call(self, call: Callable[[], T]) -> T:
-        if self._pool is None:
+    async def _in_transaction(self, message: Message, arg: object) -> TransactionSendResult:
+        producer = self._producer
+        if not producer.has_listener:
+            raise RefusedSend(NO_LISTENER)
+        half = await producer.sending(lambda: producer.send_half(message))
+        try:
+            decision = await producer.executed(message, arg)
+        except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
+            await producer.ended(Ending.of([half], *failed(error)), log_lost)
+            raise
+        await producer.ended(Ending.of([half], *decision), log_lost)
+        return sent_result(half, decision.state)
+
+    async def _kept(self, begin: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Awaits a call that goes on when whoever awaits it is cancelled."""
+        if not self._is_running:
             msg = "the producer is not running; use it as `async with`, or await start()"
-            raise MQClientException(msg)
-        future = self._pool.submit(call)
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return await asyncio.wrap_future(future)
+            raise FailedSend(msg)
+        task = asyncio.create_task(begin(*args))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failed)
+            raise
 
 
-class _OnLoop(TransactionListener):
-    """Runs the coroutines of a listener on the event loop, for a producer that calls it in its own threads."""
+class AsyncTransaction:
+    """Made by `AsyncTransactionMQProducer.begin_transaction`; see `Transaction`.
 
-    def __init__(self, listener: object) -> None:
-        self._listener: Any = listener
-        self.loop: asyncio.AbstractEventLoop | None = None
+    Args:
+        producer: sends the half messages and the decision.
+        kept: awaits a call that goes on when it is cancelled.
+    """
 
-    def execute_local_transaction(self, message: Message, arg: object) -> Any:
-        return self._result(self._listener.execute_local_transaction(message, arg))
+    def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._producer, self._kept = producer, kept
+        self._inner = Transaction(producer.send_half, self._note)
+        self._ending: Ending | None = None
+        self._turn = asyncio.Lock()
 
-    def check_local_transaction(self, message: MessageExt) -> Any:
-        return self._result(self._listener.check_local_transaction(message))
+    @property
+    def transaction_id(self) -> str | None:
+        """Id of the transaction, None before its first message."""
+        return self._inner.transaction_id
 
-    def _result(self, found: Any) -> Any:
-        if not inspect.iscoroutine(found):
-            return found
-        assert self.loop is not None
-        return asyncio.run_coroutine_threadsafe(found, self.loop).result()
+    async def send(self, message: Message) -> SendResult:
+        """Send one more half message; see `Transaction.send`."""
+        result: SendResult = await self._kept(self._send, message)
+        return result
+
+    async def commit(self) -> None:
+        """Make all messages visible; see `Transaction.commit`."""
+        await self._kept(self._end, self._inner.commit)
+
+    async def rollback(self) -> None:
+        """Drop all messages; see `Transaction.rollback`."""
+        await self._kept(self._end, self._inner.rollback)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._kept(self._end, lambda: self._inner.__exit__(kind, error, trace))
+
+    async def _send(self, message: Message) -> SendResult:
+        async with self._turn:
+            return await self._producer.sending(lambda: self._inner.send(message))
+
+    async def _end(self, end: Callable[[], None]) -> None:
+        async with self._turn:
+            try:
+                end()
+            finally:
+                ending, self._ending = self._ending, None
+                if ending:
+                    await self._producer.ended(ending, log_lost)
+
+    def _note(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
+        self._ending = self._producer.decided(halves, state)
+
+
+def _log_failed(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.warning("a call of a producer, whose result nobody awaits any more, failed: %s", error)

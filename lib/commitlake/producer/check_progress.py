@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Progress:
@@ -51,12 +52,13 @@ class Calls:
         self._numbers = itertools.count()
         self._returned = time.monotonic()
 
-    def watched(self, call: Callable[[], None]) -> None:
-        """Makes a call."""
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While a call is under way."""
         number = next(self._numbers)
         self._begun[number] = time.monotonic()
         try:
-            call()
+            yield
         finally:
             self._returned = time.monotonic()
             del self._begun[number]

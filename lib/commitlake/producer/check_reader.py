@@ -7,20 +7,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from functools import partial
+from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError as ClientError
 
-from commitlake.errors import CommitLakeError, RecordError
+from commitlake.errors import RecordError, RefusedSend
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.producer.check_progress import Calls, Progress
+from commitlake.producer.daemon_pool import DaemonPool
+from commitlake.producer.ignored import Ignored
 from commitlake.producer.link import Done, KafkaLink
 from commitlake.protocol import headers, wire
-from commitlake.protocol.kafka_topics import CHECK
+from commitlake.protocol.kafka_topics import CHECK, check_topic
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ _GRACE_S = 2.0
 REFUSED_S = 30.0
 """Wait after a refusal: a right that is granted later must not need a restart."""
 
-Answer = Callable[[wire.CheckRecord, Done], None]
+Answer = Callable[[wire.CheckRecord, Calls, Done], object]
+"""Answers one check: asks the listener inside `Calls.one`, sends, and calls back with the outcome of that."""
 
 
 class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -46,7 +48,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     Args:
         link: where Kafka is.
         group: producer group whose checks are answered.
-        answer: answers one check, and calls back when the answer was acknowledged or has failed.
+        answer: answers one check.
         executor: runs `answer`; None for a pool of its own.
         timeout_s: after which a call that has not returned counts as hung.
     """
@@ -57,13 +59,14 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._link = link
         self._group = group
         self._answer = answer
-        self._own_pool = None if executor else ThreadPoolExecutor(THREADS, thread_name_prefix="commitlake-check")
+        self._own_pool = None if executor else DaemonPool(THREADS, "commitlake-check")
         self._executor: Executor = executor or self._own_pool  # type: ignore[assignment]
         self._topic = link.kafka.topic(CHECK)
         self._progress: dict[TopicPartition, Progress] = {}
         self._committed: dict[TopicPartition, int] = {}
-        self._running: set[Future[None]] = set()
+        self._running: set[Future[object]] = set()
         self._calls = Calls(timeout_s)
+        self.ignored = Ignored(self._topic)
         self._failed: deque[tuple[Progress, int, wire.CheckRecord]] = deque()
         self._stopping = threading.Event()
         self._until = 0.0
@@ -101,7 +104,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             try:
                 self._consume()
                 self._await_a_free_thread()
-            except (ClientError, CommitLakeError, OSError, RuntimeError) as error:
+            except Exception as error:  # whatever it is, this group's checks must not wait for a restart
                 refused = is_refusal(error)
                 reason = self._link.explain(error) if refused else error
                 log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
@@ -118,9 +121,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             enable_auto_commit=False,
         )
         try:
-            consumer.subscribe([self._topic], listener=self)
-            consumer.partitions_for_topic(self._topic)  # else kafka-python joins the group twice
-            while not self._stopping.is_set():
+            topic = self._topic_now()
+            consumer.subscribe([topic], listener=self)
+            consumer.partitions_for_topic(topic)  # else kafka-python joins the group twice
+            while not self._stopping.is_set() and topic == self._topic_now():
                 if self._calls.are_late() and len(self._running) > len(self._calls):  # and others wait for a thread
                     return
                 self._hold_back(consumer)
@@ -128,9 +132,15 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                     self._take(self._progress.setdefault(partition, Progress()), records)
                 self._try_again()
                 self._commit()
-            self._drain()
+            if self._stopping.is_set():
+                self._drain()
         finally:
             consumer.close(autocommit=False, timeout_ms=self._leave_ms())
+
+    def _topic_now(self) -> str:
+        """Where the checks of this group are; the coordinator may say something else at each of its starts."""
+        own = self._group in self._link.settings.check_topics
+        return self._link.kafka.topic(check_topic(self._group)) if own else self._topic
 
     def _leave_ms(self) -> int:
         """For a commit, and for leaving the group."""
@@ -139,7 +149,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _await_a_free_thread(self) -> None:
         """Out of the group, so that other instances get its checks, until a hung call has returned."""
-        if self._stopping.is_set():
+        if self._stopping.is_set() or not self._calls.are_late():
             return
         log.error(
             "no listener call has returned for %.0f s, so this instance leaves the group %s: others answer its checks; "
@@ -174,20 +184,31 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         try:
             return wire.decode_check(record.value, record.headers)
         except RecordError as error:
-            log.warning("ignored record %s-%s of %s: %s", record.partition, record.offset, self._topic, error)
+            self.ignored.add(f"{record.partition}-{record.offset}", error)
             return None
 
     def _submit(self, progress: Progress, offset: int, check: wire.CheckRecord) -> None:
-        def done(error: Exception | None) -> None:
-            if error:
+        def done(error: BaseException | None) -> None:
+            if isinstance(error, RefusedSend):  # as it would be again, for example in a queue that does not exist
+                give_up(error)
+            elif error:
                 log.warning("the answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
                 self._failed.append((progress, offset, check))
             else:
                 progress.done(offset)
 
-        future = self._executor.submit(self._calls.watched, partial(self._answer, check, done))
+        def returned(call: Future[object]) -> None:
+            self._running.discard(call)
+            if not call.cancelled() and (error := call.exception()):
+                give_up(error)
+
+        def give_up(error: BaseException) -> None:
+            self.ignored.add(f"at offset {offset}, check {check.check_id},", error)
+            progress.done(offset)
+
+        future = self._executor.submit(self._answer, check, self._calls, done)
         self._running.add(future)
-        future.add_done_callback(self._running.discard)
+        future.add_done_callback(returned)
 
     def _try_again(self) -> None:
         for _ in range(len(self._failed)):

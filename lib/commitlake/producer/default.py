@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from commitlake.config import KafkaConfig
-from commitlake.errors import MQClientException, RecordError
+from commitlake.errors import RecordError, RefusedSend
 from commitlake.producer.link import KafkaLink, Late
 from commitlake.producer.message import Message, SendResult, SendStatus
 from commitlake.producer.recall_handle import decode_handle, encode_handle
@@ -38,7 +38,8 @@ class DefaultMQProducer:
         options: the coordinator's `kafka.options`, in the Java client's names.
         client_options: more keyword arguments of kafka-python's clients, for example `compression_type`, or
             `sasl_oauth_token_provider` with an object of the application.
-        send_msg_timeout: ms a send waits for its acknowledgement.
+        send_msg_timeout: ms a send takes at most. When it has failed, nothing of it is sent any more; of a record that
+            had gone out by then Kafka's client makes no other try more than this time, or a second, later.
         start_timeout: ms `start` waits for Kafka and for the coordinator's settings.
     """
 
@@ -69,7 +70,7 @@ class DefaultMQProducer:
         """
         with self._switch:
             if not self._running:
-                self._link.start()
+                self._link.start(self.send_msg_timeout)
                 self._stopped.clear()
                 self._running = True
 
@@ -97,7 +98,8 @@ class DefaultMQProducer:
             timeout: ms, instead of `send_msg_timeout`.
 
         Raises:
-            MQClientException: refused, with `reason`, before anything was sent.
+            RefusedSend: nothing was sent, with `reason`; as it is the message would be refused again.
+            FailedSend: nothing was sent, and it may be sent again.
             UncertainSend: not acknowledged in time, so the message may or may not have been sent. The same object may
                 be sent again: it keeps its id.
         """
@@ -106,7 +108,7 @@ class DefaultMQProducer:
             return self._send_one(message, timeout)
         with self._refusing() as maker:
             record, ids = maker.batch(list(message))
-        at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
+        at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
         return SendResult(
             send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
         )
@@ -115,7 +117,7 @@ class DefaultMQProducer:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
 
         Raises:
-            MQClientException: `BODY_TOO_LARGE` when one message alone is too large for a batch.
+            RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
         """
         with self._refusing() as maker:
             return list(maker.split(messages))
@@ -130,7 +132,7 @@ class DefaultMQProducer:
             recall_handle: from the `SendResult` of the delayed message.
 
         Raises:
-            MQClientException: it is not a recall handle, or nothing was sent.
+            FailedSend: nothing was sent; a `RefusedSend` when it is not a recall handle.
             UncertainSend: Kafka did not acknowledge the recall; it may be sent again.
         """
         recall = decode_handle(recall_handle)
@@ -150,14 +152,14 @@ class DefaultMQProducer:
             timeout: ms, instead of `send_msg_timeout`.
 
         Raises:
-            MQClientException: it is not a recall handle, or one of another topic, or the message was refused: nothing
-                was sent then.
+            FailedSend: nothing was sent; a `RefusedSend` when it is not a recall handle, or one of another topic, or
+                the message was refused.
             UncertainSend: Kafka did not acknowledge one of the two.
         """
         topic = decode_handle(recall_handle).topic
         if message.topic != topic:
             msg = f"the message is for {message.topic}, what is to be replaced is in {topic}; nothing was sent"
-            raise MQClientException(msg)
+            raise RefusedSend(msg)
         result = self._send_one(message, None if timeout is None else milliseconds("timeout", timeout))
         self.recall(recall_handle)
         return result
@@ -174,7 +176,7 @@ class DefaultMQProducer:
     def _send_one(self, message: Message, timeout: int | None) -> SendResult:
         with self._refusing() as maker:
             record = maker.message(message)
-        at = self._send_record(MESSAGES, record.sharding_key, wire.encode_message(record), timeout)
+        at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
         recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
         return SendResult(
             send_status=SendStatus.SEND_OK,
@@ -187,20 +189,18 @@ class DefaultMQProducer:
     def _send_record(
         self,
         topic: str,
-        key: bytes | None,
         record: wire.Encoded,
         timeout: int | None = None,
         advice: str = _SEND_AGAIN,
         late: Late | None = None,
     ) -> Position:
-        queue = self._link.choose_queue(topic, key)
-        return self._link.send(topic, queue, record, timeout or self.send_msg_timeout, advice, late)
+        return self._link.send(topic, None, record, timeout or self.send_msg_timeout, advice, late)
 
     @contextmanager
     def _refusing(self) -> Iterator[RecordMaker]:
-        """A maker of records, whose refusals are raised as MQClientException."""
+        """A maker of records, whose refusals are raised as RefusedSend."""
         try:
             yield RecordMaker(self.group, self._link.settings)
         except RecordError as error:
             msg = f"{error.reason or 'refused'}: {error}; nothing was sent"
-            raise MQClientException(msg, error.reason) from error
+            raise RefusedSend(msg, error.reason) from error

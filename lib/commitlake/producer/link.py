@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,11 +14,11 @@ from kafka.errors import KafkaError as ClientError
 from kafka.partitioner.default import murmur2
 
 from commitlake.config import KafkaConfig
-from commitlake.errors import MQClientException, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import python_options, record_bytes
-from commitlake.kafka.refusals import is_refusal
-from commitlake.producer.healing import HealingClient
+from commitlake.producer.engine import Engine, Sent
+from commitlake.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
 from commitlake.producer.settings import SettingsReader
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -30,18 +31,22 @@ METADATA_AGE_MS = 30_000
 """How long an added queue may stay unknown; Kafka's own default is 5 minutes."""
 _NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
 
-_OWN = {"acks", "enable_idempotence", "max_block_ms", "max_request_size", "key_serializer", "value_serializer"}
+_LEAST_MS = 1_000
+"""Shorter time-outs bound what a send waits, and not the client's requests: no connection would come about."""
+_OWN = {"acks", "enable_idempotence", "max_request_size", "key_serializer", "value_serializer"}
+_TIMES = {"delivery_timeout_ms", "max_block_ms"}
 
-Done = Callable[[Exception | None], None]
+Done = Callable[[BaseException | None], None]
 """Called once, from any thread, with None when a record was acknowledged, else with the error."""
-
-
 Late = Callable[[Position], None]
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    allowed = (set(KafkaProducer.DEFAULT_CONFIG) | set(KafkaConsumer.DEFAULT_CONFIG)) - _OWN
+    allowed = (set(KafkaProducer.DEFAULT_CONFIG) | set(KafkaConsumer.DEFAULT_CONFIG)) - _OWN - _TIMES
     for name in options:
+        if name in _TIMES:
+            msg = f"client_options: {name} is not allowed; send_msg_timeout bounds all that a send does, so set that"
+            raise MQClientException(msg)
         if name not in allowed:
             close = difflib.get_close_matches(name, allowed, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -56,12 +61,15 @@ class KafkaLink:
         self.kafka, self._more = kafka, more
         _check_names(more)
         self._start_timeout_ms = start_timeout_ms
-        self._client: HealingClient | None = None
+        self._client: Engine | None = None
         self._reader: SettingsReader | None = None
         self._turn = itertools.count()
 
-    def start(self) -> None:
+    def start(self, timeout_ms: int) -> None:
         """Connect and read the settings.
+
+        Args:
+            timeout_ms: how long a send waits.
 
         Raises:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
@@ -69,15 +77,26 @@ class KafkaLink:
         self._reader = SettingsReader(self.client_options(KafkaConsumer), self.kafka.topic(SETTINGS), self.explain)
         self._reader.start(self._start_timeout_ms)
         try:
-            self._client = HealingClient(self._connect)
+            self._client = KafkaPythonEngine(self._connect, timeout_ms, self.explain)
         except (ClientError, ValueError) as error:
             self.stop(0)
             raise MQClientException(self.explain(error)) from error
 
-    def _connect(self) -> KafkaProducer:
-        own = {"acks": "all", "enable_idempotence": True, "max_block_ms": self._start_timeout_ms}
-        largest = record_bytes(self.settings.max_message_size)
-        return KafkaProducer(**self.client_options(KafkaProducer) | own, max_request_size=largest)
+    def _connect(self, timeout_ms: int, is_first: bool) -> KafkaProducer:
+        given, bound = self.client_options(KafkaProducer), max(_LEAST_MS, timeout_ms)
+        own = {
+            "acks": "all",
+            "enable_idempotence": True,
+            "max_request_size": record_bytes(self.settings.max_message_size),
+            "max_block_ms": bound,
+            "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound)),
+            "delivery_timeout_ms": bound + WITHDRAWAL_MS + given.get("linger_ms", 0),
+            # What is written to a broker that hangs is appended when it goes on, so no more than one request is.
+            "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 1),
+        }
+        if not is_first:
+            own["bootstrap_timeout_ms"] = min(bound, given["bootstrap_timeout_ms"])
+        return KafkaProducer(**given | own)
 
     def stop(self, timeout_s: float) -> None:
         """Send what is still buffered, for at most `timeout_s`, then disconnect."""
@@ -90,16 +109,14 @@ class KafkaLink:
 
     def flush(self, timeout_s: float) -> None:
         """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
-        try:
-            self._started().flush(timeout_s)
-        except ClientError as error:
-            log.warning("not every record was acknowledged before the shutdown: %s", error)
+        if self._client and not self._client.flush(timeout_s):
+            log.warning("not every record was acknowledged within %.1f s", timeout_s)
 
     @property
     def settings(self) -> wire.Settings:
         """The newest limits the coordinator has published."""
         if self._reader is None:
-            raise MQClientException(_NOT_RUNNING)
+            raise FailedSend(_NOT_RUNNING)
         return self._reader.current
 
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
@@ -116,77 +133,82 @@ class KafkaLink:
         """What went wrong with Kafka, and what to do about it."""
         return explain(self.kafka, error)
 
-    def choose_queue(self, topic: str, key: bytes | None) -> int:
-        """Partition of `topic` for a record: by the hash of its key that Java's clients use, or the next in turn."""
-        name = self.kafka.topic(topic)
-        try:
-            queues = len(self._started().partitions_for(name))
-        except ClientError as error:
-            msg = f"nothing was sent to the Kafka topic {name}: {type(error).__name__}: {error}"
-            raise MQClientException(msg) from error
-        number = next(self._turn) if key is None else murmur2(key) & 0x7FFFFFFF
-        return int(number % queues)
-
     def send(
-        self, topic: str, queue: int, record: Encoded, timeout_ms: int, advice: str, late: Late | None = None
+        self,
+        topic: str,
+        queue: int | None,
+        record: Encoded,
+        timeout_ms: int,
+        advice: str,
+        late: Late | None = None,
     ) -> Position:
         """Send and wait for the acknowledgement of all in-sync replicas.
 
         Args:
             topic: name without the prefix.
-            queue: partition.
+            queue: partition; None for that of the record's key, or the next in turn.
             record: key, value and headers.
-            timeout_ms: how long to wait.
+            timeout_ms: how long to wait, for all there is to do.
             advice: what to do when the send is uncertain.
             late: called, in a thread of the client, when the acknowledgement comes after that.
 
         Raises:
-            MQClientException: nothing was sent, or Kafka refused the record.
+            FailedSend: nothing was sent, or Kafka refused the record.
             UncertainSend: there was no acknowledgement in time, or Kafka answered with another error.
         """
+        until = time.monotonic() + timeout_ms / 1_000
+        name = self.kafka.topic(topic)
         try:
-            sent = self._send(topic, queue, record)
-        except (ClientError, ValueError) as error:
-            msg = f"nothing was sent to the Kafka topic {self.kafka.topic(topic)}: {type(error).__name__}: {error}"
-            raise MQClientException(msg) from error
-        try:
-            found = sent.get(timeout=timeout_ms / 1_000)
-        except ClientError as error:
-            if is_refusal(error):
-                msg = f"nothing was sent to the Kafka topic {self.kafka.topic(topic)}: {self.explain(error)}"
-                raise MQClientException(msg) from error
-            msg = (
-                f"Kafka did not acknowledge a record of {self.kafka.topic(topic)} within {timeout_ms} ms, "
-                f"so it may or may not be there: {type(error).__name__}: {error}; {advice}"
-            )
+            sent = self._send(name, queue, record, timeout_ms)
+            return self._awaited(sent, until)
+        except FailedSend as error:
+            hint = "" if isinstance(error, RefusedSend) else "; it may be sent again"
+            msg = f"nothing was sent to the Kafka topic {name}: {error}{hint}"
+            raise type(error)(msg) from error
+        except UncertainSend as error:
             if late is not None:
-                sent.add_callback(lambda found: late(Position(found.partition, found.offset)))
+                sent.outcome.add_done_callback(lambda done: None if done.exception() else late(done.result()))
+            msg = (
+                f"Kafka did not acknowledge a record of {name} within {timeout_ms} ms, "
+                f"so it may or may not be there: {error}; {advice}"
+            )
             raise UncertainSend(msg) from error
-        return Position(found.partition, found.offset)
 
-    def send_soon(self, topic: str, queue: int, record: Encoded, done: Done) -> None:
+    def _awaited(self, sent: Sent, until: float) -> Position:
+        try:
+            return sent.outcome.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            if sent.withdraw():
+                msg = f"Kafka at {self.kafka.bootstrap_servers} took nothing in time"
+                raise FailedSend(msg) from None
+            msg = "no answer in time"
+            raise UncertainSend(msg) from None
+
+    def send_soon(self, topic: str, queue: int, record: Encoded, timeout_ms: int, done: Done) -> None:
         """Send without waiting.
 
         Args:
             topic: name without the prefix.
             queue: partition.
             record: key, value and headers.
+            timeout_ms: after which the client gives the record up.
             done: called with the outcome.
         """
         try:
-            sent = self._send(topic, queue, record)
-        except (ClientError, ValueError, MQClientException) as error:
+            sent = self._send(self.kafka.topic(topic), queue, record, timeout_ms)
+        except MQClientException as error:
             done(error)
             return
-        sent.add_callback(lambda _: done(None))
-        sent.add_errback(done)
+        sent.outcome.add_done_callback(lambda outcome: done(outcome.exception()))
 
-    def _send(self, topic: str, queue: int, record: Encoded) -> Any:
-        return self._started().send(
-            self.kafka.topic(topic), key=record.key, value=record.value, headers=record.headers, partition=queue
-        )
+    def _send(self, name: str, queue: int | None, record: Encoded, timeout_ms: int) -> Sent:
+        engine = self._started()
+        if queue is None:
+            number = next(self._turn) if record.key is None else murmur2(record.key) & 0x7FFFFFFF
+            queue = int(number % engine.queues(name, timeout_ms))
+        return engine.send(name, queue, record, timeout_ms)
 
-    def _started(self) -> HealingClient:
+    def _started(self) -> Engine:
         if self._client is None:
-            raise MQClientException(_NOT_RUNNING)
+            raise FailedSend(_NOT_RUNNING)
         return self._client

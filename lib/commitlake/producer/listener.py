@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from commitlake.producer.message import LocalTransactionState, Message, MessageExt
 
@@ -19,7 +19,7 @@ class TransactionListener(ABC):
     """The application's side of a transaction. Both methods are called from several threads."""
 
     @abstractmethod
-    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
         """Run the local transaction of a half message that Kafka has acknowledged; None means unknown."""
 
     @abstractmethod
@@ -62,21 +62,32 @@ class EndTransactionHook(Protocol):
 AnyHook = EndTransactionHook | Callable[[EndTransactionContext], object]
 
 
-def decide(call: Callable[[], LocalTransactionState | None]) -> tuple[LocalTransactionState, str | None]:
+class Decision(NamedTuple):
+    """What a listener has said: the state, and a remark when that is UNKNOW for another reason than its answer."""
+
+    state: LocalTransactionState
+    remark: str | None
+
+
+def decide(call: Callable[[], LocalTransactionState | None]) -> Decision:
     """Call a listener, and return the state and a remark: for an exception, or no state, UNKNOW and the reason."""
     try:
-        state = call()
+        return judged(call())
     except Exception as error:
         return failed(error)
+
+
+def judged(state: object) -> Decision:
+    """The decision for what a listener has returned."""
     if isinstance(state, LocalTransactionState):
-        return state, None
-    return LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}")
+        return Decision(state, None)
+    return Decision(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
 
 
-def failed(error: BaseException) -> tuple[LocalTransactionState, str]:
-    """The state and the remark after an exception of the listener."""
+def failed(error: BaseException) -> Decision:
+    """The decision after an exception of the listener."""
     log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=error)
-    return LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}")
+    return Decision(LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}"))
 
 
 def _remark(text: str) -> str:
@@ -88,9 +99,11 @@ def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:
     """Call all hooks; an exception in one is logged, and the others are called."""
     for hook in hooks:
         try:
-            if callable(hook):
-                hook(context)
-            else:
-                hook.end_transaction(context)
+            hook_call(hook)(context)
         except Exception:
             log.warning("the end-transaction hook %r failed", hook, exc_info=True)
+
+
+def hook_call(hook: AnyHook) -> Callable[[EndTransactionContext], object]:
+    """The function of a hook."""
+    return hook if callable(hook) else hook.end_transaction

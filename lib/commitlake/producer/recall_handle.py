@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from commitlake.errors import MQClientException, RecordError
+from commitlake.errors import RecordError, RefusedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import RecallRecord
 
@@ -21,7 +21,7 @@ def decode_handle(handle: str) -> RecallRecord:
     """What `handle` names.
 
     Raises:
-        MQClientException: it is not a handle of this version.
+        RefusedSend: it is not a handle of this version.
     """
     try:
         version, topic, place, msg_id = base64.b64decode(handle, altchars=b"-_", validate=True).decode().split(" ", 3)
@@ -30,4 +30,4 @@ def decode_handle(handle: str) -> RecallRecord:
     except (binascii.Error, ValueError, TypeError, RecordError):
         pass
     msg = f"{str(handle)[:100]!r} is not a recall handle; pass the recall_handle of a delayed message's SendResult"
-    raise MQClientException(msg)
+    raise RefusedSend(msg)

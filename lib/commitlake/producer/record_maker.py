@@ -40,6 +40,9 @@ def check_group(group: str) -> str:
     if not isinstance(group, str) or not 1 <= len(group) <= MAX_ID_LENGTH:
         msg = f"the producer group is {group!r}; it must be a string of 1 to {MAX_ID_LENGTH} characters"
         raise MQClientException(msg, "MISSING_PRODUCER_GROUP")
+    if any("\ud800" <= letter <= "\udfff" for letter in group):
+        msg = f"the producer group {group!r} has a lone surrogate, which UTF-8 can't write; remove the character"
+        raise MQClientException(msg, "MISSING_PRODUCER_GROUP")
     return group
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from commitlake.errors import MQClientException, UncertainSend
+from commitlake.errors import MQClientException, RefusedSend, UncertainSend
 from commitlake.producer.message import LocalTransactionState, Message, SendResult, SendStatus
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, HalfRecord
@@ -54,7 +54,7 @@ class Transaction:
         """Send one more half message and wait for its acknowledgement.
 
         Raises:
-            MQClientException: refused, with `reason`, and the transaction goes on; or it has ended.
+            FailedSend: nothing was sent, and the transaction goes on; a `RefusedSend` when it has ended.
             UncertainSend: not acknowledged in time, and the transaction can only roll back.
         """
         with self._lock:
@@ -117,10 +117,10 @@ class Transaction:
     def _check_open(self) -> None:
         if self._ended:
             msg = f"the transaction has ended with {self._ended.name}; begin another one"
-            raise MQClientException(msg)
+            raise RefusedSend(msg)
         if self._uncertain:
             msg = "the transaction can only roll back, since one of its messages may or may not be in Kafka"
-            raise MQClientException(msg) from self._uncertain
+            raise RefusedSend(msg) from self._uncertain
         if len(self._halves) >= MAX_HALF_MESSAGES:
             msg = f"the transaction has {MAX_HALF_MESSAGES} messages and may have no more; end it and begin another one"
-            raise MQClientException(msg)
+            raise RefusedSend(msg)

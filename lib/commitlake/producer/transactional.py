@@ -6,17 +6,21 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any
 
-from commitlake.errors import MQClientException, UncertainSend
+from commitlake.errors import RefusedSend, UncertainSend
+from commitlake.producer.check_progress import Calls
 from commitlake.producer.check_reader import CheckAnswerer
+from commitlake.producer.daemon_pool import DaemonPool
 from commitlake.producer.default import SHUTDOWN_MS, DefaultMQProducer
+from commitlake.producer.ending import Ending
+from commitlake.producer.ignored import Ignored
 from commitlake.producer.link import Done
-from commitlake.producer.listener import AnyHook, EndTransactionContext, TransactionListener, decide, failed, run_hooks
+from commitlake.producer.listener import AnyHook, Decision, TransactionListener, decide, failed, run_hooks
 from commitlake.producer.message import LocalTransactionState, Message, MessageExt, SendStatus, TransactionSendResult
 from commitlake.producer.timeouts import Timeout, milliseconds
 from commitlake.producer.transaction import HalfMessage, Transaction
@@ -30,6 +34,7 @@ REMEMBERED = 10_000
 """Half messages that are never committed, the newest ones; a check of an older one asks the listener."""
 ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
 NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
+NO_LISTENER = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
 _SEND_AGAIN = "if it is there it is rolled back, so send the same Message object again, in another transaction"
 
 
@@ -82,12 +87,13 @@ class TransactionMQProducer(DefaultMQProducer):
         self._is_warned = False
         self._never_committed, self._decided = _Recent(REMEMBERED), _Recent(REMEMBERED)
         self._checks: CheckAnswerer | None = None
-        self._late = ThreadPoolExecutor(1, "commitlake-late")
+        self._ignored: Ignored | None = None
+        self._late = DaemonPool(1, "commitlake-late")
 
     def start(self) -> None:
         """Connect, and begin to answer checks if there is a listener."""
         super().start()
-        self._late = ThreadPoolExecutor(1, "commitlake-late")
+        self._late = DaemonPool(1, "commitlake-late")
         self._answer_checks()
 
     def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
@@ -104,8 +110,13 @@ class TransactionMQProducer(DefaultMQProducer):
             checks.stop(until)
         if self._running:
             self._link.flush(max(0.0, until - time.monotonic()) / 2)
-        self._late.shutdown()
+        self._late.stop(max(0.0, until - time.monotonic()) / 2)
         super().shutdown(max(0, round((until - time.monotonic()) * 1_000)))
+
+    @property
+    def ignored_checks(self) -> int:
+        """Records of `check` that were malformed, or could not be answered, since the last start."""
+        return self._ignored.count if self._ignored else 0
 
     def set_transaction_listener(self, listener: TransactionListener) -> None:
         """Set the listener, also while running."""
@@ -125,28 +136,20 @@ class TransactionMQProducer(DefaultMQProducer):
             arg: passed to the listener.
 
         Raises:
-            MQClientException: refused, with `reason`. The local transaction has not run.
+            FailedSend: nothing was sent, and the local transaction has not run; a `RefusedSend` would be again.
             UncertainSend: not acknowledged in time; it has not run, and what may be in Kafka is rolled back.
         """
         listener = self._listener
         if listener is None:
-            msg = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
-            raise MQClientException(msg)
-        half = self._send_half(message)
+            raise RefusedSend(NO_LISTENER)
+        half = self.send_half(message)
         try:
-            state, remark = decide(lambda: listener.execute_local_transaction(message, arg))
+            decision = decide(lambda: listener.execute_local_transaction(message, arg))
         except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
-            self._send_decision([half], *failed(error))
+            self._end_with(Ending.of([half], *failed(error)), log_lost)
             raise
-        self._send_decision([half], state, remark)
-        return TransactionSendResult(
-            send_status=SendStatus.SEND_OK,
-            msg_id=half.record.msg_id,
-            queue_id=half.at.queue,
-            queue_offset=half.at.offset,
-            transaction_id=half.record.transaction_id,
-            local_transaction_state=state,
-        )
+        self._end_with(Ending.of([half], *decision), log_lost)
+        return sent_result(half, decision.state)
 
     def begin_transaction(self, *, is_answered: bool = False) -> Transaction:
         """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
@@ -157,14 +160,24 @@ class TransactionMQProducer(DefaultMQProducer):
         Args:
             is_answered: a rule of the coordinator answers its checks, so no listener is missed.
         """
+        self.warn_if_unanswered(is_answered)
+        return Transaction(self.send_half, lambda halves, state: self._end_with(self.decided(halves, state), log_lost))
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether there is a listener."""
+        return self._listener is not None
+
+    def warn_if_unanswered(self, is_answered: bool) -> None:
+        """Log, once, that nobody will answer the checks of a transaction."""
         if self._listener is None and not is_answered and not self._is_warned:
             self._is_warned = True
             log.warning(
                 "the group %s begins transactions without a listener: when this process dies before a decision, nobody "
-                "answers their checks, and they stay open until transaction.retention",
+                "answers their checks, and they stay open until transaction.retention; give the producer a listener, "
+                "or let a table answer (configuration key checks) and say is_answered=True",
                 self.group,
             )
-        return Transaction(self._send_half, self._end)
 
     def _answer_checks(self) -> None:
         with self._switch:
@@ -172,15 +185,17 @@ class TransactionMQProducer(DefaultMQProducer):
                 self._checks = CheckAnswerer(
                     self._link, self.group, self._answer, self._executor, self._check_timeout_s
                 )
+                self._ignored = self._checks.ignored
                 self._checks.start()
 
-    def _send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
+    def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
+        """Send a half message after the first one of its transaction, None for that itself."""
         with self._refusing() as maker:
             record = maker.half(message, *((first.record, first.at) if first else ()))
             encoded = wire.encode_half(record)
         message.take_part_in(record.transaction_id)
         late = None if first else partial(self._roll_back_late, message, record)
-        send = partial(self._send_record, HALF, record.sharding_key, encoded, advice=_SEND_AGAIN)
+        send = partial(self._send_record, HALF, encoded, advice=_SEND_AGAIN)
         try:
             return HalfMessage(message, record, send(late=late))
         except UncertainSend:
@@ -189,74 +204,75 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _roll_back_late(self, message: Message, record: wire.HalfRecord, at: Position) -> None:
         """Its send has failed for the application, which may have sent another one for the same business."""
+        half = HalfMessage(message, record, at)
         with suppress(RuntimeError):  # after a shutdown; then a check asks
-            self._late.submit(self._send_op, message, record, (at,), ROLLBACK, NEVER_COMMITTED, _log_lost)
+            self._late.submit(self._end_with, Ending.of([half], ROLLBACK, NEVER_COMMITTED), log_lost)
 
-    def _end(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
-        """End a transaction of several half messages; checks of one rolled back no longer ask the listener."""
+    def decided(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> Ending:
+        """The end of a transaction of several half messages; checks of one rolled back no longer ask the listener."""
         if state is ROLLBACK:
             self._never_committed.add(_attempt(halves[0].record), ROLLBACK)
-        self._send_decision(halves, state)
+        return Ending.of(halves, state)
 
-    def _send_decision(
-        self, halves: Sequence[HalfMessage], state: LocalTransactionState, remark: str | None = None
-    ) -> None:
-        """Send the decision without waiting; if it is lost, a check asks for it again."""
-        first = halves[0]
-        self._send_op(first.message, first.record, tuple(half.at for half in halves), state, remark, _log_lost)
-
-    def _answer(self, check: wire.CheckRecord, done: Done) -> None:
+    def _answer(self, check: wire.CheckRecord, calls: Calls, done: Done) -> None:
         message = MessageExt.from_check(check)
-        state, remark = self._look_up(check, message)
-        if state is not LocalTransactionState.UNKNOW:
-            self._decided.add(f"{check.msg_id} {check.check_id}", state)
-        self._send_op(message, check, check.half_messages, state, remark, done, check.check_id)
+        found = self._known(check)
+        if found is None:
+            with calls.one():
+                found = self._ask(message)
+        self._end_with(self._answered(check, message, *found), done)
 
-    def _look_up(self, check: wire.CheckRecord, message: MessageExt) -> tuple[LocalTransactionState, str | None]:
-        listener = self._listener
+    def _known(self, check: wire.CheckRecord) -> Decision | None:
+        """The answer to a check that the listener need not be asked for."""
         if self._never_committed.get(_attempt(check)):
-            return ROLLBACK, NEVER_COMMITTED
+            return Decision(ROLLBACK, NEVER_COMMITTED)
         decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # the same question again has the same answer
         if decided is not None:
-            return decided, None
-        if listener is None:
-            return LocalTransactionState.UNKNOW, "this instance has no listener"
+            return Decision(decided, None)
+        return None if self._listener else Decision(LocalTransactionState.UNKNOW, "this instance has no listener")
+
+    def _ask(self, message: MessageExt) -> Decision:
+        listener = self._listener
+        assert listener is not None
         try:
             return decide(lambda: listener.check_local_transaction(message))
         except BaseException as error:  # in a thread of the pool, which nobody else watches
             return failed(error)
 
-    def _send_op(
-        self,
-        message: Message,
-        first: wire.HalfRecord | wire.CheckRecord,
-        half_messages: tuple[Position, ...],
-        state: LocalTransactionState,
-        remark: str | None,
-        done: Done,
-        check_id: str | None = None,
-    ) -> None:
-        context = EndTransactionContext(
-            producer_group=self.group,
-            msg_id=first.msg_id,
-            transaction_id=first.transaction_id,
-            topic=first.topic,
-            state=state,
-            from_check=check_id is not None,
-            broker_address=self._link.kafka.bootstrap_servers,
+    def _answered(
+        self, check: wire.CheckRecord, message: MessageExt, state: LocalTransactionState, remark: str | None
+    ) -> Ending:
+        if state is not LocalTransactionState.UNKNOW:
+            self._decided.add(f"{check.msg_id} {check.check_id}", state)
+        return Ending(
             message=message,
-        )
-        run_hooks(self._hooks, context)
-        op = wire.OpRecord(
-            transaction_id=first.transaction_id,
-            producer_group=self.group,
-            decision=state.value,
-            half_messages=half_messages[: wire.MAX_HALF_MESSAGES],
-            from_check=check_id is not None,
-            check_id=check_id,
+            first=check,
+            half_messages=check.half_messages,
+            state=state,
             remark=remark,
+            check_id=check.check_id,
         )
-        self._link.send_soon(OP, half_messages[0].queue, wire.encode_op(op), done)
+
+    def _end_with(self, ending: Ending, done: Done) -> None:
+        """Send a decision without waiting; if it is lost, a check asks for it again."""
+        run_hooks(self._hooks, ending.context(self.group, self._link.kafka.bootstrap_servers))
+        self._send_op(ending, done)
+
+    def _send_op(self, ending: Ending, done: Done) -> None:
+        record = wire.encode_op(ending.op(self.group))
+        self._link.send_soon(OP, ending.half_messages[0].queue, record, self.send_msg_timeout, done)
+
+
+def sent_result(half: HalfMessage, state: LocalTransactionState) -> TransactionSendResult:
+    """What a send in a transaction returns."""
+    return TransactionSendResult(
+        send_status=SendStatus.SEND_OK,
+        msg_id=half.record.msg_id,
+        queue_id=half.at.queue,
+        queue_offset=half.at.offset,
+        transaction_id=half.record.transaction_id,
+        local_transaction_state=state,
+    )
 
 
 def _attempt(half: wire.HalfRecord | wire.CheckRecord) -> str:
@@ -283,6 +299,7 @@ class _Recent:
             return self._decisions.get(name)
 
 
-def _log_lost(error: Exception | None) -> None:
+def log_lost(error: BaseException | None) -> None:
+    """Called with the outcome of sending a decision."""
     if error:
         log.warning("a decision was not acknowledged by Kafka, and a check will ask for it again: %s", error)

@@ -44,6 +44,18 @@ class Position(NamedTuple):
         return cls(int(found[1]), int(found[2]))
 
     @classmethod
+    def checked(cls, queue: object, offset: object) -> Position:
+        """A position of two numbers out of JSON.
+
+        Raises:
+            RecordError: they are anything else, also `true`, 1.0, or out of range.
+        """
+        if type(queue) is int and type(offset) is int and 0 <= queue <= MAX_QUEUE and 0 <= offset <= MAX_OFFSET:
+            return cls(queue, offset)
+        msg = f"queue {queue!r:.50} and offset {offset!r:.50} are no position in Kafka; both are whole numbers from 0"
+        raise RecordError(msg)
+
+    @classmethod
     def from_coordinate(cls, coordinate: int) -> Position:
         """The position that a coordinate stands for."""
         return cls(coordinate >> OFFSET_BITS, coordinate & MAX_OFFSET)

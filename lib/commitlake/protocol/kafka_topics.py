@@ -12,3 +12,8 @@ PAIRED = (HALF, OP, MESSAGES)
 QUEUED = (*PAIRED, CHECK)
 """Topics with `kafka.queues` partitions; the others have one."""
 ALL = (*LANDED, CHECK, SETTINGS)
+
+
+def check_topic(group: str) -> str:
+    """The check topic of a producer group's own."""
+    return f"{CHECK}.{group}"

@@ -8,12 +8,13 @@ and `landing.parse`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, NamedTuple
 
 from commitlake.errors import RecordError
 from commitlake.protocol import headers
 from commitlake.protocol.encoding import (
+    MAX_ID_LENGTH,
     Headers,
     Position,
     from_json,
@@ -178,6 +179,7 @@ class Settings:
         topics_allowed: shell patterns of destination topics.
         topics_max: how many destination topics there may be.
         topics: those that exist.
+        check_topics: producer groups with a check topic of their own; a coordinator of version 0.2 publishes none.
     """
 
     max_message_size: int
@@ -189,6 +191,7 @@ class Settings:
     topics_allowed: tuple[str, ...]
     topics_max: int
     topics: tuple[str, ...]
+    check_topics: tuple[str, ...] = ()
 
 
 def encode_message(record: MessageRecord) -> Encoded:
@@ -245,15 +248,15 @@ def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
     found = texts(given)
     try:
         return CheckRecord(
-            transaction_id=found[headers.TRANSACTION_ID],
+            transaction_id=_short(found[headers.TRANSACTION_ID]),
             producer_group=found[headers.PGROUP],
-            msg_id=found[headers.UNIQ_KEY],
-            topic=found[headers.REAL_TOPIC],
+            msg_id=_short(found[headers.UNIQ_KEY]),
+            topic=_short(found[headers.REAL_TOPIC]),
             body=value or b"",
-            half=Position(int(found[headers.HALF_QUEUE]), int(found[headers.HALF_OFFSET])),
+            half=Position.parse(f"{found[headers.HALF_QUEUE]}-{found[headers.HALF_OFFSET]}"),
             half_messages=_positions(found[headers.HALF_MESSAGES]),
-            check_times=int(found[headers.CHECK_TIMES]),
-            check_id=found[headers.CHECK_ID],
+            check_times=int(_short(found[headers.CHECK_TIMES])),
+            check_id=_short(found[headers.CHECK_ID]),
             queue_id=natural(found.get(headers.REAL_QID)),
             tags=found.get(headers.TAGS),
             keys=found.get(headers.KEYS),
@@ -261,8 +264,8 @@ def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
             born_timestamp=natural(found.get(headers.BORN_TIMESTAMP)),
             stored_timestamp=natural(found.get(headers.STORED_TIMESTAMP)),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        msg = f"not a check request: {type(error).__name__} {error}; its headers are {sorted(found)}"
+    except (KeyError, TypeError, ValueError, RecordError) as error:
+        msg = f"not a check request: {type(error).__name__} {error!s:.200}; its headers are {sorted(found)!s:.300}"
         raise RecordError(msg) from error
 
 
@@ -273,12 +276,12 @@ def decode_settings(value: bytes | None) -> Settings:
         RecordError: the value is not JSON, or lacks a key that this version needs.
     """
     content = from_json(value, None)
-    names = Settings.__dataclass_fields__
-    missing = sorted(set(names) - set(content)) if isinstance(content, dict) else list(names)
+    names = {name for name, field in Settings.__dataclass_fields__.items() if field.default is MISSING}
+    missing = sorted(names - set(content) if isinstance(content, dict) else names)
     if missing:
         msg = f"the settings record lacks {missing}; run a coordinator of the producer's version, or a newer one"
         raise RecordError(msg)
-    return Settings(**{name: _frozen(content[name]) for name in names})
+    return Settings(**{name: _frozen(content[name]) for name in Settings.__dataclass_fields__ if name in content})
 
 
 def _message_headers(record: MessageRecord) -> dict[str, object]:
@@ -296,7 +299,20 @@ def _message_headers(record: MessageRecord) -> dict[str, object]:
 
 
 def _positions(listed: str) -> tuple[Position, ...]:
-    return tuple(Position(int(entry["queue"]), int(entry["offset"])) for entry in from_json(listed.encode(), None))
+    """Checked as landing checks those of an op, so that nobody else's record in `check` can break an answer."""
+    found = from_json(listed.encode(), None)
+    if not isinstance(found, list) or not 1 <= len(found) <= MAX_HALF_MESSAGES:
+        msg = f"HALF_MESSAGES lists no 1 to {MAX_HALF_MESSAGES} positions"
+        raise RecordError(msg)
+    return tuple(Position.checked(entry["queue"], entry["offset"]) for entry in found)
+
+
+def _short(text: str) -> str:
+    """An id as long as landing lets one be: an answer that repeats a longer one would be too large for Kafka."""
+    if 1 <= len(text) <= MAX_ID_LENGTH:
+        return text
+    msg = f"{text[:50]!r} has {len(text)} characters, allowed are 1 to {MAX_ID_LENGTH}"
+    raise RecordError(msg)
 
 
 def _frozen(value: Any) -> Any:

@@ -39,6 +39,19 @@ def location(warehouse: str, name: str) -> str:
     return f"{warehouse.rstrip('/')}/{path_name(name)}"
 
 
+def folders(place: str, options: Options = None) -> list[str]:
+    """Names of what is in a directory; none where it is not there."""
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow import fs
+
+    if is_local(place):
+        where, files = str(local_path(place)), fs.LocalFileSystem()
+    else:
+        where, files = "", fs.PyFileSystem(DeltaStorageHandler(place, dict(options or {})))
+    found = files.get_file_info(fs.FileSelector(where, allow_not_found=True))
+    return sorted(info.base_name for info in found)
+
+
 def delta_table(place: str, options: Options = None) -> DeltaTable:
     """A table at its newest version.
 
@@ -134,6 +147,10 @@ class Table:
             for path, *values in zip(files["path"].to_pylist(), *columns, strict=True)
         ]
         return pads.FileSystemDataset(fragments, self.schema, kind, filesystem)
+
+    def open(self, path: str) -> pyarrow.NativeFile:
+        """One of the files, by its `path` in `files()`."""
+        return self._filesystem().open_input_file(unquote(path))
 
     def _filesystem(self) -> pyarrow.fs.FileSystem:
         from deltalake.fs import DeltaStorageHandler

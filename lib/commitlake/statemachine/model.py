@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from commitlake.statemachine.rows import Rows, concat
+
+if TYPE_CHECKING:  # executors import this file, and have no YAML
+    from commitlake.config import TransactionConfig
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,18 @@ class Rules:
     check_max: int
     retention_ms: int
     op_park_ms: int
+
+    @classmethod
+    def of(cls, timing: TransactionConfig) -> Rules:
+        """The timing rules of a configuration."""
+        return cls(
+            timeout_ms=timing.timeout_ms,
+            check_interval_ms=timing.check_interval_ms,
+            check_repeat_ms=timing.check_repeat_ms,
+            check_max=timing.check_max,
+            retention_ms=timing.retention_ms,
+            op_park_ms=timing.op_park_time_ms,
+        )
 
 
 @dataclass

@@ -21,6 +21,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from commitlake.protocol.durations import DAY_MS, HOUR_MS
+
 _TYPES: dict[str, DataType] = {
     "int": IntegerType(),
     "bigint": LongType(),
@@ -46,8 +48,18 @@ _TYPES: dict[str, DataType] = {
 # A commit a second makes 86 400 log files a day, all of which each commit must list, and compaction leaves a tombstone
 # for each file in the state of the table. Delta's 30 days and 7 days are too long for that. Topic tables keep their log
 # that long all the same: a consumer that was away reads on from where it was.
-_OWN_LOG = {"delta.logRetentionDuration": "interval 1 day", "delta.deletedFileRetentionDuration": "interval 1 hour"}
-_TOPIC_LOG = {"delta.logRetentionDuration": "interval 30 days", "delta.deletedFileRetentionDuration": "interval 1 day"}
+FILE_RETENTION = "delta.deletedFileRetentionDuration"
+"""How long files stay that compaction replaced. Delta 4.3's VACUUM goes by it and not by what it is told, and an
+earlier one spares no file that the table has forgotten. So maintenance sets it to its own retention."""
+
+
+def interval(ms: int) -> str:
+    """A duration as a table property has it."""
+    return f"interval {ms // 1_000} seconds"
+
+
+_OWN_LOG = {"delta.logRetentionDuration": "interval 1 day", FILE_RETENTION: interval(HOUR_MS)}
+_TOPIC_LOG = {"delta.logRetentionDuration": "interval 30 days", FILE_RETENTION: interval(7 * DAY_MS)}
 
 
 @dataclass(frozen=True)

@@ -7,32 +7,25 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commitlake.protocol.encoding import Position
 from commitlake.protocol.states import Kind, Reason, State
 from commitlake.statemachine.rows import ROW, Rows, make
 
-
-class Place(NamedTuple):
-    """Queue and queue offset."""
-
-    queue: int
-    offset: int
-
-
 OpKey = tuple[int, int, int]
 """Queue and offset of an op or admin record, and whether it is of admin."""
-Delivered = tuple[str, Place]
+Delivered = tuple[str, Position]
 """A message with a delay: `half` or `messages`, and its place."""
-Check = tuple[int, Place, int, int, int, frozenset[Place]]
+Check = tuple[int, Position, int, int, int, frozenset[Position]]
 """A check: when, of which first half message, its round, number and repeat, and all half messages it names."""
 
 
 @dataclass(frozen=True)
-class Message:
+class LandedMessage:
     """A half message, or a delayed one: `tid` is then its message id, `group` its topic. Times in ms, -1 is absent."""
 
-    at: Place
+    at: Position
     stored: int
-    first: Place | None = None
+    first: Position | None = None
     tid: int = 1
     group: int = 1
     immunity: int = -1
@@ -41,23 +34,25 @@ class Message:
     delayed: bool = False
 
     @property
-    def anchor(self) -> Place:
+    def anchor(self) -> Position:
+        """Where its transaction has its first half message."""
         return self.first or self.at
 
     def due(self, committed: int) -> int:
+        """When it becomes visible (ms since epoch, UTC) after a COMMIT stored at `committed`; -1: at once."""
         if self.deliver_at >= 0:
             return self.deliver_at
         return committed + self.delay if self.delay >= 0 else -1
 
 
 @dataclass(frozen=True)
-class Op:
+class LandedOp:
     """An op or admin record; `listed` are its half messages, the first one first, or the one message of a RECALL."""
 
-    at: Place
+    at: Position
     stored: int
     decision: Kind
-    listed: tuple[Place, ...]
+    listed: tuple[Position, ...]
     tid: int = 1
     group: int = 1
     admin: bool = False
@@ -67,21 +62,25 @@ class Op:
 
     @property
     def order(self) -> tuple[int, int, int, bool]:
+        """By which ops of one batch apply."""
         return (self.stored, *self.at, self.admin)
 
     @property
     def key(self) -> OpKey:
+        """Its place, and whether it is of `admin`."""
         return (*self.at, int(self.admin))
 
     @property
     def state(self) -> State:
+        """What a COMMIT or ROLLBACK makes of its transaction."""
         return State.COMMITTED if self.decision == Kind.COMMIT else State.ROLLED_BACK
 
     @property
     def reason(self) -> Reason:
+        """The reason that goes with it."""
         return Reason.ADMIN if self.admin else Reason.CHECK if self.from_check else Reason.DIRECT
 
-    def after(self, resume: Op | None) -> bool:
+    def after(self, resume: LandedOp | None) -> bool:
         """Whether it came after a RESUME; of the same millisecond only admin records can tell."""
         return resume is None or self.stored > resume.stored or (self.admin and self.at.offset > resume.at.offset)
 
@@ -97,7 +96,8 @@ class End(NamedTuple):
     deliver_at: int
 
 
-def half_row(m: Message, **columns: object) -> Rows:
+def half_row(m: LandedMessage, **columns: object) -> Rows:
+    """A message as a segment reads it; `columns` of `ROW` take precedence."""
     kind = Kind.DELAYED if m.delayed else Kind.PART if m.first else Kind.HALF
     part = {"part_queue": m.at.queue, "part_offset": m.at.offset} if m.first else {}
     given = {"checks": 0, "round": 0, "kind": kind, "offset": m.anchor.offset, **part, **columns}
@@ -114,7 +114,13 @@ def half_row(m: Message, **columns: object) -> Rows:
     )
 
 
-def op_rows(op: Op, since: int = -1) -> Rows:
+def op_rows(op: LandedOp, since: int = -1) -> Rows:
+    """An op as a segment reads it: a row for itself, and one for each further half message that a decision lists.
+
+    Args:
+        op: the op.
+        since: when coordination first saw it, ms since epoch, UTC; -1: not yet.
+    """
     about = {"offset": op.listed[0].offset, "op_queue": op.at.queue, "op_offset": op.at.offset, "admin": int(op.admin)}
     further = () if op.decision == Kind.UNKNOWN else op.listed[1:]
     named = {} if op.check is None else dict(zip(("round", "checks"), op.check, strict=True))

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from tests.property.ledger import Keyed, Ledger, Occurred
-from tests.support.records import Message, Op, half_row, op_rows
 
 from commitlake.protocol.states import Kind, Source
 from commitlake.statemachine.advance import advance
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import ROW, SEGMENT_SIZE, Rows, empty, make, pack, unpack
+from commitlake.testing.ledger import Keyed, Ledger, Occurred
+from commitlake.testing.records import LandedMessage, LandedOp, half_row, op_rows
 
 Key = tuple[Source, int, int]
 
 
-class Coordinator:
+class Segments:
+    """All segments of a coordinator, and the ledger that they write.
+
+    Args:
+        rules: the timing rules.
+    """
+
     def __init__(self, rules: Rules) -> None:
         self.rules, self.ledger = rules, Ledger(rules)
         self.states: dict[Key, bytes] = {}
         self.wake_at: dict[Key, int] = {}
         self.next: list[Keyed] = []
 
-    def land(self, message: Message) -> None:
+    def land(self, message: LandedMessage) -> None:
+        """Put a message into its table; a batch reads it later."""
         (self.ledger.delayed if message.delayed else self.ledger.half)[message.at] = message
 
     def crash(self) -> None:
@@ -29,7 +38,15 @@ class Coordinator:
         self.states, self.wake_at = {}, {}
         self.next = self.ledger.rebuild()
 
-    def batch(self, now: int, landed: int, read: list[Message], ops: list[Op]) -> None:
+    def batch(self, now: int, landed: int, read: Sequence[LandedMessage], ops: Sequence[LandedOp]) -> None:
+        """One batch of coordination.
+
+        Args:
+            now: its time, ms since epoch, UTC.
+            landed: landed time, ms since epoch, UTC.
+            read: messages that it reads, which have landed.
+            ops: ops that it reads.
+        """
         rows = self.next + [row_of_message(m) for m in read] + [row_of_op(op) for op in ops]
         self.ledger.op |= {op.key: op for op in ops}
         arrived: dict[Key, list[Rows]] = {}
@@ -55,9 +72,11 @@ class Coordinator:
         return [(*key[:2], event) for event in step.events]
 
 
-def row_of_message(m: Message) -> Keyed:
+def row_of_message(m: LandedMessage) -> Keyed:
+    """The row of a message, and the segment that it goes to."""
     return (Source.MESSAGES if m.delayed else Source.HALF, m.anchor.queue, half_row(m))
 
 
-def row_of_op(op: Op) -> Keyed:
+def row_of_op(op: LandedOp) -> Keyed:
+    """The rows of an op, and the segment that they go to."""
     return (Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF, op.listed[0].queue, op_rows(op))

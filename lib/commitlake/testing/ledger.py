@@ -6,11 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from tests.support.records import Check, Delivered, End, Message, Op, OpKey, Place, half_row, op_rows
 
+from commitlake.protocol.encoding import Position
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
+from commitlake.statemachine.deadlines import LONGEST_PAUSE_MS
 from commitlake.statemachine.model import Rules
 from commitlake.statemachine.rows import ROW, Rows, make
+from commitlake.testing.records import (
+    Check,
+    Delivered,
+    End,
+    LandedMessage,
+    LandedOp,
+    OpKey,
+    half_row,
+    op_rows,
+)
 
 Occurred = tuple[Source, int, np.void]
 """An event of the segment of (source, queue)."""
@@ -20,27 +31,44 @@ Outcome = tuple[Any, ...]
 """What a segment or a resolution ended in: `ended`, `refused`, `delivery`, `resume`, `again`; its key; its content."""
 
 
-HOUR_MS = 3_600_000
-
-
 class Ledger:
+    """The tables that coordination writes.
+
+    Args:
+        rules: the timing rules.
+
+    Attributes:
+        half: half messages that have landed.
+        delayed: delayed messages that have landed.
+        op: ops that have landed.
+        transactions: ends of half messages, of each round one.
+        resumes: accepted RESUMEs, by first half message.
+        checks: checks in the order in which they were asked.
+        rejected: ops that were refused, and why.
+        deliveries: ends of messages with a delay, and when they were due.
+        written: what the last batch wrote.
+    """
+
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.half: dict[Place, Message] = {}
-        self.delayed: dict[Place, Message] = {}
-        self.op: dict[OpKey, Op] = {}
-        self.transactions: dict[Place, list[End]] = {}
-        self.resumes: dict[Place, list[Op]] = {}
+        self.half: dict[Position, LandedMessage] = {}
+        self.delayed: dict[Position, LandedMessage] = {}
+        self.op: dict[OpKey, LandedOp] = {}
+        self.transactions: dict[Position, list[End]] = {}
+        self.resumes: dict[Position, list[LandedOp]] = {}
         self.checks: list[Check] = []
         self.rejected: dict[OpKey, Refusal] = {}
         self.deliveries: dict[Delivered, tuple[Delivery, int]] = {}
+        self.written: list[Outcome] = []
+        self.again: list[Keyed] = []
 
-    def ended(self, place: Place) -> End | None:
+    def ended(self, place: Position) -> End | None:
         """The newest end, None while it is open; a RESUME of its first half message opens it again."""
         ends = self.transactions.get(place)
         return ends[-1] if ends and ends[-1].round >= self.rounds(place, ends[-1]) else None
 
-    def rounds(self, place: Place, end: End) -> int:
+    def rounds(self, place: Position, end: End) -> int:
+        """How often its transaction was reopened; an ORPHAN never is."""
         return 0 if end.reason == Reason.ORPHAN else len(self.resumes.get(self.half[place].anchor, ()))
 
     # ---- what is unmatched, resolved from the tables as they were before the batch
@@ -48,15 +76,15 @@ class Ledger:
     def resolve(self, events: list[Occurred]) -> tuple[list[Outcome], list[Keyed]]:
         """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
         outcomes: list[Outcome] = []
-        done: set[OpKey | Place] = set()
+        done: set[OpKey | Position] = set()
         unmatched = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
         for e in sorted(unmatched, key=lambda event: -event["last"]):
             is_op = e["event"] == Event.UNMATCHED_OP
-            key = op_key(e) if is_op else Place(int(e["queue"]), int(e["offset"]))
+            key = op_key(e) if is_op else Position(int(e["queue"]), int(e["offset"]))
             if key in done:
                 continue
             done.add(key)
-            if isinstance(key, Place):
+            if isinstance(key, Position):
                 outcomes += self._resolve_part(self.half[key], bool(e["last"]))
             else:
                 outcomes += self._resolve_op(self.op[key], bool(e["last"]))
@@ -64,7 +92,7 @@ class Ledger:
         again = [outcome for outcome in outcomes if outcome[0] == "again"]
         return first_resumes(records), [(src, queue, row) for _, src, queue, row in again]
 
-    def _resolve_op(self, op: Op, last: bool) -> Iterator[Outcome]:
+    def _resolve_op(self, op: LandedOp, last: bool) -> Iterator[Outcome]:
         accepted = any(op in resumes for resumes in self.resumes.values())
         if op.key in self.rejected or accepted:
             return
@@ -79,13 +107,14 @@ class Ledger:
         elif isinstance(verdict, Refusal):
             yield "refused", op.key, verdict
 
-    def wrong(self, op: Op, known: list[Message]) -> Refusal | None:
+    def wrong(self, op: LandedOp, known: list[LandedMessage]) -> Refusal | None:
+        """Whether an op names another id or group than what it lists."""
         if any(op.tid != m.tid for m in known):
             return Refusal.WRONG_TRANSACTION_ID
         other = not op.admin and any(op.group != m.group for m in known)
         return Refusal.WRONG_PRODUCER_GROUP if other else None
 
-    def judge(self, op: Op, last: bool = True) -> Refusal | str:
+    def judge(self, op: LandedOp, last: bool = True) -> Refusal | str:
         """In the order of contract 4.8; NO_HALF_MESSAGE only when something listed never landed."""
         first, found = self.half.get(op.listed[0]), [self.half.get(place) for place in op.listed]
         known = [m for m in found if m]
@@ -105,7 +134,8 @@ class Ledger:
             return Refusal.NO_HALF_MESSAGE
         return "harmless" if all(self.ended(m.at) for m in known) else "again"
 
-    def judge_resume(self, op: Op, last: bool) -> Refusal | str:
+    def judge_resume(self, op: LandedOp, last: bool) -> Refusal | str:
+        """Contract 4.6."""
         first = self.half.get(op.listed[0])
         if first is None:
             return Refusal.NO_HALF_MESSAGE if last else "wait"
@@ -114,7 +144,8 @@ class Ledger:
         end = self.ended(first.at)
         return "accept" if end and end.state == State.DISCARDED else Refusal.NOT_DISCARDED
 
-    def judge_recall(self, op: Op, last: bool) -> Refusal | str:
+    def judge_recall(self, op: LandedOp, last: bool) -> Refusal | str:
+        """Contract 4.10."""
         message, end = self.delayed.get(op.listed[0]), self.deliveries.get(("messages", op.listed[0]))
         if message is None:
             return Refusal.NO_DELAYED_MESSAGE if last else "wait"
@@ -124,7 +155,7 @@ class Ledger:
             return Refusal.RECALL_TOO_LATE if end[0] == Delivery.DELIVERED else "harmless"
         return "again"
 
-    def _resolve_part(self, part: Message, last: bool) -> Iterator[Outcome]:
+    def _resolve_part(self, part: LandedMessage, last: bool) -> Iterator[Outcome]:
         """A late part follows its first; one without a first that fits is an ORPHAN."""
         first = self.half.get(part.anchor)
         stranger = first is not None and (first.first or (part.tid, part.group) != (first.tid, first.group))
@@ -141,7 +172,8 @@ class Ledger:
         elif first and last:
             yield "again", Source.HALF, part.anchor.queue, half_row(part)
 
-    def timer(self, m: Message, due: int) -> Rows:
+    def timer(self, m: LandedMessage, due: int) -> Rows:
+        """The row of a committed half message that waits until `due`."""
         own = (
             {"part_queue": m.first and m.at.queue, "part_offset": m.at.offset}
             if m.first
@@ -152,11 +184,12 @@ class Ledger:
     # ---- what is recorded
 
     def record(self, now: int, events: list[Occurred]) -> None:
+        """Write what the segments report in a batch at `now` (ms since epoch, UTC)."""
         self.seen = {op_key(e): int(e["since"]) for _, _, e in events if e["event"] == Event.UNMATCHED_OP}
         records, self.again = self.resolve(events)
-        parts: dict[Place, set[Place]] = {}
+        parts: dict[Position, set[Position]] = {}
         for src, queue, e in events:
-            at, anchor = Place(own(e["queue"], queue), int(e["offset"])), Place(queue, int(e["anchor_offset"]))
+            at, anchor = Position(own(e["queue"], queue), int(e["offset"])), Position(queue, int(e["anchor_offset"]))
             if e["event"] == Event.CHECK_PART:
                 parts.setdefault(anchor, set()).add(at)
             elif e["event"] == Event.REFUSED:
@@ -164,13 +197,16 @@ class Ledger:
             elif e["event"] == Event.DECIDED:
                 records.append(("ended", at, end_of(e)))
             elif e["event"] == Event.DELIVERY:
-                assert e["state"] == Delivery.RECALLED or e["deliver_at"] <= now, "delivered early by the batch's time"
+                # What was due when Kafka stored it may come by a clock that was set back since.
+                latest = max(now, self.delayed[at].stored) if src == Source.MESSAGES else now
+                assert e["state"] == Delivery.RECALLED or e["deliver_at"] <= latest, "delivered early"
                 records.append(("delivery", (src.name.lower(), at), (Delivery(int(e["state"])), int(e["deliver_at"]))))
         self.checks += [
             (now, at, int(e["round"]), int(e["checks"]), int(e["repeat"]), frozenset({at} | parts.get(at, set())))
             for _, queue, e in events
-            if e["event"] == Event.CHECK and (at := Place(queue, int(e["offset"])))
+            if e["event"] == Event.CHECK and (at := Position(queue, int(e["offset"])))
         ]
+        self.written = records
         for outcome in records:
             self._write(*outcome)
 
@@ -188,7 +224,7 @@ class Ledger:
         else:
             self.resume(key)
 
-    def resume(self, op: Op) -> None:
+    def resume(self, op: LandedOp) -> None:
         """Reopens a transaction whole: the first half message in a new round, every part discarded with it."""
         first = self.half[op.listed[0]]
         last = self.transactions[first.at][-1]
@@ -202,7 +238,8 @@ class Ledger:
 
     # ---- what is open
 
-    def open_row(self, first: Message) -> Rows:
+    def open_row(self, first: LandedMessage) -> Rows:
+        """The row of an open first half message."""
         resumes = self.resumes.get(first.at, [])
         columns: dict[str, int] = {"round": len(resumes), "checks": 0}
         if resumes:
@@ -212,12 +249,12 @@ class Ledger:
         if asked:
             at, _, round_, number, repeat, _ = asked[-1]
             answered = self.answered(first, (round_, number), at)
-            repeat_at = at + min(self.rules.check_repeat_ms * 2**repeat, HOUR_MS)
+            repeat_at = at + min(self.rules.check_repeat_ms * 2**repeat, LONGEST_PAUSE_MS)
             due = repeat_at if answered is None else answered + self.rules.check_interval_ms
             columns |= {"checks": number, "repeat": repeat if answered is None else -1, "due": due}
         return half_row(first, **columns)
 
-    def answered(self, first: Message, check: tuple[int, int], asked: int) -> int | None:
+    def answered(self, first: LandedMessage, check: tuple[int, int], asked: int) -> int | None:
         """When the first UNKNOWN was stored that fits a check."""
         answers = [op for op in self.op.values() if op.decision == Kind.UNKNOWN and op.listed[0] == first.at]
         fits = [op for op in answers if op.check == check or (op.check is None and op.stored > asked)]
@@ -243,7 +280,8 @@ class Ledger:
             if self.open_op(op)
         ]
 
-    def open_op(self, op: Op) -> bool:
+    def open_op(self, op: LandedOp) -> bool:
+        """Whether an op waits on."""
         decided = any(end.op == op.key for ends in self.transactions.values() for end in ends)
         accepted = any(op in resumes for resumes in self.resumes.values())
         if decided or accepted or op.key in self.rejected:
@@ -263,13 +301,16 @@ def first_resumes(records: list[Outcome]) -> list[Outcome]:
 
 
 def op_key(e: np.void) -> OpKey:
+    """The op that an event is about, or by which it happened."""
     return (int(e["op_queue"]), int(e["op_offset"]), int(e["admin"]))
 
 
 def own(queue: int, segment_queue: int) -> int:
+    """The queue of what an event is about; -1 stands for the segment's."""
     return segment_queue if queue < 0 else int(queue)
 
 
 def end_of(e: np.void) -> End:
+    """The end that a DECIDED event tells."""
     op = op_key(e) if e["op_queue"] >= 0 else None
     return End(State(e["state"]), Reason(e["reason"]), op, int(e["checks"]), int(e["round"]), int(e["deliver_at"]))

@@ -1,8 +1,8 @@
 """The codecs of the contract that only tests need, in plain Python.
 
 Landing decodes half messages, ops and batches, and coordination encodes check requests, both in the JVM. What is here
-reads and writes the same records one by one, so that tests can compare. A decoder raises `RecordError` with the reason
-that landing gives; it looks at one record only and knows no limits of the configuration.
+reads and writes the same records one by one. A decoder raises `RecordError` with the reason that landing gives, the
+first of several; given `Limits` it knows those of the configuration, too.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from commitlake.errors import RecordError
-from commitlake.protocol import headers
+from commitlake.protocol import delay, headers, topic_names
 from commitlake.protocol.encoding import (
     MAX_ID_LENGTH,
     MAX_OFFSET,
@@ -30,7 +30,6 @@ from commitlake.protocol.encoding import (
     utf8,
 )
 from commitlake.protocol.message_batch import Member
-from commitlake.protocol.topic_names import MAX_LENGTH, RETRY_PREFIX
 from commitlake.protocol.wire import (
     MAX_HALF_MESSAGES,
     CheckRecord,
@@ -39,7 +38,26 @@ from commitlake.protocol.wire import (
     MessageRecord,
     OpRecord,
     RecallRecord,
+    Settings,
 )
+
+
+class Limits(NamedTuple):
+    """What a record must respect that was stored at `stored` (ms since epoch, UTC)."""
+
+    settings: Settings
+    stored: int
+
+    def admit(self, topic: str) -> None:
+        """Raise unless there may be messages of that topic."""
+        topic_names.check_name(topic)
+        rules = self.settings
+        topic_names.check_admitted(topic, rules.topics_allowed, rules.topics, rules.topics_max)
+
+    def delay(self, record: MessageRecord) -> delay.Delay | None:
+        """The delay of a message, None without one; raises when it is malformed or too long."""
+        levels = [delay.level_ms(level) for level in self.settings.delay_levels]
+        return delay.parse(record.delays, levels, self.settings.delay_max_ms, self.stored)
 
 
 def encode_check(check: CheckRecord) -> Encoded:
@@ -63,25 +81,38 @@ def encode_check(check: CheckRecord) -> Encoded:
     return Encoded(utf8(check.transaction_id), check.body, to_headers(own, check.properties))
 
 
-def decode_message(key: bytes | None, value: bytes | None, given: Headers) -> MessageRecord:
-    """Read a record of `messages`."""
-    return MessageRecord(**_message_fields(key, value, texts(given)))
+def decode_message(
+    key: bytes | None, value: bytes | None, given: Headers, limits: Limits | None = None
+) -> MessageRecord:
+    """Read a record of `messages`; the members of a batch stay packed."""
+    found = texts(given)
+    record = MessageRecord(**_message_fields(key, value, found, limits))
+    if limits:
+        if record.batch is not None:
+            unpack(record.body, record.batch, record.topic, found)
+        limits.delay(record)
+    return record
 
 
-def decode_half(key: bytes | None, value: bytes | None, given: Headers) -> HalfRecord:
+def decode_half(key: bytes | None, value: bytes | None, given: Headers, limits: Limits | None = None) -> HalfRecord:
     """Read a record of `half`."""
     found = texts(given)
-    fields = _message_fields(key, value, found, group_required=True)
+    fields = _message_fields(key, value, found, limits, is_half=True)
     if fields["batch"] is not None:
-        raise RecordError("a batch can't be transactional", "BAD_BATCH")
-    if found.get(headers.TRANSACTION_ID):
-        _required(found, headers.TRANSACTION_ID, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
-    return HalfRecord(
+        msg = f"a half message can't be a batch; remove {headers.BATCH}"
+        raise RecordError(msg, "BAD_BATCH")
+    if limits:
+        limits.delay(MessageRecord(**fields))
+    record = HalfRecord(
         **fields,
         transaction_id=found.get(headers.TRANSACTION_ID) or fields["msg_id"],
         first_half=_first_half(found.get(headers.FIRST_HALF)),
         check_immunity_s=natural(found.get(headers.CHECK_IMMUNITY)),
     )
+    if limits and limits.settings.reject_transactions:
+        msg = "transaction.reject is on"
+        raise RecordError(msg, "TRANSACTIONS_REJECTED")
+    return record
 
 
 def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallRecord:
@@ -126,7 +157,7 @@ def unpack(value: bytes, count: int, topic: str, given: Mapping[str, str]) -> li
     """
     content = from_json(value, "BAD_BATCH")
     entries = content.get("messages") if isinstance(content, dict) else None
-    if topic.startswith(RETRY_PREFIX) or headers.FORBIDDEN_IN_BATCH & given.keys():
+    if topic.startswith(topic_names.RETRY_PREFIX) or headers.FORBIDDEN_IN_BATCH & given.keys():
         _refuse_batch(f"topic {topic!r} or one of {sorted(given)} is not allowed")
     if not isinstance(entries, list) or len(entries) != count or count == 0:
         _refuse_batch(f"{headers.BATCH} is {count}, but there are not as many messages, or none")
@@ -134,23 +165,31 @@ def unpack(value: bytes, count: int, topic: str, given: Mapping[str, str]) -> li
 
 
 def _message_fields(
-    key: bytes | None, value: bytes | None, found: Mapping[str, str], *, group_required: bool = False
+    key: bytes | None, value: bytes | None, found: Mapping[str, str], limits: Limits | None, *, is_half: bool = False
 ) -> dict[str, Any]:
-    topic = _required(found, headers.REAL_TOPIC, "MISSING_REAL_TOPIC", MAX_LENGTH)
+    topic = _required(found, headers.REAL_TOPIC, "MISSING_REAL_TOPIC", topic_names.MAX_LENGTH)
     msg_id = _required(found, headers.UNIQ_KEY, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
-    if group_required or found.get(headers.PGROUP):
+    if is_half and found.get(headers.TRANSACTION_ID):
+        _required(found, headers.TRANSACTION_ID, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
+    if is_half or found.get(headers.PGROUP):
         _required(found, headers.PGROUP, "MISSING_PRODUCER_GROUP", MAX_ID_LENGTH)
-    queue_id = _whole(found.get(headers.REAL_QID), "BAD_QUEUE_ID")
+    if limits:
+        limits.admit(topic)
+    queue_id = _whole(found.get(headers.REAL_QID), "BAD_QUEUE_ID", limits and limits.settings.max_queues)
     if value is None:
-        raise RecordError("the record has no value", "NULL_BODY")
+        msg = "the record has no value; a body may be empty, but not null"
+        raise RecordError(msg, "NULL_BODY")
+    if limits and len(value) > limits.settings.max_message_size:
+        msg = f"{len(value)} bytes, max_message_size is {limits.settings.max_message_size}"
+        raise RecordError(msg, "BODY_TOO_LARGE")
     return {
         "topic": topic,
         "msg_id": msg_id,
         "body": value,
         "producer_group": found.get(headers.PGROUP) or None,
         "queue_id": queue_id,
-        "tags": found.get(headers.TAGS),
-        "keys": found.get(headers.KEYS),
+        "tags": found.get(headers.TAGS) or None,
+        "keys": found.get(headers.KEYS) or None,
         "properties": {name: text for name, text in found.items() if name not in headers.PROTOCOL_HEADERS},
         "sharding_key": key,
         "delays": {name: found[name] for name in headers.DELAY_HEADERS if name in found},
@@ -163,16 +202,18 @@ def _required(found: Mapping[str, str], name: str, reason: str, longest: int) ->
     """A header of 1 to `longest` characters, else `reason`."""
     text = found.get(name, "")
     if not 1 <= len(text) <= longest:
-        raise RecordError(f"{name} has {len(text)} characters; it must have 1 to {longest}", reason)
+        msg = f"{name} has {len(text)} characters; it must have 1 to {longest}"
+        raise RecordError(msg, reason)
     return text
 
 
-def _whole(text: str | None, reason: str) -> int | None:
-    """A whole number from 0 up, None when absent or empty, else `reason`."""
+def _whole(text: str | None, reason: str, below: int | None = None) -> int | None:
+    """A whole number from 0 up, and smaller than `below`; None when absent or empty, else `reason`."""
     if not text:
         return None
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise RecordError(f"{text!r} must be a whole number from 0 up", reason)
+    if not re.fullmatch("[0-9]{1,9}", text) or (below is not None and int(text) >= below):
+        msg = f"{text!r} must be a whole number from 0 up" + (f" to {below - 1}" if below else "")
+        raise RecordError(msg, reason)
     return int(text)
 
 
@@ -223,7 +264,8 @@ def _member(entry: object, topic: str) -> Member:
 
 
 def _refuse_op(what: str, value: object, allowed: str) -> NoReturn:
-    raise RecordError(f"{what} is {str(value)[:200]!r}; it must be {allowed}", "BAD_OP")
+    msg = f"{what} is {str(value)[:200]!r}; it must be {allowed}"
+    raise RecordError(msg, "BAD_OP")
 
 
 def _refuse_batch(message: str) -> NoReturn:

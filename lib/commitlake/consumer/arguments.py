@@ -1,0 +1,68 @@
+"""What people give a consumer, checked."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from commitlake.errors import ConsumerError
+from commitlake.protocol.durations import duration_ms
+
+Start = str | int | datetime
+_NAMED = {"first": 0, "newest": None}
+
+
+def seconds(name: str, given: object) -> float:
+    """The length of a duration such as `5m`, 300 or a `timedelta`.
+
+    Raises:
+        ConsumerError: it is none.
+    """
+    ms = duration_ms(given)
+    if not ms:
+        msg = f"{name}: {given!r} is not allowed; give a text such as 500ms, 10s or 5m, seconds above 0, or a timedelta"
+        raise ConsumerError(msg)
+    return ms / 1_000
+
+
+def start_ms(given: Start) -> int | None:
+    """Where a group begins, ms since epoch, UTC: 0 for the first message, None for the newest.
+
+    Raises:
+        ConsumerError: it is neither of these nor a time.
+    """
+    if given in _NAMED:
+        return _NAMED[str(given)]
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            msg = f"start: {given!r} has no time zone; give one, for example datetime.now(UTC)"
+            raise ConsumerError(msg)
+        return int(given.timestamp() * 1_000)
+    if isinstance(given, int) and given >= 0:
+        return given
+    msg = f"start: {given!r} is not allowed; give 'first', 'newest', ms since epoch (UTC) or an aware datetime"
+    raise ConsumerError(msg)
+
+
+def checked_group(group: str) -> str:
+    """The name of a group.
+
+    Raises:
+        ConsumerError: it is none.
+    """
+    if not isinstance(group, str) or not 1 <= len(group) <= 255:
+        msg = f"group: {group!r:.100} is not allowed; give a name of 1 to 255 characters"
+        raise ConsumerError(msg)
+    return group
+
+
+def topics_of(given: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of one topic or of several.
+
+    Raises:
+        ConsumerError: there is none, or something else.
+    """
+    names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given or ()))
+    if not names or not all(isinstance(name, str) and name for name in names):
+        msg = f"topic: {given!r:.100} is not allowed; give the name of a topic, or a list of them"
+        raise ConsumerError(msg)
+    return names

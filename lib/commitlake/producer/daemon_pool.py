@@ -1,0 +1,86 @@
+"""Threads for calls of the application, which may hang."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+
+class DaemonPool(Executor):
+    """A pool whose threads end with the process; Python waits at its end for those of a ThreadPoolExecutor, for ever.
+
+    Args:
+        threads: how many calls may run at a time.
+        name: what the threads' names begin with.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._most, self._name = threads, name
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._is_shut = False
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        """Run a call in a thread.
+
+        Raises:
+            RuntimeError: the pool was shut down.
+        """
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._is_shut:
+                msg = f"the pool {self._name} was shut down"
+                raise RuntimeError(msg)
+            self._work.put((future, partial(call, *args, **named)))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
+                name = f"{self._name}-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+                self._threads[-1].start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, and wait for those under way, however long they take."""
+        self.stop(threading.TIMEOUT_MAX if wait else 0, cancel_futures=cancel_futures)
+
+    def stop(self, timeout_s: float, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, and wait for those under way for at most `timeout_s`."""
+        with self._lock:
+            self._is_shut = True
+            if cancel_futures:
+                self._cancel()
+            for _ in self._threads:
+                self._work.put(None)
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
+
+    def _cancel(self) -> None:
+        with suppress(Empty):
+            while True:
+                waiting = self._work.get_nowait()
+                if waiting:
+                    waiting[0].cancel()
+
+    def _serve(self) -> None:
+        while (taken := self._take()) is not None:
+            future, call = taken
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # whatever the application raises is told to who waits
+                    future.set_exception(error)
+            del taken, future, call  # a thread that waits for work keeps nothing alive
+
+    def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        with suppress(Empty):
+            return self._work.get_nowait()
+        self._idle.release()
+        return self._work.get()

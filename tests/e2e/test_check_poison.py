@@ -1,0 +1,150 @@
+"""Whoever may write to `check` can't stop an instance: bad records are passed, and real checks beside them answered."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from kafka import KafkaProducer
+from tests.support.namespace import Listener, Namespace, check
+from tests.support.polling import wait_for
+
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.testing import codecs
+
+
+@pytest.fixture
+def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
+    """Empty topics with published settings."""
+    namespace = Namespace(broker)
+    namespace.publish()
+    yield namespace
+
+
+def poison(**changes: bytes | None) -> list[tuple[str, bytes]]:
+    """The headers of a check, some of them replaced, or left out where None."""
+    _, _, headers = codecs.encode_check(check("poison"))
+    given = {**dict(headers), **changes}
+    return [(name, value) for name, value in given.items() if value is not None]
+
+
+def send(kafka: Namespace, *records: Any, times: int = 1) -> None:
+    client = KafkaProducer(bootstrap_servers=kafka.servers, linger_ms=20, max_request_size=8 << 20)
+    for _ in range(times):
+        for headers in records:
+            client.send(f"{kafka.prefix}check", value=b"", headers=headers, partition=0)
+    client.flush()
+    client.close()
+
+
+HALVES = [
+    b'[{"queue":1e999,"offset":1}]',
+    b"[]",
+    b"{}",
+    b"null",
+    b"NaN",
+    b"[NaN]",
+    b'[{"queue":NaN,"offset":1}]',
+    b'[{"queue":999,"offset":1}]',
+    b'[{"queue":-1,"offset":1}]',
+    b'[{"queue":0,"offset":-1}]',
+    b'[{"queue":0,"offset":' + b"9" * 4_000 + b"}]",
+    b'[{"queue":0,"offset":' + b"9" * 9_000 + b"}]",
+    b'[{"queue":0.5,"offset":1}]',
+    b'[{"queue":true,"offset":1}]',
+    b'[{"queue":"0","offset":"1"}]',
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b"",
+    b"[" + b",".join([b'{"queue":0,"offset":1}'] * 1_001) + b"]",
+]
+OTHERS: list[dict[str, bytes | None]] = [
+    {"HALF_QUEUE": b"1e999"},
+    {"HALF_QUEUE": b"9" * 9_000},
+    {"HALF_OFFSET": b"-1"},
+    {"HALF_OFFSET": b""},
+    {"CHECK_TIMES": b"NaN"},
+    {"CHECK_ID": None},
+    {"CHECK_ID": b"x" * 500_000},
+    {"TRANSACTION_ID": None},
+    {"TRANSACTION_ID": b"x" * 500_000},
+    {"TRANSACTION_ID": b"\xff\xfe"},
+    {"UNIQ_KEY": b""},
+    {"REAL_TOPIC": b"\xc3"},
+]
+
+
+def test_no_record_of_check_stops_an_instance(kafka: Namespace, caplog: pytest.LogCaptureFixture) -> None:
+    kafka.ask(check("before"))
+    send(kafka, *(poison(HALF_MESSAGES=halves) for halves in HALVES), *(poison(**each) for each in OTHERS))
+    kafka.ask(check("after"))
+    count = 2 + len(HALVES) + len(OTHERS)
+    with kafka.producer(Listener(), send_msg_timeout=10_000) as producer:
+        wait_for(lambda: kafka.committed() == count, 60, kafka.committed)
+        assert producer.ignored_checks >= len(HALVES)
+    assert {"before", "after"} <= {op.transaction_id for op in kafka.answers()}
+    warnings = [record for record in caplog.records if "ignored" in record.getMessage()]
+    assert 1 <= len(warnings) <= 3
+    assert all(len(record.getMessage()) < 1_000 for record in warnings)
+
+
+def test_thousands_of_bad_records_hold_up_no_check(kafka: Namespace) -> None:
+    send(kafka, poison(HALF_MESSAGES=b"[]"), poison(HALF_MESSAGES=b'[{"queue":999,"offset":1}]'), times=1_500)
+    kafka.ask(*(check(f"m{number}") for number in range(8)))
+    with kafka.producer(Listener()):
+        wait_for(lambda: len({op.transaction_id for op in kafka.answers()}) == 8, 60)
+        wait_for(lambda: kafka.committed() == 3_008, 60, kafka.committed)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_a_check_is_read_however_it_was_compressed(kafka: Namespace, codec: str) -> None:
+    """kafka-python alone reads gzip only, and would try the others again for ever."""
+    key, value, headers = codecs.encode_check(check(body=b"a" * 10_000))
+    client = Producer({"bootstrap.servers": kafka.servers, "compression.type": codec})
+    client.produce(f"{kafka.prefix}check", key=key, value=value, headers=list[Any](headers), partition=0)
+    client.flush(10)
+    with kafka.producer(Listener()):
+        wait_for(lambda: kafka.committed() == 1, 60)
+    assert [op.decision for op in kafka.answers()] == ["COMMIT"]
+
+
+HUNG = """
+import sys, threading, time
+from commitlake import LocalTransactionState, TransactionListener, TransactionMQProducer
+
+begun = threading.Event()
+
+class Hung(TransactionListener):
+    def execute_local_transaction(self, message, arg):
+        return LocalTransactionState.UNKNOW
+
+    def check_local_transaction(self, message):
+        begun.set()
+        time.sleep(1_000)
+
+producer = TransactionMQProducer("group", Hung(), bootstrap_servers=sys.argv[1], topic_prefix=sys.argv[2])
+producer.start()
+assert begun.wait(60)
+producer.shutdown(2_000)
+print("shut down", flush=True)
+"""
+
+
+def test_a_process_ends_though_a_check_that_was_given_up_hangs(kafka: Namespace) -> None:
+    kafka.ask(check())
+    child = subprocess.Popen(
+        [sys.executable, "-c", HUNG, kafka.servers, kafka.prefix], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "shut down\n"
+    begun = time.monotonic()
+    try:
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+    assert time.monotonic() - begun < 20

@@ -1,0 +1,184 @@
+"""What groups agree on: logs of their own without needless commits, questions about them, rewinding and deleting."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.fs import DeltaStorageHandler
+from tests.support.polling import wait_for
+from tests.support.topic_table import message, write
+
+import commitlake
+from commitlake.cli.app import app
+from commitlake.consumer.beats import Beats
+from commitlake.consumer.cursor import Cursor
+from commitlake.consumer.group import FOLDER, SCHEMA, Group, log_name
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    place = tmp_path / "warehouse"
+    write(place, "orders", [message(n, batch=n, queue=n % 4) for n in range(40)])
+    return place
+
+
+def consumer(warehouse: Path, **arguments: Any) -> Any:
+    given = {"group": "points", "poll": "50ms", "lease": "3s", **arguments}
+    return commitlake.consume({"warehouse": str(warehouse)}, "orders", **given)
+
+
+def consumed(warehouse: Path, most: int = 1_000, **arguments: Any) -> list[str]:
+    found = []
+    with consumer(warehouse, follow=False, **arguments) as messages:
+        for each in messages:
+            found.append(each.message_id)
+            each.done()
+            if len(found) == most:
+                break
+    return found
+
+
+def version(warehouse: Path, group: str = "points") -> int:
+    return DeltaTable(f"{warehouse}_receipts/{FOLDER}/{log_name(group, 'orders')}").version()
+
+
+def command(warehouse: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as ended:
+        app(["groups", f"--set=warehouse={warehouse}", *words])
+    return ended.value.code, capsys.readouterr().out
+
+
+def test_instances_that_have_nothing_to_do_write_no_commits(warehouse: Path) -> None:
+    members = [consumer(warehouse, lease="1s") for _ in range(3)]
+    found: list[str] = []
+
+    def read(messages: Any) -> None:
+        with messages:
+            found.extend(each.message_id for each in messages if each.done() is None)
+
+    threads = [threading.Thread(target=read, args=[each]) for each in members]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(found) == 40)
+    time.sleep(5)
+    before = version(warehouse)
+    time.sleep(4)
+    assert version(warehouse) == before, "four leases long"
+    write(warehouse, "orders", [message(100 + queue, batch=100, queue=queue) for queue in range(4)])
+    wait_for(lambda: len(found) == 44)
+    for each in members:
+        each.stop()
+    for thread in threads:
+        thread.join(30)
+    assert len(set(found)) == 44
+
+
+def test_a_group_goes_on_where_the_table_of_earlier_versions_says(warehouse: Path) -> None:
+    cursor = Cursor((29, 0, 29, 0))
+    queues = {str(queue): {"owner": "gone", "cursor": cursor.to_json()} for queue in range(4)}
+    state = json.dumps({"members": {"gone": 7}, "queues": queues})
+    row = {"consumer_group": ["points"], "topic": ["orders"], "state": [state]}
+    write_deltalake(f"{warehouse}_receipts/groups", pa.table(row, SCHEMA), partition_by=["consumer_group", "topic"])
+    assert sorted(consumed(warehouse)) == [f"m{n}" for n in range(30, 40)]
+    assert consumed(warehouse) == []
+    assert len(consumed(warehouse, group="others")) == 40
+
+
+@pytest.mark.parametrize("group", ["o'brien", "a/b", "..", "50%", "é" * 200, "x" * 255, "a\nb", " "])
+def test_a_group_has_any_name(warehouse: Path, group: str) -> None:
+    assert len(consumed(warehouse, group=group)) == 40
+    assert consumed(warehouse, group=group) == []
+
+
+def test_signs_of_life_reach_a_store_that_is_no_directory(tmp_path: Path) -> None:
+    ours, others = Beats(str(tmp_path)), Beats(str(tmp_path))
+    ours._local, ours._remote = None, DeltaStorageHandler(str(tmp_path), {})
+    ours.show("a")
+    first = others.seen()
+    ours.show("a")
+    assert others.seen() != first != {}
+    assert ours.seen() == others.seen()
+    ours.end("a")
+    ours.end("a")
+    assert others.seen() == ours.seen() == {}
+
+
+def test_a_command_shows_how_far_groups_are_behind(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(warehouse, capsys)[0] == 3
+    consumed(warehouse, most=10)
+    with consumer(warehouse, group="others", follow=False) as messages:
+        for each in messages:
+            each.retry(most=1) if each.message_id == "m3" else each.retry("1h")
+    code, out = command(warehouse, capsys, "--json")
+    rows = {row["consumer_group"]: row for row in map(json.loads, out.splitlines())}
+    assert (code, list(rows)) == (0, ["others", "points"])
+    assert (rows["points"]["behind"], rows["points"]["oldest_visible_at"]) == (30, "2026-01-01 00:00:00.010")
+    assert (rows["points"]["members"], rows["points"]["queues"], rows["points"]["topic"]) == (0, 4, "orders")
+    assert (rows["others"]["behind"], rows["others"]["waiting"], rows["others"]["dead"]) == (0, 39, 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [("first", 40), ("newest", 0), ("2026-01-01T00:00:00.030", 10), ("1767225600035", 5)],
+)
+def test_a_group_goes_on_where_it_is_rewound_to(
+    warehouse: Path, capsys: pytest.CaptureFixture[str], where: str, expected: int
+) -> None:
+    consumed(warehouse, most=20)
+    given = ["--topic=orders", "--group=points", f"--rewind={where}"]
+    assert command(warehouse, capsys, *given) == (
+        0,
+        f"the group points goes on in orders at {where}, within some seconds\n",
+    )
+    assert len(consumed(warehouse)) == expected
+
+
+def test_instances_that_run_follow_when_their_group_is_rewound(
+    warehouse: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[str] = []
+    messages = consumer(warehouse)
+
+    def read() -> None:
+        with messages:
+            found.extend(each.message_id for each in messages if each.done() is None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_for(lambda: len(found) == 40)
+    time.sleep(1.5)
+    command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")
+    wait_for(lambda: len(found) == 80)
+    messages.stop()
+    thread.join(30)
+    assert sorted(found) == sorted([f"m{n}" for n in range(40)] * 2)
+    assert consumed(warehouse) == []
+
+
+def test_a_group_is_forgotten_when_nobody_is_alive(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--topic=orders", "--group=points", "--delete"]
+    with pytest.raises(commitlake.errors.ConsumerError, match="never read"):
+        app(["groups", f"--set=warehouse={warehouse}", *given])
+    with consumer(warehouse) as messages:
+        next(messages).done()
+        with pytest.raises(commitlake.errors.ConsumerError, match="stop them first"):
+            app(["groups", f"--set=warehouse={warehouse}", *given])
+    state = Group(f"{warehouse}_receipts", "points", "orders")
+    state.change(lambda kept: {**(kept or {}), "members": {"killed": 1.0}})
+    assert command(warehouse, capsys, *given)[0] == 0
+    assert command(warehouse, capsys)[0] == 3
+    assert len(consumed(warehouse)) == 40
+
+
+@pytest.mark.parametrize("words", [["--delete"], ["--rewind=first", "--topic=orders"]])
+def test_a_change_names_a_group_and_a_topic(warehouse: Path, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app(["groups", f"--set=warehouse={warehouse}", *words])
+    assert ended.value.code == 2

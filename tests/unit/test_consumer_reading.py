@@ -1,0 +1,73 @@
+"""Large files in bounded memory, in order, whatever their rows are."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from tests.support.topic_table import SCHEMA, compact, message, write
+
+from commitlake.consumer import plan
+from commitlake.consumer import topic as topic_module
+from commitlake.consumer.cursor import Cursor
+from commitlake.consumer.topic import Topic
+
+
+def repeated(begin: int, count: int, body: bytes) -> pa.RecordBatch:
+    """Normal messages of one queue that all have the same body."""
+    at = pa.array(np.full(count, 1_767_225_600_000_000), pa.timestamp("us", "UTC"))
+    offsets = pa.array(np.arange(begin, begin + count))
+    given = {
+        **{"queue_id": pa.repeat(0, count), "message_id": pa.array(f"m{n}" for n in range(begin, begin + count))},
+        **{"body": pa.repeat(body, count), "source": pa.repeat("messages", count), "source_queue": pa.repeat(0, count)},
+        **{"source_offset": offsets, "source_index": pa.repeat(0, count), "stored_at": at, "visible_at": at},
+    }
+    columns = [given[f.name].cast(f.type) if f.name in given else pa.nulls(count, f.type) for f in SCHEMA]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def test_a_small_file_of_more_than_two_gigabytes_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    """Equal bodies stand in it once; one binary array can't hold them all."""
+    write(tmp_path, "orders", [])
+    place = str(tmp_path / "topics" / "orders")
+    batches = (repeated(begin, 250, b"." * 100_000) for begin in range(0, 22_000, 250))
+    write_deltalake(place, pa.RecordBatchReader.from_batches(SCHEMA, batches), mode="append", target_file_size=1 << 30)
+    assert len(DeltaTable(place).file_uris()) == 1
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    reader, cursor, count = Topic(place), Cursor(), 0
+    for _ in range(10):
+        found = reader.next({0: cursor})
+        assert found is not None
+        assert found.rows.nbytes <= plan.WINDOW_BYTES + 200_000
+        assert pool.bytes_allocated() - before < 100 << 20
+        assert found.rows["source_offset"].to_pylist() == list(range(count, count + found.rows.num_rows))
+        count += found.rows.num_rows
+        cursor.join(found.ends[0])
+    far = [{"source": "messages", "source_queue": 0, "source_offset": 21_999, "source_index": 0, "queue_id": 0}]
+    assert reader.find(far)["message_id"].to_pylist() == ["m21999"]
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 20])
+def test_rows_of_a_large_mixed_file_come_in_order_window_by_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 20_000)
+    monkeypatch.setattr(topic_module, "WINDOW_BYTES", 20_000)
+    monkeypatch.setattr(topic_module, "BUDGET", budget)
+    numbers = [(batch, n) for batch in range(12) for n in range(20)]
+    random.Random(3).shuffle(numbers)
+    for begin in range(0, len(numbers), 40):
+        rows = [message(20 * b + n, batch=b, body=b"." * 500) for b, n in numbers[begin : begin + 40]]
+        write(tmp_path, "orders", rows)
+    compact(tmp_path, "orders")
+    reader, cursor, found = Topic(str(tmp_path / "topics" / "orders")), Cursor(), []
+    while (window := reader.next({0: cursor})) is not None:
+        assert window.rows.nbytes < 60_000
+        found += window.rows["message_id"].to_pylist()
+        cursor.join(window.ends[0])
+    assert found == [f"m{n}" for n in range(240)]

@@ -1,0 +1,143 @@
+"""`run`: a handler in threads, with retries after growing pauses, dead letters, and the order of keys."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.polling import wait_for
+from tests.support.topic_table import message, write
+
+import commitlake
+from commitlake.config import from_mapping
+from commitlake.consumer.receipts import Receipts
+from commitlake.consumer.unfinished import unfinished
+from commitlake.errors import ConsumerError
+
+
+def consumer(place: Path, **arguments: Any) -> Any:
+    given = {"group": "points", "poll": "50ms", "lease": "3s", **arguments}
+    return commitlake.consume({"warehouse": str(place)}, "orders", **given)
+
+
+def left(place: Path) -> list[tuple[str, str, int, str]]:
+    found = unfinished(from_mapping({"warehouse": str(place)}), "orders", "points").to_pylist()
+    return [(row["message_id"], row["state"], row["attempts"], row["remark"]) for row in found]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_handler_gets_all_messages_and_what_it_returned_from_is_done(tmp_path: Path, threads: int) -> None:
+    write(tmp_path, "orders", [message(n, batch=0, queue=n % 4) for n in range(50)])
+    found: list[str] = []
+    consumer(tmp_path, follow=False).run(lambda each: found.append(each.message_id), threads=threads)
+    assert sorted(found) == sorted(f"m{n}" for n in range(50))
+    assert left(tmp_path) == []
+
+
+def test_an_exception_is_a_retry_after_growing_pauses_and_at_last_a_dead_letter(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(3)])
+    calls: list[tuple[str, int, float]] = []
+    messages = consumer(tmp_path)
+
+    def handle(each: Any) -> None:
+        calls.append((each.message_id, each.attempt, time.monotonic()))
+        if each.message_id == "m1":
+            if each.attempt == 3:
+                messages.stop()
+            raise ValueError("no such customer")
+
+    messages.run(handle, most=3, pauses=("100ms", "2s"))
+    times = [at for name, _, at in calls if name == "m1"]
+    assert [attempt for name, attempt, _ in calls if name == "m1"] == [1, 2, 3]
+    assert times[2] - times[1] >= 2 > times[1] - times[0]
+    assert left(tmp_path) == [("m1", "DEAD", 3, "ValueError: no such customer")]
+
+
+def test_a_handler_may_finish_a_message_itself(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(2)])
+    consumer(tmp_path, follow=False).run(
+        lambda each: each.retry("1h", remark="later") if each.message_id == "m0" else None
+    )
+    assert left(tmp_path) == [("m0", "RETRY", 1, "later")]
+
+
+def test_what_is_no_exception_ends_the_run_and_its_message_comes_again(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(2)])
+
+    def handle(each: Any) -> None:
+        if each.message_id == "m1":
+            raise SystemExit(7)
+
+    with pytest.raises(SystemExit):
+        consumer(tmp_path).run(handle)
+    assert [(name, state) for name, state, *_ in left(tmp_path)] == [("m1", "OPEN")]
+
+
+@pytest.mark.parametrize("arguments", [{"threads": 0}, {"most": 0}, {"pauses": ["soon"]}])
+def test_arguments_of_a_run_are_checked(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConsumerError, match="is not allowed"):
+        consumer(tmp_path).run(print, **arguments)
+
+
+def test_messages_of_a_key_stay_in_order_across_retries_and_others_do_not_wait(tmp_path: Path) -> None:
+    rows = [message(n, batch=n, queue=n % 3 % 2, sharding_key=f"c{n % 3}".encode()) for n in range(60)]
+    write(tmp_path, "orders", rows)
+    done: list[tuple[bytes, int]] = []
+    tried: Counter[str] = Counter()
+    at_work: Counter[bytes] = Counter()
+
+    def handle(each: Any) -> None:
+        at_work[each.sharding_key] += 1
+        assert at_work[each.sharding_key] == 1
+        time.sleep(0.002)
+        tried[each.message_id] += 1
+        at_work[each.sharding_key] -= 1
+        if each.message_id in ("m3", "m9") and tried[each.message_id] < 3:
+            raise OSError("try again")
+        if each.message_id == "m6":
+            raise ValueError("never")
+        done.append((each.sharding_key, each.source_offset))
+        if len(done) == 59:
+            messages.stop()
+
+    messages = consumer(tmp_path)
+    messages.run(handle, threads=4, ordered=True, most=3, pauses=("500ms",))
+    for key in (b"c0", b"c1", b"c2"):
+        mine = [number for each, number in done if each == key]
+        assert mine == sorted(mine)
+    assert len(done) == 59
+    assert done.index((b"c0", 3)) > done.index((b"c1", 58)), "other keys go on meanwhile"
+    assert [(name, state) for name, state, *_ in left(tmp_path)] == [("m6", "DEAD")]
+
+
+def test_a_line_that_waits_goes_to_an_instance_that_joins(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(n, batch=n, queue=n % 2, sharding_key=f"{n % 2}".encode()) for n in range(8)])
+    found: dict[str, list[int]] = {"a": [], "b": []}
+    running = {name: consumer(tmp_path) for name in found}
+
+    def handle(name: str, each: Any) -> None:
+        if name == "a" and each.source_offset in (2, 3):
+            raise OSError("not here")
+        found[name].append(each.source_offset)
+
+    def run(name: str) -> None:
+        running[name].run(lambda each: handle(name, each), ordered=True, pauses=("1h",))
+
+    threads = [threading.Thread(target=run, args=[name]) for name in found]
+    threads[0].start()
+    wait_for(lambda: len(found["a"]) == 2)
+    time.sleep(1.5)
+    threads[1].start()
+    wait_for(lambda: len(found["b"]) == 3, 30)
+    for each in running.values():
+        each.stop()
+    for thread in threads:
+        thread.join(30)
+    first = found["b"][0]
+    assert found["b"] == [first, first + 2, first + 4]
+    table = Receipts(f"{tmp_path}_receipts/receipts", "points", "orders")
+    assert table.waiting() == table.dead() == []

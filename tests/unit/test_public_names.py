@@ -1,0 +1,96 @@
+"""The names that users import: types can see them, `dir` lists them, and each is loaded only when it is used."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import commitlake
+
+ROOT = Path(__file__).parents[2]
+LIB = ROOT / "lib"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(LIB)}
+CACHE = ROOT / ".mypy_cache" / "users"
+EXAMPLE = """
+import commitlake
+from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
+
+
+class Orders(TransactionListener):
+    def execute_local_transaction(self, message: Message, arg: int) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return "COMMIT"  # mistake: not a state
+
+
+with TransactionMQProducer("orders", Orders(), bootstrap_servers="localhost:9092") as producer:
+    result = producer.send_message_in_transaction(Message("orders", b"a book", tags=5), 17)  # mistake: tags are a str
+    print(result.recall_handel)  # mistake: misspelt
+
+for message in commitlake.consume("commitlake.yaml", "orders", group="points"):
+    message.retry(after="10s")
+try:
+    producer.send(Message("orders", b"a book"))
+except commitlake.UncertainSend as error:
+    print(error.reason)
+"""
+
+
+def test_strict_types_find_each_of_three_mistakes_in_a_users_program_and_nothing_else(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(EXAMPLE)
+    # A package that is installed is read for its types, and not itself checked.
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nmypy_path = {LIB}\n[mypy-commitlake.*]\nignore_errors = True\n")
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(CACHE), str(program)]
+    told = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    expected = [at for at, line in enumerate(EXAMPLE.splitlines(), 1) if "# mistake" in line]
+    assert [int(line.split(":")[1]) for line in told.splitlines() if ": error:" in line] == expected, told
+
+
+def test_the_package_ships_its_types(tmp_path: Path) -> None:
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    assert (tmp_path / "commitlake" / "py.typed").exists()
+
+
+def test_dir_lists_every_name_and_types_see_the_same_ones() -> None:
+    imported = {
+        alias.asname
+        for node in ast.walk(ast.parse((LIB / "commitlake" / "__init__.py").read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    } - {None}
+    assert imported == set(commitlake.__all__) - {"__version__"}
+    assert imported < set(dir(commitlake))
+
+
+@pytest.mark.parametrize("name", commitlake.__all__)
+def test_each_name_is_there(name: str) -> None:
+    assert getattr(commitlake, name) is getattr(commitlake, name)
+
+
+def test_a_misspelt_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Mesage'"):
+        _ = commitlake.Mesage  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("use", "needless"),
+    [
+        ("commitlake", {"kafka", "numpy", "pyspark", "delta", "pandas", "pyarrow"}),
+        ("commitlake.UncertainSend", {"kafka", "numpy", "pyspark", "delta", "pandas", "pyarrow"}),
+        ("commitlake.TransactionMQProducer", {"numpy", "pyspark", "delta", "pandas", "pyarrow"}),
+        ("commitlake.consume", {"kafka", "pyspark", "delta"}),
+        ("commitlake.read_topic", {"kafka"}),
+    ],
+)
+def test_a_name_loads_only_what_it_needs(use: str, needless: set[str]) -> None:
+    code = f"import commitlake, sys; {use}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert needless & set(run.stdout.split()) == set()
