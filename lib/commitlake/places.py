@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 
@@ -41,12 +42,20 @@ def parts(place: str) -> tuple[str, ...]:
     """
     if is_local(place):
         return ("file", *local_path(place).resolve().parts)
-    scheme, _, rest = place.partition(":")
-    rest = rest.removeprefix("//").rstrip("/")
+    rest = place.partition(":")[2].removeprefix("//").rstrip("/")
     if not rest or _UNCLEAR.search(f"/{rest}"):
         msg = f"{place[:80]!r} has no place, or one that programs may read in several ways"
         raise ValueError(msg)
-    return (_ALIASES.get(scheme.lower(), scheme.lower()), *rest.split("/"))
+    return likely_parts(place)
+
+
+def likely_parts(place: str) -> tuple[str, ...]:
+    """The same of a place that nobody plays with, such as `hdfs:///lake`: by the usual reading."""
+    if is_local(place):
+        return parts(place)
+    scheme, _, rest = place.partition(":")
+    path = posixpath.normpath(f"/{rest.lstrip('/')}")
+    return (_ALIASES.get(scheme.lower(), scheme.lower()), *path.strip("/").split("/"))
 
 
 def is_within(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:

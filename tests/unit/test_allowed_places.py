@@ -97,6 +97,14 @@ def test_a_place_that_can_be_read_in_several_ways_is_no_rule() -> None:
         places("s3://lake/wh", "s3://lake/%77h")
 
 
+def test_the_coordinators_own_places_may_be_of_any_kind() -> None:
+    for own in ("hdfs:///lake/wh", "dbfs:/lake/wh", "schema:main.lake", "s3a://lake/a%20b", "s3://lake/x/../wh"):
+        allowed = places(own, "s3://lake/orders")
+        assert allowed.check("s3://lake/orders/t") == "s3://lake/orders/t"
+    with pytest.raises(RecordError):
+        places("s3://lake/x/../wh", "s3://lake").check("s3://lake/wh/transactions")
+
+
 def test_places_are_a_list_of_texts_for_logs_only() -> None:
     for wrong in ("s3://lake/orders", [1], [""], {"a": "b"}):
         with pytest.raises(ConfigError, match="places is a list of directories or URIs"):

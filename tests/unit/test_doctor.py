@@ -121,5 +121,5 @@ def test_a_condition_that_makes_no_sense_is_one_short_error(tmp_path: Path, wher
         DeltaTable.create(str(tmp_path / name), pa.schema(columns))
     conf = from_mapping({"warehouse": str(tmp_path)})
     plan = bulk.Plan("ROLLBACK", Wanted(states=("PENDING",), where=where), (), None, "x", 10)
-    with pytest.raises(ConfigError, match=r"--where or --exists-in: .*; give a condition on columns"):
+    with pytest.raises(ConfigError, match=r"--where: .*; give a condition on columns"):
         bulk.run(conf, plan, dry_run=True, ask=False)

@@ -55,7 +55,7 @@ def run(settings: Config, plan: Plan, *, dry_run: bool, ask: bool) -> int:
     if not dry_run:
         need_address(settings)
     with opened(settings.warehouse) as tables:
-        chosen = asked(lambda: chosen_by(tables, plan))
+        chosen = asked(lambda: chosen_by(tables, plan), "--where or --exists-in" if plan.exists_in else "--where")
     rows = chosen.to_pylist()
     print(f"{plan.decision} of {len(rows)} transactions{', for example:' if rows else ''}")
     if not rows:

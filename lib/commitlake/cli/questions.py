@@ -98,7 +98,7 @@ def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
         return show(overview.stats(tables, _begin(since_ms), now_ms()), 10_000, as_json)
 
 
-def asked(question: Callable[[], pa.Table]) -> pa.Table:
+def asked(question: Callable[[], pa.Table], options: str = "--where") -> pa.Table:
     """The answer; an error in a condition that somebody wrote becomes a short one.
 
     Raises:
@@ -108,7 +108,7 @@ def asked(question: Callable[[], pa.Table]) -> pa.Table:
         return question()
     except duckdb.Error as error:
         told = str(error).splitlines()[0]
-        msg = f"--where or --exists-in: {told}; give a condition on columns of half and transactions"
+        msg = f"{options}: {told}; give a condition on columns of half and transactions"
         raise ConfigError(msg) from error
 
 

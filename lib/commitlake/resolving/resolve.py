@@ -24,10 +24,10 @@ from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, escaped, opened
-from commitlake.resolving.rules import DELTA_LOG, POSTGRESQL, Rule, rule_of
+from commitlake.resolving.rules import POSTGRESQL, Rule, rule_of
 from commitlake.terminal import printable
 from commitlake.writing import marks
-from commitlake.writing.allowed_places import AllowedPlaces
+from commitlake.writing.allowed_places import DELTA_LOG, AllowedPlaces
 from commitlake.writing.properties import DEADLINE, TABLES, deadline_of, places_of
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Resolver:
         self._config = config
         timeout = config.transaction.timeout_ms
         self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
-        self._allowed = {rule.group: AllowedPlaces(config, rule.group, rule.places) for rule in self.rules}
+        logs = [rule for rule in self.rules if rule.table == DELTA_LOG]
+        self._allowed = {rule.group: AllowedPlaces(config, rule.group, rule.places) for rule in logs}
         self._answered: dict[str, set[str]] = {rule.group: set() for rule in self.rules}
         if any(rule.table.startswith(POSTGRESQL) for rule in self.rules):
             importlib.import_module("commitlake.resolving.database")

@@ -19,9 +19,8 @@ from commitlake.config_values import duration
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import duration_ms
 from commitlake.references import is_reference
+from commitlake.writing.allowed_places import DELTA_LOG
 
-DELTA_LOG = "delta-log"
-"""In the place of a table: the logs of the tables that a `delta_transaction` writes to answer."""
 POSTGRESQL = "postgresql://"
 _EXAMPLE = f"{POSTGRESQL}HOST/DATABASE?table=NAME"
 HALF_COLUMNS = ("keys", "message_id", "transaction_id")

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from commitlake.config import Config
 from commitlake.errors import ConfigError, RecordError
-from commitlake.places import is_local, is_within, parts
+from commitlake.places import is_local, is_within, likely_parts, parts
 from commitlake.writing.properties import TABLES
 
+DELTA_LOG = "delta-log"
+"""In the place of a rule's table: the logs of the tables that a `delta_transaction` writes to answer."""
 SINKS = "sinks"
 """The table of `commitlake.sink`, beside the receipts. It holds marks only, so every rule may use it."""
 
@@ -35,8 +37,8 @@ class AllowedPlaces:
         with suppress(ConfigError):  # a warehouse in a catalog, and no receipts
             own.append(config.receipts_place)
         self._key = f"checks.{group}.places"
-        self._own = [_folded(self._parts(place)) for place in own]
-        self._sinks = [self._parts(f"{place}/{SINKS}") for place in own[2:]]
+        self._own = [_folded(likely_parts(place)) for place in own]
+        self._sinks = [likely_parts(f"{place}/{SINKS}") for place in own[2:]]
         self._allowed = [self._parts(place) for place in places]
 
     def check(self, place: str) -> str:

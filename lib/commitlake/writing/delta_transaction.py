@@ -19,7 +19,7 @@ from commitlake.producer.message import Message
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.protocol.durations import Duration
 from commitlake.writing import marks
-from commitlake.writing.allowed_places import AllowedPlaces
+from commitlake.writing.allowed_places import DELTA_LOG, AllowedPlaces
 from commitlake.writing.producing import absolute, deadline_ms, producer_of
 from commitlake.writing.properties import properties
 
@@ -170,7 +170,9 @@ class DeltaTransaction:
 
 def _allowed(settings: Config, group: str) -> AllowedPlaces | None:
     rule = settings.checks.get(group)
-    return None if rule is None else AllowedPlaces(settings, group, rule.get("places", ()))
+    if rule is None or rule["table"] != DELTA_LOG:
+        return None
+    return AllowedPlaces(settings, group, rule.get("places", ()))
 
 
 def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:
