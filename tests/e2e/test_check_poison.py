@@ -106,7 +106,7 @@ def test_a_check_is_read_however_it_was_compressed(kafka: Namespace, codec: str)
     """kafka-python alone reads gzip only, and would try the others again for ever."""
     key, value, headers = codecs.encode_check(check(body=b"a" * 10_000))
     client = Producer({"bootstrap.servers": kafka.servers, "compression.type": codec})
-    client.produce(f"{kafka.prefix}check", key=key, value=value, headers=headers, partition=0)
+    client.produce(f"{kafka.prefix}check", key=key, value=value, headers=[*headers], partition=0)
     client.flush(10)
     with kafka.producer(Listener()):
         wait_for(lambda: kafka.committed() == 1, 60)
