@@ -110,9 +110,9 @@ class KafkaPythonEngine:
             is_aborted: whether kafka-python gave it up because of another record's error, which is `error`.
         """
         text = self._explain(error) if is_refusal(error) else f"{type(error).__name__}: {error}"
-        if is_aborted:
+        if is_aborted and is_sent:
             return UncertainSend(text)
-        if is_refusal(error) or isinstance(error, (*_REFUSED, ValueError)):
+        if is_refusal(error) or (isinstance(error, (*_REFUSED, ValueError)) and not is_aborted):
             return RefusedSend(text)
         if not is_sent or isinstance(error, _Withdrawn) or _BESIDE_REFUSED in str(error):
             return FailedSend(text)
@@ -189,9 +189,11 @@ class _Sending:
         self._is_over = False
         self._client: KafkaProducer
         self._sent: Any
+        self._batch: Any = None
 
     def begin(self) -> None:
         self._client, self._sent = self._hand_over()
+        self._batch = _batch_of(self._client, self._sent)
         self._sent.add_callback(lambda found: self.outcome.set_result(Position(found.partition, found.offset)))
         self._sent.add_errback(self._failed)
 
@@ -206,18 +208,28 @@ class _Sending:
             except MQClientException as told:
                 self.outcome.set_exception(told)
             return
-        is_aborted = _was_aborted(self._sent)
+        is_aborted, has_gone = _was_aborted(self._sent), _has_gone(self._batch, self._sent)
         self._engine.note(self._client, error)
-        self.outcome.set_exception(self._engine.told(error, is_aborted=is_aborted))
+        self.outcome.set_exception(self._engine.told(error, is_sent=has_gone, is_aborted=is_aborted))
 
 
-# kafka-python has no public call for the three below.
+# kafka-python has no public call for those below.
+
+
+def _batch_of(client: KafkaProducer, sent: Any) -> Any:
+    """The batch that a record waits in; None when that has its outcome."""
+    batches = client._accumulator._incomplete.all()
+    return next((batch for batch in batches if batch.produce_future is sent._produce_future), None)
+
+
+def _has_gone(batch: Any, sent: Any) -> bool:
+    """Whether a batch may have been written to a connection; one that was split had been."""
+    return batch is None or batch.produce_future is not sent._produce_future or batch.drained is not None
 
 
 def _withdraw(client: KafkaProducer, sent: Any) -> bool:
     """Takes back the batch of a record, as `RecordAccumulator.abort_undrained_batches` takes back all."""
-    waiting = client._accumulator
-    batch = next((each for each in waiting._incomplete.all() if each.produce_future is sent._produce_future), None)
+    waiting, batch = client._accumulator, _batch_of(client, sent)
     if batch is None:
         return False
     with waiting._tp_lock(batch.topic_partition):
