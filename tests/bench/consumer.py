@@ -34,10 +34,11 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="commitlake-consumer-"))
     try:
         fill(place, given)
-        plain, ours = read_plainly(place), consume(place, given.rows)
+        plain, ours, bulk = read_plainly(place), consume(place, given.rows), batches(place, given.rows)
         figures = {
             "deltalake": {"rows/s": given.rows / plain},
             "consumer": {"messages/s": given.rows / ours, "times deltalake": ours / plain},
+            "batches": {"messages/s": given.rows / bulk, "times deltalake": bulk / plain},
             "late": late(place, given.commits),
         }
     finally:
@@ -93,6 +94,17 @@ def consume(place: Path, count: int) -> float:
         for message in messages:
             seen += bool(message.keys and message.body)
             message.done()
+    assert seen == count, f"{seen} of {count} messages came"
+    return time.perf_counter() - begun
+
+
+def batches(place: Path, count: int) -> float:
+    """Seconds in which a consumer gets and finishes all messages as Arrow tables."""
+    begun, seen = time.perf_counter(), 0
+    with commitlake.consume({"warehouse": str(place)}, "orders", group="bulk", follow=False) as messages:
+        for batch in messages.batches():
+            seen += len(batch)
+            batch.done()
     assert seen == count, f"{seen} of {count} messages came"
     return time.perf_counter() - begun
 

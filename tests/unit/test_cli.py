@@ -29,6 +29,7 @@ QUESTIONS = (
     "delayed",
     "recall",
     "unfinished",
+    "groups",
     "send-again",
     "config",
     "tx",
@@ -174,7 +175,16 @@ def test_wrong_usage_is_found_before_anything_starts(launched: list[dict[str, An
 
 @pytest.mark.parametrize(
     "command",
-    ["run", "ledger --pending", "audit", "maintain", "unfinished t --group=g", "send-again t --group=g", "config"],
+    [
+        "run",
+        "ledger --pending",
+        "audit",
+        "maintain",
+        "unfinished t --group=g",
+        "send-again t --group=g",
+        "groups",
+        "config",
+    ],
 )
 @pytest.mark.parametrize("wrong", ["--set=no.such=key", "--set=kafka.queues=many", "--conf=no/such/file"])
 def test_a_wrong_configuration_is_one_short_error_before_anything_starts(

@@ -227,6 +227,7 @@ def test_messages_may_be_finished_in_other_threads_until_the_block_ends(warehous
 
 def refused() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"group": ""}, "group: '' is not allowed"
+    yield {"group": "x" * 241}, "is not allowed; give a name of 1 to 240 characters"
     yield {"start": "yesterday"}, "start: 'yesterday' is not allowed"
     yield {"start": datetime(2026, 1, 1)}, "has no time zone"  # noqa: DTZ001
     yield {"poll": "soon"}, "poll: 'soon' is not allowed"

@@ -349,7 +349,7 @@ def groups(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Show groups of consumers: members, how many messages they are behind, what waits. Or change one.
+    """Show how far groups of consumers are behind, or change one.
 
     Needs no Spark. Exit code 3 when there are none.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from urllib.parse import quote
 
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import duration_ms
@@ -49,8 +50,9 @@ def checked_group(group: str) -> str:
     Raises:
         ConsumerError: it is none.
     """
-    if not isinstance(group, str) or not 1 <= len(group) <= 255:
-        msg = f"group: {group!r:.100} is not allowed; give a name of 1 to 255 characters"
+    # Its receipts are in a directory `consumer_group=<name>`, percent-encoded, and such a name has at most 255 bytes.
+    if not isinstance(group, str) or not 1 <= len(quote(group, safe="", errors="replace")) <= 240:
+        msg = f"group: {group!r:.100} is not allowed; give a name of 1 to 240 characters, of which é counts as 6"
         raise ConsumerError(msg)
     return group
 

@@ -10,9 +10,11 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, NamedTuple
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
@@ -112,7 +114,7 @@ class Receipts:
         if not receipts:
             return []
         rows = pa.concat_tables(
-            rows_of(self._group, self._topic, _taken(part), [each.outcome for each in part for _ in each.indexes])
+            rows_of(self._group, self._topic, *_taken(part), [each.outcome for each in part])
             for part in _by_rows(receipts)
         )
         self.append(rows)
@@ -192,21 +194,23 @@ class Receipts:
             self._open[place] = row
 
 
-def rows_of(group: str, topic: str, taken: pa.Table, outcomes: Sequence[Outcome]) -> pa.Table:
-    """Rows of the table: the columns `TAKEN` of messages, and what became of each."""
-    count = len(outcomes)
-    own = {
-        "consumer_group": pa.repeat(group, count),
-        "topic": pa.repeat(topic, count),
-        "state": [each.state for each in outcomes],
-        "attempt": [each.attempt for each in outcomes],
-        "round": [each.round for each in outcomes],
-        "due_at": pa.array([_us(each.due_ms) for each in outcomes], pa.timestamp("us", "UTC")),
-        "remark": pa.array([each.remark for each in outcomes], pa.string()),
-        "instance": pa.repeat(INSTANCE, count),
-        "at": pa.array([_us(each.at_ms) for each in outcomes], pa.timestamp("us", "UTC")),
-    }
-    columns = [own[name] if name in own else taken[name] for name in SCHEMA.names]
+def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Outcome]) -> pa.Table:
+    """Rows of the table: the columns `TAKEN` of messages, and what became of the first of `counts`, of the next, ..."""
+    own = pa.table(
+        {
+            "state": pa.array([each.state for each in outcomes], pa.string()),
+            "attempt": pa.array([each.attempt for each in outcomes], pa.int32()),
+            "round": pa.array([each.round for each in outcomes], pa.int32()),
+            "due_at": pa.array([_us(each.due_ms) for each in outcomes], pa.timestamp("us", "UTC")),
+            "remark": pa.array([each.remark for each in outcomes], pa.string()),
+            "at": pa.array([_us(each.at_ms) for each in outcomes], pa.timestamp("us", "UTC")),
+        }
+    ).take(np.repeat(np.arange(len(counts)), counts))
+    names = {"consumer_group": group, "topic": topic, "instance": INSTANCE}
+    same = {name: pa.repeat(pa.scalar(text, pa.string()), taken.num_rows) for name, text in names.items()}
+    columns = [
+        same[name] if name in same else (own if name in own.column_names else taken)[name] for name in SCHEMA.names
+    ]
     return pa.table(columns, names=SCHEMA.names).cast(SCHEMA)
 
 
@@ -234,8 +238,10 @@ def _us(ms: int | None) -> int | None:
     return None if ms is None else ms * 1_000
 
 
-def _taken(receipts: Sequence[Receipt]) -> pa.Table:
-    return receipts[0].rows.table.select(TAKEN).take([index for each in receipts for index in each.indexes])
+def _taken(receipts: Sequence[Receipt]) -> tuple[pa.Table, list[int]]:
+    """The columns `TAKEN` of messages, and how many each receipt is about."""
+    indexes = np.fromiter(chain.from_iterable(each.indexes for each in receipts), np.int64)
+    return receipts[0].rows.table.select(TAKEN).take(indexes), [len(each.indexes) for each in receipts]
 
 
 def _by_rows(receipts: Iterable[Receipt]) -> list[list[Receipt]]:

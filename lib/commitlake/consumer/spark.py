@@ -81,7 +81,7 @@ class SparkReceipts:
         if taken.num_rows:
             now = now_ms()
             one = receipt_table.Outcome(state, 1, 0, None, remark, now)
-            self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [one] * taken.num_rows))
+            self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [taken.num_rows], [one]))
 
 
 def receipts(

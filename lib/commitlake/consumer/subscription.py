@@ -158,12 +158,13 @@ class Subscription:
         if window is None:
             return
         rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
-        member = self._keeper
+        member, stop = self._keeper, self._stop
         for row, queue in enumerate(rows.table["queue_id"].to_pylist()):
-            handed = Handed(lanes[queue], rows, (row,))
-            self._wait_for_room()
-            if self._stop.is_set():
+            if self._is_full() or member.is_late():
+                self._wait_for_room()
+            if stop.is_set():
                 return
+            handed = Handed(lanes[queue], rows, (row,))
             if member.lanes.hand_over(handed):
                 yield ReceivedMessage(self, handed)
             if member.lanes.due_ms < NEVER and self.is_due():
@@ -192,12 +193,13 @@ class Subscription:
 
     def finish(self, handed: list[Handed], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
         """Note what became of messages."""
-        if self._keeper.is_closed:
+        member = self._keeper
+        if member.is_closed:
             log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
             return
         for part in handed:
             outcome = Outcome(state, part.attempt, part.round, due_ms, remark, now_ms())
-            self._keeper.lanes.finish(part, Receipt(part.rows, part.indexes, outcome))
+            member.lanes.finish(part, Receipt(part.rows, part.indexes, outcome))
 
     def retry(self, handed: list[Handed], after: Duration, most: int, remark: str | None) -> None:
         """Note that messages are to come again, or no more after `most` attempts."""
