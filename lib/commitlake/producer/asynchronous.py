@@ -15,6 +15,7 @@ from commitlake.producer.ending import Ending
 from commitlake.producer.listener import failed
 from commitlake.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
 from commitlake.producer.on_loop import ProducerOnLoop
+from commitlake.producer.timeouts import Timeout, milliseconds
 from commitlake.producer.transaction import HalfMessage, Transaction
 from commitlake.producer.transactional import NO_LISTENER, log_lost, sent_result
 
@@ -55,13 +56,13 @@ class AsyncTransactionMQProducer:
             await asyncio.to_thread(self._producer.start)
             self._is_running = True
 
-    async def shutdown(self, timeout: int = 10_000) -> None:
+    async def shutdown(self, timeout: Timeout = 10_000) -> None:
         """Wait for the calls under way, also for cancelled ones, and disconnect, within `timeout` ms."""
         if not self._is_running:
             return
-        until = time.monotonic() + timeout / 1_000
+        until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
         if self._under_way:
-            await asyncio.wait(set(self._under_way), timeout=timeout / 1_000)
+            await asyncio.wait(set(self._under_way), timeout=until - time.monotonic())
         self._is_running = False
         await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
         self._producer.release()
@@ -74,7 +75,7 @@ class AsyncTransactionMQProducer:
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
         self._producer.register_end_transaction_hook(hook)
 
-    async def send(self, message: Message | Sequence[Message], timeout: int | None = None) -> SendResult:
+    async def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
         """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
         return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout))
 
@@ -86,7 +87,7 @@ class AsyncTransactionMQProducer:
         """Recall a delayed message; see `DefaultMQProducer.recall`."""
         return await self._kept(self._producer.sending, lambda: self._producer.recall(recall_handle))
 
-    async def reschedule(self, recall_handle: str, message: Message, timeout: int | None = None) -> SendResult:
+    async def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
         """Send a message in place of a delayed one; see `DefaultMQProducer.reschedule`."""
         call = partial(self._producer.reschedule, recall_handle, message, timeout)
         return await self._kept(self._producer.sending, call)
