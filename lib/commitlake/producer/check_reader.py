@@ -11,6 +11,7 @@ from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka.errors import CorruptRecordError
 from kafka.errors import KafkaError as ClientError
 
 from commitlake.errors import RecordError, RefusedSend
@@ -128,14 +129,36 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 if self._calls.are_late() and len(self._running) > len(self._calls):  # and others wait for a thread
                     return
                 self._hold_back(consumer)
-                for partition, records in consumer.poll(timeout_ms=POLL_MS, max_records=POLL_RECORDS).items():
-                    self._take(self._progress.setdefault(partition, Progress()), records)
+                self._poll(consumer)
                 self._try_again()
                 self._commit()
             if self._stopping.is_set():
                 self._drain()
         finally:
             consumer.close(autocommit=False, timeout_ms=self._leave_ms())
+
+    def _poll(self, consumer: KafkaConsumer) -> None:
+        try:
+            found = consumer.poll(timeout_ms=POLL_MS, max_records=POLL_RECORDS)
+        except CorruptRecordError as error:
+            self._pass_unreadable(consumer, error)
+            return
+        for partition, records in found.items():
+            self._take(self._progress.setdefault(partition, Progress()), records)
+
+    def _pass_unreadable(self, consumer: KafkaConsumer, error: Exception) -> None:
+        """Goes past a record that kafka-python can't read: one with a header's name that is not UTF-8.
+
+        The coordinator writes none. The client reads a batch from its begin, so the rest of that batch goes too; and
+        only its fetcher knows the partition.
+        """
+        partition = consumer._fetcher._next_partition_records.topic_partition
+        at = consumer.position(partition)
+        consumer.seek(partition, at + 1)
+        progress = self._progress.setdefault(partition, Progress())
+        progress.begin(at)
+        progress.done(at)
+        self.ignored.add(f"{partition.partition}-{at}", error)
 
     def _topic_now(self) -> str:
         """Where the checks of this group are; the coordinator may say something else at each of its starts."""
