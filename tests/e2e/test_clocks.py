@@ -87,6 +87,7 @@ def test_without_append_times_in_settings_no_skew_is_measured(
 ) -> None:
     client = KafkaAdminClient(bootstrap_servers=configured.kafka.bootstrap_servers)
     settings = {"cleanup.policy": "compact", "message.timestamp.type": "CreateTime", "max.message.bytes": "8388608"}
+    settings["compression.type"] = "uncompressed"
     wanted = {configured.kafka.topic("settings"): {"num_partitions": 1, "configs": settings}}
     client.create_topics(wanted, wait_for_metadata=True)
     client.close()
