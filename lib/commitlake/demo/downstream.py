@@ -34,6 +34,8 @@ class Service:
     def __init__(self, conf: Config, group: str, place: Path, fails_first: int = 0) -> None:
         self._database, self._fails_first = place / f"{group}.db", fails_first
         self._messages = consume(conf, TOPIC, group=group, poll="500ms")
+        self._first_commit = Path(conf.warehouse, "topics", TOPIC, "_delta_log", f"{0:020}.json")
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"demo-{group}", daemon=True)
         self._failure: Exception | None = None
         self.retried = 0
@@ -47,6 +49,7 @@ class Service:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_over.set()
         self._messages.stop()
         self._thread.join(30)
 
@@ -63,6 +66,8 @@ class Service:
 
     def _run(self) -> None:
         try:
+            while not self._first_commit.exists() and not self._is_over.wait(0.2):
+                pass  # a consumer that finds no topic warns: the name may be misspelt
             for message in self._messages:
                 if self._fails_first and message.attempt == 1 and message.source_offset % self._fails_first == 0:
                     self.retried += 1
