@@ -23,7 +23,7 @@ SCHEMA = pa.schema([("consumer_group", pa.string()), ("topic", pa.string()), ("s
 FOLDER = "group_logs"
 _SETTINGS = {"delta.logRetentionDuration": "interval 1 hour"}
 _TRIES = 40
-_SHORTEST_S, _LONGEST_S = 0.02, 2.0
+_SHORTEST_S, _LONGEST_S = 0.02, 5.0
 """Of the pause after a change of somebody else's came first: up to twice as long each time, by chance."""
 _COMPACT_EVERY = 500
 

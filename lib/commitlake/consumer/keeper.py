@@ -71,7 +71,7 @@ class Keeper:
         self._trouble = Complaint(log)
         self._failure: Exception | None = None
         self._close, self._is_draining, self._is_abandoned = threading.Event(), False, False
-        self._turn()
+        self._try(self._turn, is_patient=is_patient)  # the thread goes on where it fails
         self._thread = threading.Thread(target=self._run, name=f"commitlake-consumer-{me}", daemon=True)
         self._thread.start()
         atexit.register(self._close_quietly)
