@@ -95,4 +95,6 @@ def test_a_stream_leaves_receipts_beside_those_of_consumers_without_spark(
         ("b1", "DEAD"),
         ("b2", "DEAD"),
     ]
-    assert sorted(unfinished.unfinished(settings, "orders", "plain")["message_id"].to_pylist()) == [*ALL[:3], "t1"]
+    assert unfinished.unfinished(settings, "orders", "plain").num_rows == 0, (
+        "what it passed and did not want is not its"
+    )

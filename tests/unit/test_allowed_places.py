@@ -56,6 +56,13 @@ def test_a_place_behind_a_link_is_used_without_it(lake: Path) -> None:
     assert places(f"{lake}/wh", f"{lake}/link").check(f"{lake}/link/t") == f"{lake}/victim/t"
 
 
+def test_a_log_that_is_a_link_to_another_tables_is_refused(lake: Path) -> None:
+    (lake / "orders/x").mkdir()
+    (lake / "orders/x/_delta_log").symlink_to(lake / "wh/transactions/_delta_log")
+    with pytest.raises(RecordError, match="is not allowed"):
+        places(f"{lake}/wh", f"{lake}/orders").check(f"{lake}/orders/x")
+
+
 def test_the_table_of_sinks_needs_no_place(lake: Path) -> None:
     assert places(f"{lake}/wh").check(f"{lake}/wh_receipts/sinks") == f"{lake}/wh_receipts/sinks"
     with pytest.raises(RecordError):

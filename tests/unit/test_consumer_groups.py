@@ -91,6 +91,14 @@ def test_a_group_goes_on_where_the_table_of_earlier_versions_says(warehouse: Pat
     assert len(consumed(warehouse, group="others")) == 40
 
 
+def test_a_group_that_only_earlier_versions_knew_can_be_forgotten(warehouse: Path) -> None:
+    state = json.dumps({"members": {}, "queues": {"0": {"owner": None, "cursor": Cursor((29, 0, 29, 0)).to_json()}}})
+    row = {"consumer_group": ["points"], "topic": ["orders"], "state": [state]}
+    write_deltalake(f"{warehouse}_receipts/groups", pa.table(row, SCHEMA), partition_by=["consumer_group", "topic"])
+    Group(f"{warehouse}_receipts", "points", "orders").forget()
+    assert len(consumed(warehouse)) == 40
+
+
 @pytest.mark.parametrize("group", ["o'brien", "a/b", "..", "50%", "é" * 40, "x" * 240, "a\nb", " "])
 def test_a_group_has_any_name(warehouse: Path, group: str) -> None:
     assert len(consumed(warehouse, group=group)) == 40

@@ -14,9 +14,12 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake.config import from_mapping
+from commitlake.consumer.arguments import seconds
 from commitlake.consumer.receipts import Receipts
+from commitlake.consumer.runner import Runner
 from commitlake.consumer.unfinished import unfinished
 from commitlake.errors import ConsumerError
+from commitlake.spark.process import Stop
 
 
 def consumer(place: Path, **arguments: Any) -> Any:
@@ -77,7 +80,52 @@ def test_what_is_no_exception_ends_the_run_and_its_message_comes_again(tmp_path:
     assert [(name, state) for name, state, *_ in left(tmp_path)] == [("m1", "OPEN")]
 
 
-@pytest.mark.parametrize("arguments", [{"threads": 0}, {"most": 0}, {"pauses": ["soon"]}])
+def test_whatever_an_exception_says_is_a_remark(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(0, batch=0)])
+
+    def handle(each: Any) -> None:
+        raise ValueError("unknown \ud800")
+
+    consumer(tmp_path, follow=False).run(handle, most=1)
+    assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: unknown ?")]
+
+
+class Held:
+    """A message of a key, whose queue this instance keeps or not."""
+
+    sharding_key, topic, finished = None, "orders", False
+
+    def __init__(self, name: str, *, is_due_elsewhere: bool) -> None:
+        self.message_id, self.keys, self._is_due_elsewhere = name, "key", is_due_elsewhere
+
+    def give_back(self) -> bool:
+        return self._is_due_elsewhere
+
+    def done(self) -> None:
+        self.finished = True
+
+
+def test_of_a_key_in_two_queues_only_what_goes_elsewhere_is_let_go(tmp_path: Path) -> None:
+    failing, staying = Held("goes", is_due_elsewhere=True), Held("stays", is_due_elsewhere=False)
+    begun, stop = threading.Event(), Stop()
+
+    def handle(each: Any) -> None:
+        begun.set()
+        if each is failing:
+            raise ValueError
+
+    def messages() -> Any:
+        yield failing
+        begun.wait(10)
+        yield staying
+        wait_for(lambda: staying.finished)
+
+    Runner(handle, 1, 16, ("1h",), True, seconds, stop).run(messages())
+    assert staying.finished
+    assert not failing.finished
+
+
+@pytest.mark.parametrize("arguments", [{"threads": 0}, {"most": 0}, {"pauses": ["soon"]}, {"pauses": []}])
 def test_arguments_of_a_run_are_checked(tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ConsumerError, match="is not allowed"):
         consumer(tmp_path).run(print, **arguments)

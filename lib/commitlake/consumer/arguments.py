@@ -6,9 +6,10 @@ from datetime import datetime
 from urllib.parse import quote
 
 from commitlake.errors import ConsumerError
-from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.durations import DAY_MS, duration_ms
 
 Start = str | int | datetime
+_LONGEST_MS = 36_500 * DAY_MS
 _NAMED = {"first": 0, "newest": None}
 
 
@@ -19,7 +20,7 @@ def seconds(name: str, given: object) -> float:
         ConsumerError: it is none.
     """
     ms = duration_ms(given)
-    if not ms:
+    if not ms or ms > _LONGEST_MS:
         msg = f"{name}: {given!r} is not allowed; give a text such as 500ms, 10s or 5m, seconds above 0, or a timedelta"
         raise ConsumerError(msg)
     return ms / 1_000

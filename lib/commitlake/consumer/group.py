@@ -83,7 +83,7 @@ class Group:
     def forget(self) -> None:
         """Have no state any more."""
         self._table.update_incremental()
-        self._table.delete()
+        self._replace("null")  # a commit in any case: version 0 stands for what an earlier version kept
 
     def _text(self) -> str | None:
         """The state as it is kept: that of the newest version, which is read once."""

@@ -124,6 +124,7 @@ class Keeper:
                     self._try(self._turn, is_patient=self._is_patient)
                 if self._retention_ms and time.monotonic() > self._expire_at:
                     self._expire()
+            self._trouble = Complaint(log)  # patience begins now, not with an outage of before
             while not self._try(self._leave, is_patient=False):
                 time.sleep(0.5)
         except Exception as error:  # whatever it is, the iterator and `close` tell it

@@ -65,6 +65,9 @@ class Runner:
             if not isinstance(value, int) or value < 1:
                 msg = f"{name}: {value!r} is not allowed; give a whole number from 1"
                 raise ConsumerError(msg)
+        if not pauses:
+            msg = f"pauses: {pauses!r} is not allowed; give at least one, such as 1s"
+            raise ConsumerError(msg)
         self._pauses_s = [seconds_of("pauses", pause) for pause in pauses]
         self._handler, self._threads, self._most, self._pauses = handler, threads, most, tuple(pauses)
         self._ordered, self._stop = ordered, stop
@@ -118,6 +121,8 @@ class Runner:
             remark = None if self._stop.is_set() else self._call(message)
             if remark is not None:
                 message.retry(self._pauses[min(message.attempt, len(self._pauses)) - 1], self._most, remark)
+        except BaseException as error:
+            self._fail(error)
         finally:
             self._room.release()
 
@@ -125,6 +130,8 @@ class Runner:
         try:
             while not self._stop.is_set() and self._work_on_first(key, line):
                 pass
+        except BaseException as error:
+            self._fail(error)
         finally:
             self._room.release()
 
@@ -155,13 +162,14 @@ class Runner:
         except Exception as error:  # a handler may raise anything: the message comes again
             log.warning("the handler failed at %r: %s: %s", message, type(error).__name__, error)
             return None if message.finished else f"{type(error).__name__}: {error}"[:_LONGEST_REMARK]
-        except BaseException as error:
-            self._failure = self._failure or error  # SystemExit and the like end the run; the message stays open
-            self._stop.set()
-            raise
         if not message.finished:
             message.done()
         return None
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run: by SystemExit and the like of a handler, or what nobody foresaw; the message stays open."""
+        self._failure = self._failure or error
+        self._stop.set()
 
     def _look_again(self, pool: ThreadPoolExecutor) -> None:
         """Begin with what is due again, and let queues go that another instance is to read."""
@@ -174,14 +182,19 @@ class Runner:
                 self._begin(pool, key, line)
 
     def _is_given_back(self, key: Hashable, line: Line) -> bool:
-        """Whether the queue of a line is to be read by another instance: it gets the line's messages, in order."""
+        """Whether the queues of a line are to be read by another instance: it gets the line's messages, in order.
+
+        A key without a sharding key stands in several queues; what is in those that stay goes on here.
+        """
         with self._lock:
             if line.due_s is None or not line.messages or not line.messages[0].give_back():
                 return False
-            for message in list(line.messages)[1:]:
-                message.give_back()
-            self._lines.pop(key, None)
-            return True
+            line.messages.popleft()
+            line.messages = deque(each for each in line.messages if not each.give_back())
+            line.failed, line.due_s = 0, 0.0
+            if not line.messages:
+                self._lines.pop(key, None)
+            return not line.messages
 
     def _wait_for_lines(self) -> None:
         """At the end of the messages work on what can be begun now; what waits for an attempt comes again later."""

@@ -194,6 +194,8 @@ class Subscription:
     def finish(self, handed: list[Handed], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
         """Note what became of messages."""
         member = self._keeper
+        if remark is not None:
+            remark = remark.encode(errors="replace").decode()  # an Arrow table takes no lone surrogate
         if member.is_closed:
             log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
             return

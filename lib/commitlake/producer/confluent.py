@@ -133,8 +133,15 @@ class ConfluentEngine:
     def _alone(self) -> _Client:
         """A client that makes a batch of each record, so that one is refused for what it is itself."""
         with self._lock:
-            self._lone = self._lone or _Client({**self._options(self._timeout_ms), "batch.num.messages": 1})
+            if self._lone is None or self._lone.is_spoilt:
+                self._replaced(self._lone)
+                self._lone = _Client({**self._options(self._timeout_ms), "batch.num.messages": 1})
             return self._lone
+
+    def _replaced(self, old: _Client | None) -> None:
+        if old is not None:
+            closing = partial(old.close, _OLD_CLIENT_S)
+            threading.Thread(target=closing, name="commitlake-old-client", daemon=True).start()
 
     def _delivered(
         self,
@@ -176,8 +183,7 @@ class ConfluentEngine:
             if self._client.is_spoilt or timeout_ms > self._timeout_ms:
                 self._timeout_ms = max(timeout_ms, self._timeout_ms)
                 old, self._client = self._client, _Client(self._options(self._timeout_ms))
-                closing = partial(old.close, _OLD_CLIENT_S)
-                threading.Thread(target=closing, name="commitlake-old-client", daemon=True).start()
+                self._replaced(old)
             return self._client
 
 

@@ -49,10 +49,11 @@ class AllowedPlaces:
         """
         try:
             found = parts(place)
+            leads_away = is_local(place) and parts(f"{place}/_delta_log") != (*found, "_delta_log")
         except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: a circle of symbolic links
             msg = f"{TABLES}: {place[:80]!r} is not allowed: {error}"
             raise RecordError(msg) from error
-        if found not in self._sinks and not self._is_allowed(found):
+        if leads_away or (found not in self._sinks and not self._is_allowed(found)):
             msg = f"{TABLES}: {place[:80]!r} is not allowed; allowed is what {self._key} names, outside the warehouse"
             raise RecordError(msg)
         return str(Path(*found[1:])) if is_local(place) else place
