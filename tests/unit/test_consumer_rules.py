@@ -140,3 +140,4 @@ def test_a_beat_that_stands_still_tells_that_an_instance_is_gone_by_the_own_cloc
     assert watch.gone({"a": 1, "b": 1}, 100) == set()
     assert watch.gone({"a": 1, "b": 2}, 109) == set()
     assert watch.gone({"a": 1, "b": 2}, 111) == {"a"}
+    assert watch.gone({"a": 1, "b": 2}, 111, {"a": 60, "b": 1}) == set(), "it beats as often as its own lease needs"

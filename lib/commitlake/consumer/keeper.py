@@ -197,7 +197,7 @@ class Keeper:
             beats = self._group.beats.seen()
             members = (self._group.read() or self._first)["members"]
             others = {name: beats.get(name) for name in members if name != self._me}
-            self._gone = self._watch.gone(others, time.monotonic())
+            self._gone = self._watch.gone(others, time.monotonic(), members)
         return self._beat_at
 
     def _expire(self) -> None:

@@ -8,6 +8,7 @@ another one's.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from commitlake.consumer.cursor import Cursor
@@ -91,16 +92,19 @@ class Watch:
     """Tells which members' beats stand still.
 
     Args:
-        silence_s: after so many seconds.
+        silence_s: after so many seconds, or after its own lease where that is longer.
     """
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._seen: dict[str, tuple[object, float]] = {}
 
-    def gone(self, members: Mapping[str, object], now_s: float) -> set[str]:
-        """Members, given with their beats, that are gone at `now_s`, a monotonic clock of this process."""
+    def gone(
+        self, members: Mapping[str, object], now_s: float, leases: Mapping[str, float] = MappingProxyType({})
+    ) -> set[str]:
+        """Members, given with their beats and leases, that are gone at `now_s`, a monotonic clock of this process."""
         for name, beat in members.items():
             if self._seen.get(name, (None,))[0] != beat:
                 self._seen[name] = beat, now_s
-        return {name for name in members if now_s - self._seen[name][1] > self._silence_s}
+        silence_s = {name: max(self._silence_s, leases.get(name, 0)) for name in members}
+        return {name for name in members if now_s - self._seen[name][1] > silence_s[name]}
