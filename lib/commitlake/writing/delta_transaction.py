@@ -32,7 +32,8 @@ def delta_transaction(
 ) -> Iterator[DeltaTransaction]:
     """A transaction of messages and appends to Delta tables, which ends with its `with` block.
 
-    The coordinator needs the rule `checks: {<group>: {table: delta-log}}`: it ends those of a killed process.
+    The coordinator needs the rule `checks: {<group>: {table: delta-log, places: [...]}}`, whose places hold
+    the tables: it ends those of a killed process.
 
     Args:
         spark: a session with Delta.
