@@ -30,6 +30,7 @@ DEV = [
     "pyspark[connect]",
     "pytest>=9",
     "pytest-timeout>=2.4",
+    "pytest-xdist>=3.8",
     "ruff>=0.17",
     "types-PyYAML",
 ]

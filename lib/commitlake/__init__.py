@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from commitlake import errors
+
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
@@ -67,28 +69,7 @@ _HOMES = {
         ),
         "commitlake.producer",
     ),
-    **dict.fromkeys(
-        (
-            "CommitLakeError",
-            "ConfigError",
-            "ConsumerError",
-            "DatabaseError",
-            "DoubledError",
-            "EmbeddedBrokerError",
-            "FailedSend",
-            "FencedError",
-            "IdentityError",
-            "KafkaError",
-            "MQClientException",
-            "RefusedSend",
-            "SetupError",
-            "StreamError",
-            "TransactionNotFoundError",
-            "UncertainSend",
-            "WarehouseError",
-        ),
-        "commitlake.errors",
-    ),
+    **dict.fromkeys(errors.__all__, "commitlake.errors"),
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names of strings

@@ -10,9 +10,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlake.writing.marks import FENCED, WRITTEN, decision, fence, mark
+from commitlake.writing.marks import FENCED, PREFIX, WRITTEN, decision, fence, mark
 
 TABLES = ("orders", "lines")
+TRANSACTION = PREFIX + "t"
 STEPS = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(TABLES)),
     st.tuples(st.just("fence"), st.sampled_from(TABLES)),  # a check that was killed after one of its fences
@@ -25,9 +26,9 @@ STEPS = st.one_of(
 def write(place: str) -> None:
     """What Delta's writer does with `txnVersion`: nothing where that version was reached."""
     table = DeltaTable(place)
-    if (table.transaction_version("t") or 0) >= WRITTEN:
+    if (table.transaction_version(TRANSACTION) or 0) >= WRITTEN:
         return
-    properties = CommitProperties(app_transactions=[Transaction("t", WRITTEN)], max_commit_retries=0)
+    properties = CommitProperties(app_transactions=[Transaction(TRANSACTION, WRITTEN)], max_commit_retries=0)
     write_deltalake(table, pa.table({"id": [1]}), mode="append", commit_properties=properties)
 
 
@@ -45,11 +46,11 @@ def test_a_decision_fits_the_rows_and_never_changes(steps: list[tuple[str, str]]
                 write(places[what])
                 model.setdefault(what, WRITTEN)
             elif kind == "fence":
-                assert fence(places[what], "t") == model.setdefault(what, FENCED)
+                assert fence(places[what], TRANSACTION) == model.setdefault(what, FENCED)
             elif kind == "other":
                 write_deltalake(places[what], pa.table({"id": [9]}), mode="append")
             else:
-                found = decision(list(places.values()), "t", is_over=what == "late")
+                found = decision(list(places.values()), TRANSACTION, is_over=what == "late")
                 if what == "late" or FENCED in model.values():
                     for name in TABLES:
                         model.setdefault(name, FENCED)
@@ -62,5 +63,5 @@ def test_a_decision_fits_the_rows_and_never_changes(steps: list[tuple[str, str]]
             for name, place in places.items():
                 rows = DeltaTable(place).to_pyarrow_table()["id"].to_pylist()
                 assert rows.count(1) == int(model.get(name) == WRITTEN)
-                assert mark(place, "t") == model.get(name)
+                assert mark(place, TRANSACTION) == model.get(name)
         assert decided is not None

@@ -14,7 +14,6 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake.config import from_mapping
-from commitlake.consumer.arguments import seconds
 from commitlake.consumer.receipts import Receipts
 from commitlake.consumer.runner import Runner
 from commitlake.consumer.unfinished import unfinished
@@ -120,7 +119,7 @@ def test_of_a_key_in_two_queues_only_what_goes_elsewhere_is_let_go(tmp_path: Pat
         yield staying
         wait_for(lambda: staying.finished)
 
-    Runner(handle, 1, 16, ("1h",), True, seconds, stop).run(messages())
+    Runner(handle, 1, 16, ("1h",), True, stop).run(messages())
     assert staying.finished
     assert not failing.finished
 

@@ -197,7 +197,7 @@ class Consumer:
             ConsumerError: an argument can't be used, or the group's tables can't be written.
             WarehouseError: the topic can't be read.
         """
-        runner = Runner(handler, threads, most, pauses, ordered, seconds, self._stop)
+        runner = Runner(handler, threads, most, pauses, ordered, self._stop)
         with self:
             runner.run(self)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from commitlake.consumer.arguments import seconds
 from commitlake.consumer.message import ReceivedMessage
 from commitlake.errors import ConsumerError
 from commitlake.spark.process import Stop
@@ -47,7 +48,6 @@ class Runner:
         most: attempts, after which a message is a dead letter.
         pauses: before the second attempt, the third and so on; the last one holds for all further ones.
         ordered: messages of one key one after the other, also when one of them has to be tried again.
-        seconds_of: the length of a pause.
         stop: ends the messages.
     """
 
@@ -58,7 +58,6 @@ class Runner:
         most: int,
         pauses: Sequence[str],
         ordered: bool,
-        seconds_of: Callable[[str, str], float],
         stop: Stop,
     ) -> None:
         for name, value in (("threads", threads), ("most", most)):
@@ -68,7 +67,7 @@ class Runner:
         if not pauses:
             msg = f"pauses: {pauses!r} is not allowed; give at least one, such as 1s"
             raise ConsumerError(msg)
-        self._pauses_s = [seconds_of("pauses", pause) for pause in pauses]
+        self._pauses_s = [seconds("pauses", pause) for pause in pauses]
         self._handler, self._threads, self._most, self._pauses = handler, threads, most, tuple(pauses)
         self._ordered, self._stop = ordered, stop
         self._lines: dict[Hashable, Line] = {}

@@ -93,6 +93,7 @@ class Subscription:
         self._member: Keeper | None = None
         self._lanes: dict[int, Lane] = {}
         self._trouble, self._crowd = Complaint(log), Complaint(log)
+        self._is_unbounded = False
 
     def join(self) -> bool:
         """Become a member of the group; whether the topic is there.
@@ -317,8 +318,6 @@ class Subscription:
                     self._is_unbounded = True
                 begun, before = time.monotonic(), lanes.finished
             time.sleep(_LOOK_S)
-
-    _is_unbounded = False
 
     def _is_full(self) -> bool:
         lanes = self._keeper.lanes

@@ -16,13 +16,13 @@ from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
 from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.producer.engine import FORKED, OLD_CLIENT_S
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_OLD_CLIENT_S = 30
 _AGE_S = 30.0
 """How long an added queue may stay unknown, as with kafka-python."""
 _DENIED = (Failure.TOPIC_AUTHORIZATION_FAILED, Failure.CLUSTER_AUTHORIZATION_FAILED)
@@ -34,10 +34,6 @@ _REFUSED = (
     Failure.TOPIC_EXCEPTION,
     Failure.POLICY_VIOLATION,
     Failure._UNKNOWN_PARTITION,
-)
-_FORKED = (
-    "this process was forked from the one that called start(), whose connection it can't use; make a producer in each "
-    "process, after the fork"
 )
 
 Options = Callable[[int], dict[str, Any]]
@@ -140,7 +136,7 @@ class ConfluentEngine:
 
     def _replaced(self, old: _Client | None) -> None:
         if old is not None:
-            closing = partial(old.close, _OLD_CLIENT_S)
+            closing = partial(old.close, OLD_CLIENT_S)
             threading.Thread(target=closing, name="commitlake-old-client", daemon=True).start()
 
     def _delivered(
@@ -178,7 +174,7 @@ class ConfluentEngine:
 
     def _current(self, timeout_ms: int) -> _Client:
         if os.getpid() != self._pid:
-            raise FailedSend(_FORKED)
+            raise FailedSend(FORKED)
         with self._lock:
             if self._client.is_spoilt or timeout_ms > self._timeout_ms:
                 self._timeout_ms = max(timeout_ms, self._timeout_ms)

@@ -8,6 +8,13 @@ from typing import Protocol
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
+OLD_CLIENT_S = 30
+"""For what a client that was replaced still holds."""
+FORKED = (
+    "this process was forked from the one that called start(), whose connection it can't use; make a producer in each "
+    "process, after the fork"
+)
+
 
 class Sent(Protocol):
     """A record that was handed to a client."""

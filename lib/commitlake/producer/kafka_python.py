@@ -23,6 +23,7 @@ from kafka.errors import KafkaTimeoutError
 
 from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.refusals import is_refusal
+from commitlake.producer.engine import FORKED, OLD_CLIENT_S
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
@@ -30,11 +31,6 @@ log = logging.getLogger(__name__)
 
 WITHDRAWAL_MS = 500
 """How much longer than a send waits kafka-python keeps a record: time to ask whether it has gone out."""
-_OLD_CLIENT_S = 30
-_FORKED = (
-    "this process was forked from the one that called start(), whose connection it can't use; make a producer in each "
-    "process, after the fork"
-)
 _REFUSED = (
     kafka_errors.MessageSizeTooLargeError,
     kafka_errors.RecordListTooLargeError,
@@ -139,7 +135,7 @@ class KafkaPythonEngine:
 
     def _current(self, timeout_ms: int) -> KafkaProducer:
         if os.getpid() != self._pid:
-            raise FailedSend(_FORKED)
+            raise FailedSend(FORKED)
         with self._lock:
             if self._spoilt is not self._client and timeout_ms <= self._timeout_ms:
                 return self._client
@@ -170,7 +166,7 @@ class KafkaPythonEngine:
             is_closed = self._is_closed
         renewal.set_result(new)
         log.info("connected to Kafka again")
-        _close(old, 0 if is_closed else _OLD_CLIENT_S)  # what it still holds is uncertain; it fails now or is sent yet
+        _close(old, 0 if is_closed else OLD_CLIENT_S)  # what it still holds is uncertain; it fails now or is sent yet
         if is_closed:
             _close(new, 0)
 
