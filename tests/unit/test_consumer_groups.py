@@ -16,10 +16,13 @@ from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
 import commitlake
+from commitlake import config
 from commitlake.cli.app import app
+from commitlake.clock import now_ms
 from commitlake.consumer.beats import Beats
 from commitlake.consumer.cursor import Cursor
-from commitlake.consumer.group import FOLDER, SCHEMA, Group, log_name
+from commitlake.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
+from commitlake.consumer.unfinished import unfinished
 
 
 @pytest.fixture
@@ -43,6 +46,11 @@ def consumed(warehouse: Path, most: int = 1_000, **arguments: Any) -> list[str]:
             if len(found) == most:
                 break
     return found
+
+
+def left(warehouse: Path) -> dict[str, str]:
+    rows = unfinished(config.from_mapping({"warehouse": str(warehouse)}), "orders", "points").to_pylist()
+    return {row["message_id"]: row["state"] for row in rows}
 
 
 def version(warehouse: Path, group: str = "points") -> int:
@@ -167,6 +175,43 @@ def test_instances_that_run_follow_when_their_group_is_rewound(
     messages.stop()
     thread.join(30)
     assert sorted(found) == sorted([f"m{n}" for n in range(40)] * 2)
+    assert consumed(warehouse) == []
+
+
+def test_a_retry_of_the_second_reading_outranks_what_the_first_one_gave_up(
+    warehouse: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    receipts = kept_receipts(f"{warehouse}_receipts", "points", "orders")
+    for _ in range(4):
+        with consumer(warehouse, follow=False) as messages:
+            for each in messages:
+                each.done() if each.message_id != "m3" else each.retry("1ms", most=4)
+        time.sleep(0.01)
+    assert [row["attempt"] for row in receipts.dead()] == [4]
+    command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")
+    assert len(left(warehouse)) == 40
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.done() if each.message_id != "m3" else each.retry("1s")
+    assert [row["message_id"] for row in receipts.waiting()] == ["m3"]
+    assert left(warehouse) == {"m3": "RETRY"}
+    time.sleep(1)
+    assert consumed(warehouse) == ["m3"]
+    assert consumed(warehouse) == []
+    assert left(warehouse) == {}
+
+
+def test_what_waits_before_the_place_of_a_rewind_still_comes(
+    warehouse: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry(most=1) if each.message_id in ("m3", "m33") else each.done()
+    command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=2026-01-01T00:00:00.030")
+    assert len(consumed(warehouse)) == 10
+    receipts = kept_receipts(f"{warehouse}_receipts", "points", "orders")
+    receipts.send_again(receipts.dead(), "mended", now_ms())
+    assert consumed(warehouse) == ["m3"]
     assert consumed(warehouse) == []
 
 

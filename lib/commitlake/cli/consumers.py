@@ -10,7 +10,7 @@ from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.consumer import overview
 from commitlake.consumer import unfinished as unfinished_messages
-from commitlake.consumer.receipts import Receipts
+from commitlake.consumer.group import kept_receipts
 from commitlake.consumer.rows import place_of
 
 _MOST = 100_000
@@ -64,7 +64,7 @@ def moment(text: str) -> str | int | datetime:
 
 def send_again(settings: Config, topic: str, group: str, positions: Sequence[str], remark: str) -> int:
     """Send dead letters again: these, or all."""
-    table = Receipts(f"{settings.receipts_place}/receipts", group, topic)
+    table = kept_receipts(settings.receipts_place, group, topic)
     letters = {"-".join(map(str, place_of(row))): row for row in table.dead()}
     chosen = [letters[position] for position in positions or letters if position in letters]
     for position in sorted(set(positions) - letters.keys()):

@@ -13,8 +13,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from commitlake.consumer import tables
+from commitlake.consumer import shares, tables
 from commitlake.consumer.beats import Beats
+from commitlake.consumer.receipts import Receipts
 from commitlake.consumer.shares import State
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options
@@ -112,6 +113,12 @@ def kept_state(receipts_at: str, group: str, topic: str, options: Options = None
         text = _earlier(f"{receipts_at}/groups", options, {"consumer_group": group, "topic": topic})
         return json.loads(text) if text else None
     return Group(receipts_at, group, topic, options).read()
+
+
+def kept_receipts(receipts_at: str, group: str, topic: str, options: Options = None) -> Receipts:
+    """The receipts of a group, whether or not an instance of it runs."""
+    first_round = shares.first_round(kept_state(receipts_at, group, topic, options))
+    return Receipts(f"{receipts_at}/receipts", group, topic, options, first_round)
 
 
 def _earlier(place: str, options: Options, names: Mapping[str, str]) -> str | None:

@@ -168,6 +168,7 @@ class Keeper:
         state = self._group.change(to)
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
+        self._receipts.first_round = shares.first_round(state)
         has_new = self.lanes.follow(state, self._me, kept)
         self._alive_at, self._known, self._members = alive_at, queues, len(state["members"])
         if has_new or time.monotonic() - self._last_look > _LOOK_S:

@@ -30,7 +30,7 @@ class Handed:
         rows: where they are.
         indexes: their rows.
         attempt: 1 for the first.
-        round: grows by one each time an administrator sends them again.
+        round: grows by one each time an administrator sends them again, or rewinds the group.
         finished: whether it is known what became of them.
         is_given_back: whether this instance does no more about them; they come again elsewhere.
     """
@@ -56,6 +56,7 @@ class Lane:
     Attributes:
         cursor: before the first message that is not finished.
         read_to: where the next window begins.
+        round: of first attempts.
         handed: first attempts in order, and the ends of windows.
         retries: what waits for its next attempt, and what is in somebody's hands again.
         is_closing: another instance reads it, or is due to; nothing more is handed over.
@@ -63,6 +64,7 @@ class Lane:
 
     cursor: Cursor
     read_to: Cursor
+    round: int = 0
     handed: deque[Handed | Cursor] = field(default_factory=deque)
     retries: Retries = field(default_factory=Retries)
     is_closing: bool = False
@@ -179,7 +181,8 @@ class Lanes:
         mine, due = shares.owned(state, me), shares.due(state)
         with self._lock:
             kept = {queue: lane for queue, lane in self._lanes.items() if queue in mine and queue in held}
-            new = {queue: _lane(mine[queue]) for queue in mine if queue not in kept}
+            first = shares.first_round(state)
+            new = {queue: _lane(mine[queue], first) for queue in mine if queue not in kept}
             for queue, lane in self._lanes.items():
                 lane.is_closing |= queue not in kept or due[queue] != me
             self._lanes = kept | new
@@ -230,6 +233,6 @@ class Lanes:
         self.open_bytes += count * handed.rows.bytes_a_row
 
 
-def _lane(kept: Mapping[str, Any] | None) -> Lane:
+def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:
     cursor = Cursor.of_json(kept) if kept else Cursor()
-    return Lane(cursor, cursor.copy())
+    return Lane(cursor, cursor.copy(), first_round)

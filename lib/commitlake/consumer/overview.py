@@ -11,12 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from commitlake.clock import now_ms
 from commitlake.config import Config
 from commitlake.consumer import shares
 from commitlake.consumer.arguments import start_ms
 from commitlake.consumer.cursor import Cursor
-from commitlake.consumer.group import FOLDER, Group, kept_state
-from commitlake.consumer.receipts import Receipts
+from commitlake.consumer.group import FOLDER, Group, kept_receipts, kept_state
+from commitlake.consumer.receipts import SCHEMA
+from commitlake.consumer.rows import keys_of
 from commitlake.consumer.topic import Topic
 from commitlake.errors import ConsumerError, WarehouseError
 from commitlake.reading.table import Options, Table, folders, location
@@ -55,7 +57,7 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
 def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
     """Let a group go on elsewhere, back or ahead; instances that run do so within some seconds.
 
-    What waits for its next attempt still comes.
+    What waits for its next attempt and is not read again still comes.
 
     Args:
         conf: where the tables are.
@@ -72,8 +74,13 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
     ends = {} if begin_ms == 0 else table.ends(begin_ms)
     _known(conf, topic, group, options)
-    cursors = {queue: ends.get(queue, Cursor()).to_json() for queue in table.queues()}
-    Group(conf.receipts_place, group, topic, options).change(lambda state: shares.rewound(state, cursors))
+    cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
+    receipts = kept_receipts(conf.receipts_place, group, topic, options)
+    closing = receipts.last_round() + 1  # outranks all of before, and is outranked by all that comes
+    waiting = (*receipts.waiting(), *receipts.dead())
+    receipts.close([row for row in waiting if _is_behind(row, cursors[row["queue_id"]])], closing, now_ms())
+    texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
+    Group(conf.receipts_place, group, topic, options).change(lambda state: shares.rewound(state, texts, closing + 1))
 
 
 def delete(conf: Config, topic: str, group: str, options: Options = None) -> None:
@@ -88,8 +95,13 @@ def delete(conf: Config, topic: str, group: str, options: Options = None) -> Non
     if members and _is_alive(kept, members):
         msg = f"group {group!r} of the topic {topic} has instances that are alive; stop them first"
         raise ConsumerError(msg)
-    Receipts(f"{conf.receipts_place}/receipts", group, topic, options).delete_all()
+    kept_receipts(conf.receipts_place, group, topic, options).delete_all()
     kept.forget()
+
+
+def _is_behind(receipt: dict[str, Any], cursor: Cursor) -> bool:
+    """Whether the message of a receipt comes after the cursor."""
+    return bool(cursor.is_before(keys_of(pa.Table.from_pylist([receipt], SCHEMA)))[0])
 
 
 def _known(conf: Config, topic: str, group: str, options: Options) -> None:
@@ -121,7 +133,7 @@ def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
 
 def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, Any]:
     state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
-    receipts = Receipts(f"{conf.receipts_place}/receipts", group, topic, options)
+    receipts = kept_receipts(conf.receipts_place, group, topic, options)
     behind, oldest = _behind(conf, topic, shares.cursors(state), options)
     return {
         **{"consumer_group": group, "topic": topic, "members": len(state["members"]), "queues": len(state["queues"])},

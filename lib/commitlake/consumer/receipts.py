@@ -53,7 +53,6 @@ SCHEMA = pa.schema(
     ]
 )
 _STATS = "attempt,round,due_at,source_offset,batch_id,at"
-_NOT_SIMPLE = (pads.field("state") != "DONE") | (pads.field("attempt") > 1) | (pads.field("round") > 0)
 STATES = ("RETRY", "DEAD", "DONE")
 """Of two receipts of one attempt, which happens when it was handed over twice, the higher one counts."""
 _LAST = f"""
@@ -69,7 +68,7 @@ class Outcome(NamedTuple):
     Attributes:
         state: `DONE`, `RETRY` or `DEAD`.
         attempt: 1 for the first.
-        round: grows by one each time an administrator sends it again.
+        round: grows each time an administrator sends it again, or rewinds the group.
         due_ms: when it is due again, ms since epoch, UTC; None unless it is.
         remark: any text.
         at_ms: when that was, ms since epoch, UTC.
@@ -99,9 +98,13 @@ class Receipts:
         group: the group of consumers.
         topic: the topic.
         options: deltalake's `storage_options`.
+
+    Attributes:
+        first_round: of the group's first attempts. A message that was done at its first attempt needs no thought.
     """
 
-    def __init__(self, place: str, group: str, topic: str, options: Options = None) -> None:
+    def __init__(self, place: str, group: str, topic: str, options: Options = None, first_round: int = 0) -> None:
+        self.first_round = first_round
         self._place, self._group, self._topic, self._options = place, group, topic, options
         self._written = 0
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
@@ -118,7 +121,7 @@ class Receipts:
             for part in _by_rows(receipts)
         )
         self.append(rows)
-        return list(rows.filter(_NOT_SIMPLE).to_pylist())
+        return list(rows.filter(self._is_not_simple()).to_pylist())
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema, and now and then make few files of many."""
@@ -140,9 +143,22 @@ class Receipts:
         """Let the group have dead letters once more, from its first attempt on."""
         due = _time(now_ms)
         change = {"state": "RETRY", "attempt": 0, "due_at": due, "at": due, "remark": remark, "instance": INSTANCE}
-        rows = [{**row, **change, "round": row["round"] + 1} for row in letters]
+        rows = [{**row, **change, "round": max(row["round"], self.first_round) + 1} for row in letters]
         if rows:
             self.append(pa.Table.from_pylist(rows, SCHEMA))
+
+    def last_round(self) -> int:
+        """The highest round of any receipt of the group."""
+        self._table.refresh()
+        rounds = self._table.dataset().to_table(["round"], filter=self._mine())["round"]
+        return max(pc.max(rounds).as_py() or 0, self.first_round)
+
+    def close(self, rows: Iterable[dict[str, Any]], round_: int, now_ms: int) -> None:
+        """Let messages wait no more, since they are read again in a later round; `now_ms` in ms since epoch, UTC."""
+        change = {"state": "DONE", "attempt": 0, "round": round_, "due_at": None, "at": _time(now_ms)}
+        closed = [{**row, **change, "remark": "read again", "instance": INSTANCE} for row in rows]
+        if closed:
+            self.append(pa.Table.from_pylist(closed, SCHEMA))
 
     def expire(self, before_ms: int) -> None:
         """Delete receipts written before a time (ms since epoch, UTC), but for what waits and dead letters.
@@ -177,11 +193,17 @@ class Receipts:
             self._seen, self._open = set(), {}
         new = files.filter(pa.array([path not in self._seen for path in files["path"].to_pylist()], pa.bool_()))
         if new.num_rows:
-            rows = self._table.dataset(new).scanner(filter=(pads.field("topic") == self._topic) & _NOT_SIMPLE)
+            rows = self._table.dataset(new).scanner(filter=self._mine() & self._is_not_simple())
             for row in _last_of_each(rows, and_done=bool(self._seen)):
                 self._take_in(row)
             self._seen = paths
         return sorted(self._open.values(), key=lambda row: row["due_at"] or row["at"])
+
+    def _mine(self) -> pads.Expression:
+        return (pads.field("consumer_group") == self._group) & (pads.field("topic") == self._topic)
+
+    def _is_not_simple(self) -> pads.Expression:
+        return (pads.field("state") != "DONE") | (pads.field("attempt") != 1) | (pads.field("round") > self.first_round)
 
     def _take_in(self, row: dict[str, Any]) -> None:
         place = place_of(row)

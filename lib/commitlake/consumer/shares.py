@@ -14,7 +14,10 @@ from typing import Any
 from commitlake.consumer.cursor import Cursor
 
 State = dict[str, Any]
-"""`{"members": {name: its lease, s}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`"""
+"""`{"members": {name: its lease, s}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`
+
+After a rewind also `round`, that of first attempts.
+"""
 
 EMPTY: State = {"members": {}, "queues": {}}
 
@@ -52,7 +55,7 @@ def turn(
         if owner not in members or (owner == me and not is_due and int(queue) not in held):
             owner = None
         kept[queue] = {"owner": me if owner is None and is_due else owner, "cursor": cursor}
-    return {"members": members, "queues": kept}
+    return {**state, "members": members, "queues": kept}
 
 
 def due(state: State) -> dict[int, str]:
@@ -67,14 +70,25 @@ def leave(state: State, me: str, cursors: Mapping[int, object]) -> State:
         queue: {"owner": None, "cursor": cursors.get(int(queue), share["cursor"])} if share["owner"] == me else share
         for queue, share in state["queues"].items()
     }
-    return {"members": {name: lease for name, lease in state["members"].items() if name != me}, "queues": queues}
+    members = {name: lease for name, lease in state["members"].items() if name != me}
+    return {**state, "members": members, "queues": queues}
 
 
-def rewound(state: State | None, cursors: Mapping[int, object]) -> State:
-    """The state in which all queues are free and begin at these cursors, as JSON; live instances take them again."""
-    kept = state or EMPTY
+def rewound(state: State | None, cursors: Mapping[int, object], first_round: int) -> State:
+    """The state in which all queues are free and begin at these cursors, as JSON; live instances take them again.
+
+    Args:
+        state: as it is kept.
+        cursors: of all queues of the topic.
+        first_round: of first attempts from now on; their receipts must outrank those of the reading before.
+    """
     free = {str(queue): {"owner": None, "cursor": cursor} for queue, cursor in cursors.items()}
-    return {"members": kept["members"], "queues": free}
+    return {"members": (state or EMPTY)["members"], "queues": free, "round": first_round}
+
+
+def first_round(state: State | None) -> int:
+    """The round of first attempts."""
+    return int((state or EMPTY).get("round", 0))
 
 
 def cursors(state: State) -> dict[int, Cursor]:

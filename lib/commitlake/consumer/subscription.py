@@ -165,7 +165,7 @@ class Subscription:
                 self._wait_for_room()
             if stop.is_set():
                 return
-            handed = Handed(lanes[queue], rows, (row,))
+            handed = Handed(lanes[queue], rows, (row,), round=lanes[queue].round)
             if member.lanes.hand_over(handed):
                 yield ReceivedMessage(self, handed)
             if member.lanes.due_ms < NEVER and self.is_due():
@@ -184,7 +184,10 @@ class Subscription:
             return
         rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
         ids = rows.table["queue_id"].to_numpy()
-        parts = [Handed(lanes[queue], rows, np.flatnonzero(ids == queue).tolist()) for queue in np.unique(ids).tolist()]
+        parts = [
+            Handed(lanes[queue], rows, np.flatnonzero(ids == queue).tolist(), round=lanes[queue].round)
+            for queue in np.unique(ids).tolist()
+        ]
         parts = [part for part in parts if self._keeper.lanes.hand_over(part)]
         if parts:
             chosen = np.sort(np.concatenate([part.indexes for part in parts]))

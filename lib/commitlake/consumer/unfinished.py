@@ -9,8 +9,8 @@ import pyarrow.dataset as pads
 from commitlake.config import Config
 from commitlake.consumer import shares
 from commitlake.consumer.filters import Filter
-from commitlake.consumer.group import kept_state
-from commitlake.consumer.receipts import SCHEMA, STATES, Receipts
+from commitlake.consumer.group import kept_receipts, kept_state
+from commitlake.consumer.receipts import SCHEMA, STATES
 from commitlake.consumer.rows import PLACE_COLUMNS
 from commitlake.consumer.topic import Topic
 from commitlake.errors import WarehouseError
@@ -23,9 +23,11 @@ WITH newest AS (
            round, attempt, rank := list_position({list(STATES)}, state), state, remark)) AS it
     FROM receipts GROUP BY ALL)
 SELECT m.visible_at, m.message_id, m.transaction_id, m.tags, m.keys, m.properties,
-       concat_ws('-', source, source_queue, source_offset, source_index) AS position,
+       concat_ws('-', m.source, m.source_queue, m.source_offset, m.source_index) AS position,
        coalesce(it.state, 'OPEN') AS state, coalesce(it.attempt, 0) AS attempts, it.remark AS remark
-FROM messages m LEFT JOIN newest USING (source, source_queue, source_offset, source_index)
+FROM messages m LEFT JOIN newest n ON m.source = n.source AND m.source_queue = n.source_queue
+    AND m.source_offset = n.source_offset AND m.source_index = n.source_index
+    AND (NOT m.is_behind OR n.it.round >= $first_round)
 WHERE (it.state <> 'DONE' OR (it IS NULL AND is_behind)) AND """
 _ORDERED = ("queue_id", "batch_id")
 _BEHIND = pa.field("is_behind", pa.bool_())
@@ -76,7 +78,8 @@ def unfinished(
         db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
         most = "" if limit is None else f" LIMIT {int(limit)}"
-        return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}").to_arrow_table()
+        params = {"first_round": shares.first_round(state)}
+        return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}", params=params).to_arrow_table()
 
 
 def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
@@ -91,5 +94,5 @@ def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Sc
 
 def _open_offsets(conf: Config, group: str, topic: str, options: Options) -> list[int]:
     """Where messages are that wait for their next attempt, or are dead letters: the group has passed them."""
-    receipts = Receipts(f"{conf.receipts_place}/receipts", group, topic, options)
+    receipts = kept_receipts(conf.receipts_place, group, topic, options)
     return [row["source_offset"] for row in (*receipts.waiting(), *receipts.dead())]
