@@ -119,6 +119,33 @@ def test_a_list_of_more_messages_than_may_be_open_does_not_hang(
     assert len(list(consumer(warehouse, follow=False))) == 40
 
 
+def test_a_message_that_stays_open_stops_its_own_queue_before_memory_is_full(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is finished behind it is kept, and a restart gets it again."""
+    monkeypatch.setattr(subscription, "MOST_KEPT_BYTES", 1)
+    held: list[Any] = []
+    found: set[str] = set()
+
+    def handle(each: Any) -> None:
+        if each.queue_id == 0 and not held:
+            held.append(each)
+        else:
+            found.add(each.message_id)
+            each.done()
+
+    with running(consumer(warehouse, poll="50ms"), handle):
+        wait_for(lambda: len(found) == 39)
+        for batch in (100, 101):
+            write(warehouse, "orders", [message(batch * 10 + queue, batch=batch, queue=queue) for queue in range(4)])
+            time.sleep(1.5)
+        assert {"m1000", "m1010"} & found == set()
+        assert {f"m{batch}{queue}" for batch in (100, 101) for queue in (1, 2, 3)} <= found
+        assert f"queue 0 of orders is not read further before message {held[0].position} is done" in caplog.text
+        held[0].done()
+        wait_for(lambda: len(found) == 47)
+
+
 def waiting(offset: int) -> pa.Table:
     """The receipt of an instance that is no more, for a normal message of queue 0 that is due again."""
     now = datetime.now(UTC)

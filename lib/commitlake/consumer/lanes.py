@@ -18,7 +18,9 @@ from commitlake.consumer import shares
 from commitlake.consumer.cursor import Cursor
 from commitlake.consumer.receipts import Receipt
 from commitlake.consumer.retries import NEVER, Retries, Waiting
-from commitlake.consumer.rows import Place, Rows
+from commitlake.consumer.rows import Place, Rows, place_texts
+
+_OBJECT_BYTES = 200
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +46,11 @@ class Handed:
     is_given_back: bool = False
 
     @property
+    def kept_bytes(self) -> int:
+        """Memory that it takes, each message taken as the mean of the rows that were read with it."""
+        return len(self.indexes) * (int(self.rows.bytes_a_row) + _OBJECT_BYTES)
+
+    @property
     def is_open(self) -> bool:
         """Whether somebody is still at it."""
         return not (self.finished or self.is_given_back)
@@ -58,6 +65,7 @@ class Lane:
         read_to: where the next window begins.
         round: of first attempts.
         handed: first attempts in order, and the ends of windows.
+        kept_bytes: memory of these, most of which are finished when one in front is open for long.
         retries: what waits for its next attempt, and what is in somebody's hands again.
         is_closing: another instance reads it, or is due to; nothing more is handed over.
     """
@@ -66,8 +74,14 @@ class Lane:
     read_to: Cursor
     round: int = 0
     handed: deque[Handed | Cursor] = field(default_factory=deque)
+    kept_bytes: int = 0
     retries: Retries = field(default_factory=Retries)
     is_closing: bool = False
+
+    def append(self, handed: Handed) -> None:
+        """Note a first attempt."""
+        self.handed.append(handed)
+        self.kept_bytes += handed.kept_bytes
 
     def settle(self) -> None:
         """Move the cursor over all that is finished in front."""
@@ -77,9 +91,14 @@ class Lane:
             if isinstance(first, Cursor):
                 self.cursor.join(first)
             else:
+                self.kept_bytes -= first.kept_bytes
                 passed.setdefault(id(first.rows), (first.rows, []))[1].extend(first.indexes)
         for rows, indexes in passed.values():
             self.cursor.advance_to_end(rows.keys.where(np.asarray(indexes)))
+
+    def front(self) -> Handed | None:
+        """The first that the cursor has not passed."""
+        return next((each for each in self.handed if isinstance(each, Handed)), None)
 
     def is_held(self) -> bool:
         """Whether the queue must stay here: it is read, or messages are in hand, for the first time or again."""
@@ -109,6 +128,13 @@ class Lanes:
         with self._lock:
             return {queue: lane for queue, lane in self._lanes.items() if not lane.is_closing}
 
+    def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
+        """Queues that keep more than their share of so many bytes, each with the message in front, by its position."""
+        with self._lock:
+            most = most_bytes // max(1, len(self._lanes))
+            lanes = [(queue, lane.front()) for queue, lane in self._lanes.items() if lane.kept_bytes > most]
+            return [(queue, _position(front)) for queue, front in lanes if front is not None and front.is_open]
+
     def has_news(self) -> bool:
         """Whether there is something to write."""
         with self._lock:
@@ -119,7 +145,7 @@ class Lanes:
         with self._lock:
             if handed.lane.is_closing:
                 return False
-            handed.lane.handed.append(handed)
+            handed.lane.append(handed)
             self._count(handed, 1)
             return True
 
@@ -231,6 +257,10 @@ class Lanes:
         count = sign * len(handed.indexes)
         self.open += count
         self.open_bytes += count * handed.rows.bytes_a_row
+
+
+def _position(handed: Handed) -> str:
+    return str(place_texts(handed.rows.table.slice(handed.indexes[0], 1))[0])
 
 
 def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,10 +60,18 @@ class Plan:
         parts: rows of files.
         keys: of all parts, one after the other.
         allowed: which of them may be handed over.
+        finishes: paths of the files of which nothing is left once all that was read.
     """
 
-    def __init__(self, queues: Collection[int], parts: list[Part], keys: Keys, allowed: npt.NDArray[np.bool_]) -> None:
-        self.queues = set(queues)
+    def __init__(
+        self,
+        queues: Collection[int],
+        parts: list[Part],
+        keys: Keys,
+        allowed: npt.NDArray[np.bool_],
+        finishes: Sequence[str] = (),
+    ) -> None:
+        self.queues, self.finishes = set(queues), finishes
         chosen = np.flatnonzero(allowed)
         order = chosen[keys.where(chosen).order()] if len(chosen) < len(keys.batch) else keys.order()
         is_sorted = bool((np.diff(order) == 1).all())

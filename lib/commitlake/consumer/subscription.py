@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN, MOST_OPEN_BYTES = 10_000, 64 << 20
 """Messages that were handed over and are not finished, and bytes of their rows."""
+MOST_KEPT_BYTES = 512 << 20
+"""Of messages that are finished behind one that is open; a restart gets them again."""
 _LOOK_S, _STALLED_S = 0.01, 5.0
 _AGAIN_MOST = 100
 _PUT_OFF_MS = 2_000
@@ -92,7 +94,7 @@ class Subscription:
         self._table: Topic | None = None
         self._member: Keeper | None = None
         self._lanes: dict[int, Lane] = {}
-        self._trouble, self._crowd = Complaint(log), Complaint(log)
+        self._trouble, self._crowd, self._behind = Complaint(log), Complaint(log), Complaint(log)
         self._is_unbounded = False
 
     def join(self) -> bool:
@@ -244,10 +246,22 @@ class Subscription:
         for queue, lane in self._lanes.items():
             if lane is not before.get(queue):
                 topic.begin(queue)
-        cursors = {queue: lane.read_to for queue, lane in self._lanes.items()}
+        crowded = self._crowded()
+        cursors = {queue: lane.read_to for queue, lane in self._lanes.items() if queue not in crowded}
         window: Window | None = self._read(lambda: self._window(topic, cursors), None)
         member.queues = topic.queues()
         return window
+
+    def _crowded(self) -> set[int]:
+        """Queues that are not read further, since too much is finished behind a message that is open.
+
+        Where the end is waited for all is read.
+        """
+        crowded = self._keeper.lanes.crowded(MOST_KEPT_BYTES) if self._plan.follow else []
+        for queue, position in crowded:
+            text = "queue %d of %s is not read further before message %s is done, so much is finished behind it"
+            self._behind.say(text, queue, self.topic, position)
+        return {queue for queue, _ in crowded}
 
     def _window(self, topic: Topic, cursors: Mapping[int, Any]) -> Window | None:
         window = topic.next(cursors) if cursors else None

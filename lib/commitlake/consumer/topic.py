@@ -69,7 +69,10 @@ class Topic:
             return read()
 
     def _next(self, cursors: Mapping[int, Cursor]) -> Window | None:
-        if self._plan is None or self._plan.queues != cursors.keys() or self._plan.is_over():
+        plan = self._plan
+        if plan is not None and plan.is_over():
+            self._finished.update(plan.finishes)
+        if plan is None or plan.is_over() or plan.queues != cursors.keys():
             self._plan = self._planned(cursors)
         return self._plan.next() if self._plan is not None else None
 
@@ -85,10 +88,10 @@ class Topic:
             left = known.where(np.setdiff1d(np.arange(files.num_rows), chosen))
             keys = Keys.joined([part.keys for part in parts])
             allowed = window.may_be_handed_over(keys, left)
-            if len(left.size) == 0 or allowed.all():
-                self._finished.update(files["path"].take(chosen).to_pylist())
+            finishes = files["path"].take(chosen).to_pylist() if len(left.size) == 0 or allowed.all() else []
             if allowed.any():
-                return Plan(cursors.keys(), parts, keys, allowed)
+                return Plan(cursors.keys(), parts, keys, allowed, finishes)
+            self._finished.update(finishes)
             if len(left.size) == 0:
                 return None
             if len(keys.batch):
