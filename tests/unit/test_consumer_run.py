@@ -14,6 +14,7 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake.config import from_mapping
+from commitlake.consumer import runner
 from commitlake.consumer.receipts import Receipts
 from commitlake.consumer.runner import Runner
 from commitlake.consumer.unfinished import unfinished
@@ -87,6 +88,24 @@ def test_whatever_an_exception_says_is_a_remark(tmp_path: Path) -> None:
 
     consumer(tmp_path, follow=False).run(handle, most=1)
     assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: unknown ?")]
+
+
+def test_a_long_line_behind_a_message_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "_LONG_LINE", 10)
+    write(tmp_path, "orders", [message(n, batch=0, keys="one") for n in range(12)])
+    messages = consumer(tmp_path)
+
+    def handle(each: Any) -> None:
+        raise ValueError
+
+    thread = threading.Thread(target=messages.run, args=[handle], kwargs={"ordered": True, "pauses": ("1h",)})
+    thread.start()
+    wait_for(lambda: "11 messages wait" in caplog.text)
+    messages.stop()
+    thread.join(30)
+    assert "wait behind <ReceivedMessage orders half-0-0-0 attempt=1>" in caplog.text
 
 
 class Held:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from commitlake.consumer.arguments import seconds
+from commitlake.consumer.complaint import Complaint
 from commitlake.consumer.message import ReceivedMessage
 from commitlake.errors import ConsumerError
 from commitlake.spark.process import Stop
@@ -21,6 +22,8 @@ PAUSES = ("10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "1
 """Before the second attempt, the third, and so on: RocketMQ's."""
 _LONGEST_REMARK = 500
 _LOOK_S = 0.05
+_LONG_LINE = 1_000
+"""Messages of one key; when 10 000 are open (`subscription.MOST_OPEN`) no more are handed over."""
 Handler = Callable[[ReceivedMessage], object]
 
 
@@ -75,6 +78,7 @@ class Runner:
         self._room = threading.Semaphore(2 * threads)
         self._failure: BaseException | None = None
         self._is_over = threading.Event()
+        self._crowd = Complaint(log)
 
     def run(self, messages: Iterable[ReceivedMessage]) -> None:
         """Work on the consumer's messages until there are no more, or told to stop; calls that run then are waited for.
@@ -176,9 +180,15 @@ class Runner:
             with self._lock:
                 lines = list(self._lines.items())
             for key, line in lines:
+                self._warn_of(line)
                 if line.due_s is not None and self._is_given_back(key, line):
                     continue
                 self._begin(pool, key, line)
+
+    def _warn_of(self, line: Line) -> None:
+        if line.failed and len(line.messages) > _LONG_LINE:
+            text = "%d messages wait behind %r, which failed %d times; others may come to stand still with them"
+            self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
 
     def _is_given_back(self, key: Hashable, line: Line) -> bool:
         """Whether the queues of a line are to be read by another instance: it gets the line's messages, in order.
