@@ -30,7 +30,6 @@ DEV = [
     "pyspark[connect]",
     "pytest>=9",
     "pytest-timeout>=2.4",
-    "pytest-xdist>=3.8",
     "ruff>=0.17",
     "types-PyYAML",
 ]
