@@ -30,7 +30,7 @@ def telling(config: Config, chain: Chain, epoch: int, health: Callable[[], str |
     with _extra("metrics.port"):
         from commitlake.metrics import collect, server
     ends = partial(landing_start.ends, config, LANDED)
-    sources = collect.Sources(config.warehouse, chain.rounds, chain.counters, lambda: chain.position, ends, epoch)
+    sources = collect.Sources(config, chain.rounds, chain.counters, lambda: chain.position, ends, epoch)
     with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
         yield
 

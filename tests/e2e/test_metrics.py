@@ -69,6 +69,8 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     lake.op("COMMIT", "wrong", lake.half("right"))
     wait_for(lambda: len(lake.rows("transactions")) == 4 and len(lake.rows("checks")) == 2)
     wait_for(lambda: lake.rows("deliveries") and len(lake.rows("rejected")) == 2)
+    with commitlake.consume(coordinator.config, "orders", group="points") as messages:
+        next(messages).done()
     found = wait_for(lambda: ended(samples(port)), 60)
     ends = {labels: number for labels, number in found["commitlake_ended_total"].items() if number}
     assert ends == {("COMMITTED", "DIRECT"): 3, ("DIRECT", "ROLLED_BACK"): 1}
@@ -88,6 +90,8 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     assert found["commitlake_deliveries_total"] == {("DELIVERED",): 1, ("RECALLED",): 0}
     assert found["commitlake_delivered_late_seconds_count"][()] == 1
     assert found["commitlake_delayed_waiting"][()] == 1
+    assert found["commitlake_consumer_behind"] == {("orders", "points"): 2}
+    assert found["commitlake_consumer_oldest_seconds"]["orders", "points"] > 0
     assert 0 < found["commitlake_disk_free_ratio"][()] < 1
     assert found["commitlake_table_log_entries"][("half",)] >= 2
     assert set(found["commitlake_round_seconds_total"]) == {("judge",), ("write",)}

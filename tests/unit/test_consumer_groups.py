@@ -19,10 +19,12 @@ import commitlake
 from commitlake import config
 from commitlake.cli.app import app
 from commitlake.clock import now_ms
+from commitlake.consumer import overview
 from commitlake.consumer.beats import Beats
 from commitlake.consumer.cursor import Cursor
 from commitlake.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
 from commitlake.consumer.unfinished import unfinished
+from commitlake.metrics.collect import of_consumers
 
 
 @pytest.fixture
@@ -138,6 +140,20 @@ def test_a_command_shows_how_far_groups_are_behind(warehouse: Path, capsys: pyte
     assert (rows["points"]["behind"], rows["points"]["oldest_visible_at"]) == (30, "2026-01-01 00:00:00.010")
     assert (rows["points"]["members"], rows["points"]["queues"], rows["points"]["topic"]) == (0, 4, "orders")
     assert (rows["others"]["behind"], rows["others"]["waiting"], rows["others"]["dead"]) == (0, 39, 1)
+
+
+def test_metrics_tell_how_far_groups_are_behind(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumed(warehouse, most=10)
+    consumed(warehouse, group="others")
+    conf = config.from_mapping({"warehouse": str(warehouse)})
+    behind, oldest = of_consumers(conf)
+    values = {each.labels["consumer_group"]: each.value for each in behind.samples}
+    assert values == {"others": 0, "points": 30}
+    ages = {each.labels["consumer_group"]: each.value for each in oldest.samples}
+    assert ages["others"] == 0
+    assert ages["points"] == pytest.approx(time.time() - 1_767_225_600.010, abs=10)
+    monkeypatch.setattr(overview, "_EXACT_ROWS", 0)
+    assert {group: count for group, _, count, _ in overview.lags(conf)} == {"others": 40, "points": 40}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from commitlake.clock import now_ms
 from commitlake.config import Config
@@ -36,6 +35,7 @@ COLUMNS = pa.schema(
     ]
 )
 _LOOK_S = 0.5
+_EXACT_ROWS = 1_000_000
 
 
 def groups(conf: Config, options: Options = None) -> pa.Table:
@@ -52,6 +52,16 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
     """
     rows = [_row(conf, *names, options) for names in _names(conf, options)]
     return pa.Table.from_pylist(rows, COLUMNS).sort_by([("consumer_group", "ascending"), ("topic", "ascending")])
+
+
+def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int, datetime | None]]:
+    """For each group and topic how many messages it has not passed, and since when the oldest of them is visible.
+
+    Rows are looked at up to a million; beyond that whole files count.
+    """
+    for group, topic in sorted(_names(conf, options)):
+        state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
+        yield group, topic, *_behind(conf, topic, shares.cursors(state), options, _EXACT_ROWS)
 
 
 def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
@@ -142,15 +152,11 @@ def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, An
     }
 
 
-def _behind(conf: Config, topic: str, cursors: dict[int, Cursor], options: Options) -> tuple[int, datetime | None]:
+def _behind(
+    conf: Config, topic: str, cursors: Mapping[int, Cursor], options: Options, most_rows: int | None = None
+) -> tuple[int, datetime | None]:
     """How many messages a group has not passed, and since when the oldest of them is visible."""
     try:
-        table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+        return Topic(location(conf.warehouse, f"topics/{topic}"), options).behind(cursors, most_rows)
     except WarehouseError:
         return 0, None
-    count, oldest = 0, []
-    for rows in table.unfinished(cursors, (), ["visible_at"]):
-        count += rows.num_rows
-        if rows.num_rows:
-            oldest.append(pc.min(rows["visible_at"]).as_py())
-    return count, min(oldest, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -141,6 +142,26 @@ class Topic:
                 behind = reached[queue].is_before(keys)
                 rows = batch.append_column("is_behind", pa.array(behind))
                 yield rows.filter(pa.array(behind | np.isin(keys.offset, wanted)))
+
+    def behind(self, cursors: Mapping[int, Cursor], most_rows: int | None = None) -> tuple[int, datetime | None]:
+        """How many rows are behind the cursors of their queues, and when the oldest of them became visible.
+
+        Args:
+            cursors: of queues; those that are missing begin with the first row.
+            most_rows: so many are looked at; of the other files all rows count.
+        """
+        reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
+        files, count, looked = self._unfinished(reached), 0, 0
+        firsts, oldest = _column(files, "min.visible_at").to_pylist(), list[datetime]()
+        for (path, queue), rows, first in zip(_paths(files), files["num_records"].to_pylist(), firsts, strict=True):
+            if most_rows is not None and rows is not None and looked >= most_rows:
+                count, oldest = count + rows, [*oldest, *([] if first is None else [first])]
+                continue
+            for batch in self._rows(path, queue).columns([*ORDER_COLUMNS, "visible_at"]):
+                times = batch["visible_at"].filter(pa.array(reached[queue].is_before(keys_of(batch))))
+                count, looked = count + len(times), looked + batch.num_rows
+                oldest += [pc.min(times).as_py()] if len(times) else []
+        return count, min(oldest, default=None)
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
         """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""

@@ -7,11 +7,14 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from commitlake.clock import now_ms
+from commitlake.config import Config
+from commitlake.consumer import overview
 from commitlake.counters import BOUNDS_S, Ages, Counters
 from commitlake.errors import WarehouseError
 from commitlake.landing.positions import Position
@@ -56,7 +59,7 @@ class Sources:
     """Where the figures come from.
 
     Attributes:
-        warehouse: where the tables are.
+        config: of the coordinator.
         rounds: of this run.
         counters: of this run.
         position: how far landing came.
@@ -65,7 +68,7 @@ class Sources:
         names: topics that are told by name.
     """
 
-    warehouse: str
+    config: Config
     rounds: Rounds
     counters: Counters
     position: Callable[[], Position]
@@ -81,8 +84,9 @@ def collect(sources: Sources) -> Iterable[Metric]:
     yield from of_lag(sources)
     yield from of_disk(sources)
     try:
-        with opened(sources.warehouse) as tables:
+        with opened(sources.config.warehouse) as tables:
             yield from of_tables(tables, sources.names)
+        yield from of_consumers(sources.config)
     except WarehouseError as error:  # HDFS, or a catalog: the rest is worth having
         log.info("no figures of the tables: %s", error)
 
@@ -112,8 +116,9 @@ def of_lag(sources: Sources) -> Iterable[Metric]:
 
 def of_disk(sources: Sources) -> Iterable[Metric]:
     """Room on the disk of a local warehouse."""
-    if is_local(sources.warehouse):
-        space = shutil.disk_usage(local_path(sources.warehouse))
+    warehouse = sources.config.warehouse
+    if is_local(warehouse):
+        space = shutil.disk_usage(local_path(warehouse))
         yield _one("disk_free_ratio", "the part of the warehouse's disk that is free", space.free / space.total)
 
 
@@ -155,6 +160,17 @@ def of_tables(tables: Tables, names: Names) -> Iterable[Metric]:
     yield _family("table_files", "files of a table", "table", {name: tables.files(name).num_rows for name in kept})
     logs = {name: tables.log_length(name) for name in kept}
     yield _family("table_log_entries", "files in the log of a table", "table", logs)
+
+
+def of_consumers(config: Config) -> Iterable[Metric]:
+    """How far groups of consumers are behind; as many of them are told by name as topics."""
+    labels, now = ["consumer_group", "topic"], now_ms() / 1_000
+    behind = GaugeMetricFamily("commitlake_consumer_behind", "messages that a group has not passed", labels=labels)
+    oldest = GaugeMetricFamily("commitlake_consumer_oldest_seconds", "age of the oldest of them", labels=labels)
+    for group, topic, count, visible_at in islice(overview.lags(config), _MOST_TOPICS):
+        behind.add_metric([group, topic], count)
+        oldest.add_metric([group, topic], 0 if visible_at is None else now - visible_at.timestamp())
+    return behind, oldest
 
 
 def _one(name: str, text: str, value: float) -> Metric:
