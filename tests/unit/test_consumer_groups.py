@@ -17,12 +17,14 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake import config
+from commitlake.cli import consumers
 from commitlake.cli.app import app
 from commitlake.clock import now_ms
 from commitlake.consumer.beats import Beats
 from commitlake.consumer.cursor import Cursor
 from commitlake.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
 from commitlake.consumer.unfinished import unfinished
+from commitlake.errors import ConsumerError
 
 
 @pytest.fixture
@@ -154,6 +156,11 @@ def test_a_group_goes_on_where_it_is_rewound_to(
         f"the group points goes on in orders at {where}, within some seconds\n",
     )
     assert len(consumed(warehouse)) == expected
+
+
+def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
+    with pytest.raises(ConsumerError, match=r"^--rewind: 'yesterday' is not allowed; give first, newest, ms since"):
+        consumers.moment("yesterday")
 
 
 def test_instances_that_run_follow_when_their_group_is_rewound(

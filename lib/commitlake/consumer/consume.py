@@ -47,7 +47,7 @@ def consume(
 
     Args:
         conf: the coordinator's configuration, the path of one, or its keys and values; of them
-            `warehouse` and `receipts` count.
+            `warehouse`, `receipts` and `receipts.retention` count.
         topic: the topic, or a list of topics; `message.topic` tells them apart.
         group: the group; each group gets all messages.
         tags: tags joined by `||`; None or `*` for all.
@@ -177,7 +177,7 @@ class Consumer:
         threads: int = 1,
         most: int = 16,
         ordered: bool = False,
-        pauses: Sequence[str] = PAUSES,
+        pauses: Sequence[Duration] = PAUSES,
     ) -> None:
         """Call a handler for each message, until SIGTERM, SIGINT or `stop()`; without `follow`, until the last message.
 
