@@ -189,8 +189,8 @@ class Consumer:
             threads: how many calls there are at a time.
             most: attempts altogether.
             ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their
-                order, across instances only those of one sharding key; those behind one that failed wait until it is done or a dead letter. Its attempts are counted
-                in memory, so they begin anew in another instance.
+                order, across instances only those of one sharding key; those behind one that failed wait until it is
+                done or a dead letter. Its attempts are counted in memory, so they begin anew in another instance.
             pauses: before the second attempt, the third and so on; the last one holds for all further ones.
 
         Raises:
