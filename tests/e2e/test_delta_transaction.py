@@ -19,7 +19,7 @@ from tests.support.polling import wait_for, wait_until_equal
 
 import commitlake
 from commitlake import Message
-from commitlake.errors import ConfigError, RecordError, WarehouseError
+from commitlake.errors import ConfigError, WarehouseError
 
 Settings = dict[str, Any]
 
@@ -115,7 +115,7 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(spark: SparkSessio
         tx.append(spark.range(1), "nowhere")
         tx.append(spark.range(1), "./nowhere")
     with (
-        pytest.raises(RecordError, match=r"'/elsewhere' is not allowed; .*checks.nightly.places"),
+        pytest.raises(ConfigError, match=r"'/elsewhere' is not allowed; .*checks.nightly.places"),
         commitlake.delta_transaction(spark, settings, "nightly") as tx,
     ):
         tx.send(Message("orders", b"one"))

@@ -8,6 +8,7 @@ import pytest
 
 from commitlake.config import from_mapping
 from commitlake.errors import ConfigError, RecordError
+from commitlake.writing import delta_transaction
 from commitlake.writing.allowed_places import AllowedPlaces
 
 
@@ -116,3 +117,8 @@ def test_places_are_a_list_of_texts_for_logs_only() -> None:
     for wrong in ("s3://lake/orders", [1], [""], {"a": "b"}):
         with pytest.raises(ConfigError, match="places is a list of directories or URIs"):
             from_mapping({"checks": {"g": {"table": "delta-log", "places": wrong}}})
+
+
+def test_a_delta_transaction_refuses_with_an_error_that_is_a_name_of_the_package(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^delta_transaction: delta\.tables: '/elsewhere' is not allowed"):
+        delta_transaction._check(places(f"{tmp_path}/warehouse", "/lake"), "/elsewhere")

@@ -17,6 +17,7 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake import config
+from commitlake.cli import consumers
 from commitlake.cli.app import app
 from commitlake.clock import now_ms
 from commitlake.consumer import overview
@@ -24,6 +25,7 @@ from commitlake.consumer.beats import Beats
 from commitlake.consumer.cursor import Cursor
 from commitlake.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
 from commitlake.consumer.unfinished import unfinished
+from commitlake.errors import ConsumerError
 from commitlake.metrics.collect import of_consumers
 
 
@@ -170,6 +172,11 @@ def test_a_group_goes_on_where_it_is_rewound_to(
         f"the group points goes on in orders at {where}, within some seconds\n",
     )
     assert len(consumed(warehouse)) == expected
+
+
+def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
+    with pytest.raises(ConsumerError, match=r"^--rewind: 'yesterday' is not allowed; give first, newest, ms since"):
+        consumers.moment("yesterday")
 
 
 def test_instances_that_run_follow_when_their_group_is_rewound(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commitlake.errors import RecordError
+from commitlake.errors import RecordError, RefusedSend
 from commitlake.writing.row_messages import message_of
+from commitlake.writing.sink import sink
 
 
 def row(**given: Any) -> dict[str, Any]:
@@ -32,3 +34,11 @@ def test_what_is_null_is_absent_but_for_the_body() -> None:
 def test_bytes_that_are_no_text_are_told(name: str) -> None:
     with pytest.raises(RecordError, match=rf"its {name} are b'\\xff', which is not UTF-8; write .*hex\({name}\)"):
         message_of(row(**{name: bytearray(b"\xff")}), "orders", {})
+
+
+def test_a_row_that_ends_its_query_does_so_with_an_error_that_is_a_name_of_the_package(tmp_path: Path) -> None:
+    conf = {"warehouse": str(tmp_path / "warehouse"), "kafka.bootstrap_servers": "localhost:9092"}
+    to = sink(conf, "orders", name="export", group="nightly")
+    with pytest.raises(RefusedSend, match=r"^sink export: row 3 .*: its body is NULL; leave such rows out") as refused:
+        to._unfit(3, row(), RecordError("its body is NULL", "NULL_BODY"))  # type: ignore[attr-defined]
+    assert refused.value.reason == "NULL_BODY"

@@ -12,6 +12,7 @@ from commitlake.consumer import overview
 from commitlake.consumer import unfinished as unfinished_messages
 from commitlake.consumer.group import kept_receipts
 from commitlake.consumer.rows import place_of
+from commitlake.errors import ConsumerError
 
 _MOST = 100_000
 """Groups that are shown."""
@@ -53,12 +54,14 @@ def moment(text: str) -> str | int | datetime:
     Raises:
         ConsumerError: it is none of these.
     """
-    if text.isdecimal():
-        return int(text)
+    if text.isdecimal() or text in ("first", "newest"):
+        return int(text) if text.isdecimal() else text
     try:
         given = datetime.fromisoformat(text)
-    except ValueError:
-        return text
+    except ValueError as error:
+        allowed = "first, newest, ms since epoch, or a time such as 2026-11-01T00:00:00, UTC where it has no zone"
+        msg = f"--rewind: {text!r} is not allowed; give {allowed}"
+        raise ConsumerError(msg) from error
     return given if given.tzinfo else given.replace(tzinfo=UTC)
 
 

@@ -47,7 +47,7 @@ def consume(
 
     Args:
         conf: the coordinator's configuration, the path of one, or its keys and values; of them
-            `warehouse` and `receipts` count.
+            `warehouse`, `receipts` and `receipts.retention` count.
         topic: the topic, or a list of topics; `message.topic` tells them apart.
         group: the group; each group gets all messages.
         tags: tags joined by `||`; None or `*` for all.
@@ -177,7 +177,7 @@ class Consumer:
         threads: int = 1,
         most: int = 16,
         ordered: bool = False,
-        pauses: Sequence[str] = PAUSES,
+        pauses: Sequence[Duration] = PAUSES,
     ) -> None:
         """Call a handler for each message, until SIGTERM, SIGINT or `stop()`; without `follow`, until the last message.
 
@@ -189,8 +189,8 @@ class Consumer:
             threads: how many calls there are at a time.
             most: attempts altogether.
             ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their
-                order; those behind one that failed wait until it is done or a dead letter. Its attempts are counted
-                in memory, so they begin anew in another instance.
+                order, across instances only those of one sharding key; those behind one that failed wait until it is
+                done or a dead letter. Its attempts are counted in memory, so they begin anew in another instance.
             pauses: before the second attempt, the third and so on; the last one holds for all further ones.
 
         Raises:

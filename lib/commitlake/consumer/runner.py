@@ -14,6 +14,7 @@ from commitlake.consumer.arguments import seconds
 from commitlake.consumer.complaint import Complaint
 from commitlake.consumer.message import ReceivedMessage
 from commitlake.errors import ConsumerError
+from commitlake.protocol.durations import Duration
 from commitlake.spark.process import Stop
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Runner:
         handler: Handler,
         threads: int,
         most: int,
-        pauses: Sequence[str],
+        pauses: Sequence[Duration],
         ordered: bool,
         stop: Stop,
     ) -> None:

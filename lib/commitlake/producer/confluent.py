@@ -1,4 +1,4 @@
-"""The engine that is librdkafka, by the package confluent-kafka: many times as fast, and optional."""
+"""The engine that is librdkafka, by the package confluent-kafka: quicker with few threads, and optional."""
 
 from __future__ import annotations
 

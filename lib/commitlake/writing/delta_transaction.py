@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake import config as configuration
 from commitlake.config import Conf, Config
-from commitlake.errors import CommitLakeError, ConfigError, WarehouseError
+from commitlake.errors import CommitLakeError, ConfigError, RecordError, WarehouseError
 from commitlake.producer.message import Message
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.protocol.durations import Duration
@@ -42,8 +42,8 @@ def delta_transaction(
         deadline: how long after the first half message rows may come, such as `1h`. Later they are refused.
 
     Raises:
-        ConfigError: the Kafka address is `embedded`, or the deadline is no duration.
-        RecordError: the rule of the group in `conf` does not allow a table.
+        ConfigError: the Kafka address is `embedded`, the deadline is no duration, or the rule of the group in `conf`
+            does not allow a table.
         MQClientException: a message is refused.
         WarehouseError: a table is not there, or the deadline was over; then nothing is visible.
     """
@@ -143,8 +143,7 @@ class DeltaTransaction:
             if named.count(place) > 1:
                 msg = f"delta_transaction: {place} gets rows twice, and Delta would skip the second; unite them"
                 raise ConfigError(msg)
-            if self._allowed is not None:
-                self._allowed.check(place)
+            _check(self._allowed, place)
         for rows, place in self._appends:
             _create(self._spark, rows, place)
         self._places = named
@@ -174,6 +173,15 @@ def _allowed(settings: Config, group: str) -> AllowedPlaces | None:
     if rule is None or rule["table"] != DELTA_LOG:
         return None
     return AllowedPlaces(settings, group, rule.get("places", ()))
+
+
+def _check(allowed: AllowedPlaces | None, place: str) -> None:
+    try:
+        if allowed is not None:
+            allowed.check(place)
+    except RecordError as error:  # that is what it would be in a half message, and no name of the package
+        msg = f"delta_transaction: {error}"
+        raise ConfigError(msg) from error
 
 
 def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from commitlake import config as configuration
 from commitlake.config import Conf, Config
-from commitlake.errors import ConfigError, MQClientException, RecordError, WarehouseError
+from commitlake.errors import ConfigError, MQClientException, RecordError, RefusedSend, WarehouseError
 from commitlake.producer.transaction import Transaction
 from commitlake.producer.transactional import TransactionMQProducer
 from commitlake.protocol.durations import Duration
@@ -154,7 +154,7 @@ class _Sink:
         """What is wrong with a row that is left out.
 
         Raises:
-            RecordError: it is not to be left out.
+            RefusedSend: it is not to be left out.
             MQClientException: the error is not about this row.
         """
         if isinstance(error, MQClientException) and error.reason != _OF_ONE_ROW:
@@ -164,7 +164,7 @@ class _Sink:
         if self._skips:
             return found
         msg = f"sink {self._name}: {found}; leave such rows out by a filter or by unfit='skip', or change the columns"
-        raise RecordError(msg, error.reason) from error
+        raise RefusedSend(msg, error.reason) from error
 
     def _roll_back(self, sent: dict[str, Transaction]) -> None:
         """First the fence: nobody may find the transactions written after that."""
