@@ -41,6 +41,12 @@ def test_a_rule_becomes_sql_over_due_transactions_and_the_table() -> None:
     assert rule.every_ms == 5_000
 
 
+def test_rules_on_a_warehouse_that_only_spark_can_read_are_an_error_at_the_start() -> None:
+    conf = from_mapping({"warehouse": "hdfs://lake/w", "checks": {"g": GIVEN}})
+    with pytest.raises(ConfigError, match=r"checks: .*hdfs://lake/w can't be read here"):
+        Resolver(conf)
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -17,13 +17,14 @@ import duckdb
 
 from commitlake.clock import now_ms
 from commitlake.config import Config
-from commitlake.errors import ConfigError
+from commitlake.errors import ConfigError, WarehouseError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.questions import open as open_transactions
 from commitlake.questions.tables import Tables, escaped, opened
+from commitlake.reading.table import location
 from commitlake.resolving.rules import POSTGRESQL, Rule, rule_of
 from commitlake.terminal import printable
 from commitlake.writing import marks
@@ -58,12 +59,17 @@ class Resolver:
         config: of the coordinator; `checks` holds the rules.
 
     Raises:
-        ConfigError: a rule can't be used.
+        ConfigError: a rule can't be used, or the warehouse can't be read without Spark.
         ModuleNotFoundError: a rule needs a module that is an extra.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        try:
+            location(config.warehouse, "transactions")
+        except WarehouseError as error:
+            msg = f"checks: rules need a warehouse that is read without Spark: {error}; or leave the key out"
+            raise ConfigError(msg) from error
         timeout = config.transaction.timeout_ms
         self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
         logs = [rule for rule in self.rules if rule.table == DELTA_LOG]
