@@ -219,7 +219,8 @@ def test_a_message_too_large_for_the_topic_is_left_out_and_all_others_go(
     caplog.set_level(logging.WARNING, logger="commitlake")
     lake.run(spark, **to)
     ids = [record["UNIQ_KEY"] for record in sent(lake, target)]
-    assert list(dict.fromkeys(ids)) == ["a0", "a1", "a2", "b"]
+    assert set(ids) == {"a0", "a1", "a2", "b"}
+    assert ids[-4:] == ["a0", "a1", "a2", "b"], "what stands close to one that is left out comes again, in order"
     left_out = [each for each in caplog.messages if "is not sent" in each]
     assert len(left_out) == (3 if max_bytes else 2)
     assert left_out[0].startswith(
@@ -239,7 +240,9 @@ def test_a_compacted_topic_gets_the_messages_that_have_a_key(
         lake.op("COMMIT", name, lake.half(name, msg_id=name, queue_id=0, sharding_key=key))
     caplog.set_level(logging.WARNING, logger="commitlake")
     lake.run(spark, **to)
-    assert list(dict.fromkeys(record["UNIQ_KEY"] for record in sent(lake, target))) == ["a", "c"]
+    names = [record["UNIQ_KEY"] for record in sent(lake, target)]
+    assert set(names) == {"a", "c"}
+    assert names[-2:] == ["a", "c"], "c may have gone before a was refused with b, and both come again"
     assert f"the message orders at half-0-1-0 is not sent to the Kafka topic {target}: it has no key" in caplog.text
 
 
