@@ -36,7 +36,7 @@ DEV = [
 
 setup(
     name="commitlake",
-    version=re.findall(r'__version__ = "(.+)"', (HERE / "lib/commitlake/__init__.py").read_text())[0],
+    version=re.findall(r'__version__ = "(.+)"', (HERE / "lib/commitlake/protocol/version.py").read_text())[0],
     description="RocketMQ's transactional messages on Kafka, Spark and Delta Lake",
     long_description=README.read_text() if README.exists() else "",
     long_description_content_type="text/markdown",
@@ -56,5 +56,5 @@ setup(
         "notebook": NOTEBOOK,
         "dev": DEV,
     },
-    entry_points={"console_scripts": ["commitlake = commitlake.cli.app:main"]},
+    entry_points={"console_scripts": ["commitlake = commitlake.tools.cli.app:main"]},
 )

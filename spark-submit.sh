@@ -45,7 +45,7 @@ set_up() {
   [[ -x $venv/bin/python ]] || "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
     --constraint "$here/constraints.txt" --editable "$here[$extras]" >&2 || fail "pip could not install the requirements, see above"
-  PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -m commitlake.cli.warm_up >&2 || true # starts are slower without
+  PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -m commitlake.tools.cli.warm_up >&2 || true # starts are slower without
   echo "$wanted" | tee "$stamp" >"$venv/.commitlake-all" # `dev` holds all of `all`
 }
 
@@ -60,4 +60,4 @@ if [[ $# -eq 0 || $1 == -* && $1 != --help && $1 != -h ]]; then
 fi
 check_java
 set_up all
-PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.cli "$@"
+PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.tools.cli "$@"

@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-from commitlake.config_keys import KEYS
+from commitlake.config.keys import KEYS
 from commitlake.tables.schemas import TABLES, TOPIC, Table
 
 DOCS = Path(__file__).parent

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from commitlake.questions.tables import opened
+from commitlake.reading.questions.tables import opened
 
 PLACE = Path(__file__).with_name("pictures")
 COLUMNS = 120
@@ -38,7 +38,7 @@ def main() -> None:
 
 def terminal(name: str, warehouse: str, *words: str) -> None:
     """What a command shows on a terminal."""
-    command = [sys.executable, "-m", "commitlake.cli", *words, f"--set=warehouse={warehouse}"]
+    command = [sys.executable, "-m", "commitlake.tools.cli", *words, f"--set=warehouse={warehouse}"]
     shown = subprocess.run(
         command, env={**os.environ, "COMMITLAKE_TERMINAL_COLUMNS": str(COLUMNS)}, capture_output=True, text=True,
         check=True,
@@ -55,7 +55,7 @@ def page(warehouse: str) -> None:
         sys.exit("no Chromium: the picture of the report stays as it is")
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "report.html"
-        command = [sys.executable, "-m", "commitlake.cli", "report", f"--out={file}", "--since=1h"]
+        command = [sys.executable, "-m", "commitlake.tools.cli", "report", f"--out={file}", "--since=1h"]
         subprocess.run([*command, f"--set=warehouse={warehouse}"], check=True, stdout=subprocess.DEVNULL)
         own = (f"--user-data-dir={place}/profile", f"--screenshot={PLACE / 'report.png'}")
         subprocess.run([browser, *_BROWSER, *own, file.as_uri()], check=True, capture_output=True, timeout=120)

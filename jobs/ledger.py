@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from commitlake.cli import app
+from commitlake.tools.cli import app
 
 app.main("ledger")

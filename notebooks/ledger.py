@@ -9,7 +9,7 @@
 
 import os
 
-from commitlake.ops import ledger
+from commitlake.tools.audit import ledger
 from commitlake.spark import session
 from commitlake.tables import Warehouse
 

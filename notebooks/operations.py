@@ -9,7 +9,7 @@
 
 import os
 
-from commitlake.ops import audit, ledger
+from commitlake.tools.audit import audit, ledger
 from commitlake.spark import session
 from commitlake.tables import Warehouse
 

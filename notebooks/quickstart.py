@@ -25,7 +25,7 @@ import yaml
 import commitlake
 from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
 from commitlake.kafka.embedded import provide
-from commitlake.ops import ledger
+from commitlake.tools.audit import ledger
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
 

@@ -6,14 +6,25 @@ import importlib
 from typing import TYPE_CHECKING
 
 from commitlake import errors
-
-__version__ = "0.2.0"
+from commitlake.protocol.version import __version__
 
 if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
-    from commitlake.consumer.consume import consume as consume
-    from commitlake.consumer.spark import read_topic as read_topic
-    from commitlake.consumer.spark import receipts as receipts
-    from commitlake.coordinator import start as start
+    from commitlake.clients.consumer.consume import consume as consume
+    from commitlake.clients.consumer.spark import read_topic as read_topic
+    from commitlake.clients.consumer.spark import receipts as receipts
+    from commitlake.clients.delta.delta_transaction import delta_transaction as delta_transaction
+    from commitlake.clients.delta.sink import sink as sink
+    from commitlake.clients.producer import AsyncTransactionMQProducer as AsyncTransactionMQProducer
+    from commitlake.clients.producer import DefaultMQProducer as DefaultMQProducer
+    from commitlake.clients.producer import LocalTransactionState as LocalTransactionState
+    from commitlake.clients.producer import Message as Message
+    from commitlake.clients.producer import MessageExt as MessageExt
+    from commitlake.clients.producer import SendResult as SendResult
+    from commitlake.clients.producer import SendStatus as SendStatus
+    from commitlake.clients.producer import TransactionListener as TransactionListener
+    from commitlake.clients.producer import TransactionMQProducer as TransactionMQProducer
+    from commitlake.clients.producer import TransactionSendResult as TransactionSendResult
+    from commitlake.coordinator.coordinator import start as start
     from commitlake.errors import CommitLakeError as CommitLakeError
     from commitlake.errors import ConfigError as ConfigError
     from commitlake.errors import ConsumerError as ConsumerError
@@ -31,29 +42,17 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
     from commitlake.errors import TransactionNotFoundError as TransactionNotFoundError
     from commitlake.errors import UncertainSend as UncertainSend
     from commitlake.errors import WarehouseError as WarehouseError
-    from commitlake.producer import AsyncTransactionMQProducer as AsyncTransactionMQProducer
-    from commitlake.producer import DefaultMQProducer as DefaultMQProducer
-    from commitlake.producer import LocalTransactionState as LocalTransactionState
-    from commitlake.producer import Message as Message
-    from commitlake.producer import MessageExt as MessageExt
-    from commitlake.producer import SendResult as SendResult
-    from commitlake.producer import SendStatus as SendStatus
-    from commitlake.producer import TransactionListener as TransactionListener
-    from commitlake.producer import TransactionMQProducer as TransactionMQProducer
-    from commitlake.producer import TransactionSendResult as TransactionSendResult
-    from commitlake.questions.delayed import delayed as delayed
-    from commitlake.writing.delta_transaction import delta_transaction as delta_transaction
-    from commitlake.writing.sink import sink as sink
+    from commitlake.reading.questions.delayed import delayed as delayed
 
 # Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
 _HOMES = {
-    "consume": "commitlake.consumer.consume",
-    "read_topic": "commitlake.consumer.spark",
-    "receipts": "commitlake.consumer.spark",
-    "start": "commitlake.coordinator",
-    "delayed": "commitlake.questions.delayed",
-    "sink": "commitlake.writing.sink",
-    "delta_transaction": "commitlake.writing.delta_transaction",
+    "consume": "commitlake.clients.consumer.consume",
+    "read_topic": "commitlake.clients.consumer.spark",
+    "receipts": "commitlake.clients.consumer.spark",
+    "start": "commitlake.coordinator.coordinator",
+    "delayed": "commitlake.reading.questions.delayed",
+    "sink": "commitlake.clients.delta.sink",
+    "delta_transaction": "commitlake.clients.delta.delta_transaction",
     **dict.fromkeys(
         (
             "AsyncTransactionMQProducer",
@@ -67,7 +66,7 @@ _HOMES = {
             "TransactionMQProducer",
             "TransactionSendResult",
         ),
-        "commitlake.producer",
+        "commitlake.clients.producer",
     ),
     **dict.fromkeys(errors.__all__, "commitlake.errors"),
 }

@@ -18,9 +18,9 @@ from tests.bench import rig
 from tests.support.namespace import check
 
 from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
+from commitlake.clients.producer.link import ENGINES
 from commitlake.config import Config
 from commitlake.kafka.topics import end_offsets, ensure_topics, publish_settings
-from commitlake.producer.link import ENGINES
 from commitlake.protocol.kafka_topics import CHECK, OP
 from commitlake.testing import codecs
 

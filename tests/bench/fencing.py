@@ -15,7 +15,7 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from commitlake.recovery import fencing
+from commitlake.coordinator.recovery import fencing
 from commitlake.spark import session
 from commitlake.tables import TABLES, Warehouse
 

@@ -24,8 +24,8 @@ from tests.bench import rig
 from tests.support.topic_table import message, write
 
 import commitlake
-from commitlake.consumer.group import FOLDER
-from commitlake.consumer.keeper import Keeper
+from commitlake.clients.consumer.group import FOLDER
+from commitlake.clients.consumer.keeper import Keeper
 
 
 class Turns:

@@ -43,7 +43,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def command(job: str, *arguments: object) -> list[str]:
     """The command line of a job of CommitLake, as users start it."""
-    return [sys.executable, "-m", "commitlake.cli", job, *map(str, arguments)]
+    return [sys.executable, "-m", "commitlake.tools.cli", job, *map(str, arguments)]
 
 
 def module(name: str, *arguments: object) -> list[str]:

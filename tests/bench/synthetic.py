@@ -15,9 +15,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake import config
-from commitlake.landing import positions
-from commitlake.landing.positions import Position
-from commitlake.recovery import rebuild, saved_rows
+from commitlake.coordinator.landing import positions
+from commitlake.coordinator.landing.positions import Position
+from commitlake.coordinator.recovery import rebuild, saved_rows
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
 

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from commitlake.coordinator import Coordinator
+    from commitlake.coordinator.coordinator import Coordinator
     from commitlake.kafka.embedded import EmbeddedBroker
 
 

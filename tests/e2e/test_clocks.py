@@ -15,7 +15,7 @@ from tests.support.polling import wait_for
 
 from commitlake import config
 from commitlake.config import Config
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.clock_skew import Skew
 from commitlake.kafka.embedded import EmbeddedBroker

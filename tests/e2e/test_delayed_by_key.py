@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import commitlake
 from commitlake import DefaultMQProducer, Message
-from commitlake.cli.app import app
 from commitlake.errors import MQClientException
-from commitlake.producer.recall_handle import decode_handle
+from commitlake.protocol.recall_handle import decode_handle
+from commitlake.tools.cli.app import app
 
 
 def ask(lake: Lake, *words: str) -> tuple[int, list[Any], str]:

@@ -11,8 +11,14 @@ from tests.support.polling import wait_for
 from tests.support.running import coordinator
 from tests.support.tables import rows
 
+from commitlake.clients.producer import (
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    TransactionListener,
+    TransactionMQProducer,
+)
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.producer import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
 
 MESSAGES = 120
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE

@@ -119,14 +119,18 @@ def test_an_error_is_one_line_without_a_stack_trace(jobs: Path) -> None:
 
 
 def test_a_dry_run_prints_the_command() -> None:
-    process = start("-m", "commitlake.cli", "ledger", "--dry-run", "--master=local[3]", "--set=topics.max=7", "an id")
+    process = start(
+        "-m", "commitlake.tools.cli", "ledger", "--dry-run", "--master=local[3]", "--set=topics.max=7", "an id"
+    )
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "spark-submit --master 'local[3]' --name commitlake-ledger " in printed
     assert printed.endswith(" ledger --set=topics.max=7 -- 'an id'\n")
 
 
-@pytest.mark.parametrize("command", [["-m", "commitlake.cli", "ledger"], [str(LIBRARY.parent / "jobs" / "ledger.py")]])
+@pytest.mark.parametrize(
+    "command", [["-m", "commitlake.tools.cli", "ledger"], [str(LIBRARY.parent / "jobs" / "ledger.py")]]
+)
 def test_a_command_runs_in_the_driver_and_its_error_is_one_line(tmp_path: Path, command: list[str]) -> None:
     process = start(*command, f"--set=warehouse={tmp_path}", "--pending")
     printed, errors = process.communicate(timeout=60)

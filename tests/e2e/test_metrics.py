@@ -22,11 +22,11 @@ from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
 import commitlake
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.metrics.server import serving
 from commitlake.errors import SetupError
-from commitlake.metrics.server import serving
 from commitlake.protocol import headers
-from commitlake.questions import doctor
+from commitlake.tools import doctor
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 

@@ -14,7 +14,7 @@ from tests.support.polling import wait_for
 from tests.support.tables import rows
 
 if TYPE_CHECKING:
-    from commitlake.coordinator import Coordinator
+    from commitlake.coordinator.coordinator import Coordinator
 
 EXAMPLE = ROOT / "notebooks" / "examples" / "node"
 

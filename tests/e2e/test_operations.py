@@ -14,16 +14,16 @@ from tests.support.polling import wait_for
 from tests.support.tables import rows
 
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
-from commitlake.cli import app
-from commitlake.clock import now_ms
 from commitlake.errors import TransactionNotFoundError
-from commitlake.ops import admin, ledger
-from commitlake.questions.tables import opened
-from commitlake.questions.transactions import Wanted, found
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions.transactions import Wanted, found
 from commitlake.spark import process
+from commitlake.tools.audit import admin, ledger
+from commitlake.tools.cli import app
 
 if TYPE_CHECKING:
-    from commitlake.coordinator import Coordinator
+    from commitlake.coordinator.coordinator import Coordinator
 
 TOPIC, GROUP = "operations", "operators"
 COMMIT, ROLLBACK, UNKNOW = (

@@ -14,8 +14,7 @@ import pytest
 from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check
 from tests.support.polling import WAIT_S, patience, wait_for
 
-from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.producer import (
+from commitlake.clients.producer import (
     DefaultMQProducer,
     EndTransactionContext,
     FailedSend,
@@ -26,7 +25,8 @@ from commitlake.producer import (
     TransactionMQProducer,
     UncertainSend,
 )
-from commitlake.producer.link import ENGINES
+from commitlake.clients.producer.link import ENGINES
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import codecs

@@ -23,9 +23,7 @@ from tests.support.pausing import paused
 from tests.support.polling import WAIT_S, patience, wait_for
 
 import commitlake
-from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.kafka.topics import publish_settings
-from commitlake.producer import (
+from commitlake.clients.producer import (
     FailedSend,
     Message,
     MessageExt,
@@ -35,8 +33,10 @@ from commitlake.producer import (
     TransactionMQProducer,
     UncertainSend,
 )
-from commitlake.producer.link import ENGINES
-from commitlake.producer.recall_handle import decode_handle
+from commitlake.clients.producer.link import ENGINES
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.kafka.topics import publish_settings
+from commitlake.protocol.recall_handle import decode_handle
 from commitlake.testing import codecs
 
 QUICK = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}

@@ -12,7 +12,7 @@ from tests.support.tables import rows
 from commitlake import TransactionMQProducer
 
 if TYPE_CHECKING:
-    from commitlake.coordinator import Coordinator
+    from commitlake.coordinator.coordinator import Coordinator
 
 EXAMPLE = Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_transaction.py"
 

@@ -31,13 +31,13 @@ from tests.support import tables
 from tests.support.polling import wait_for
 
 from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
-from commitlake.producer.recall_handle import decode_handle, encode_handle
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.recall_handle import decode_handle, encode_handle
 from commitlake.testing import codecs
 
 if TYPE_CHECKING:
-    from commitlake.coordinator import Coordinator
+    from commitlake.coordinator.coordinator import Coordinator
 
 EXAMPLE: dict[str, Any] = runpy.run_path(
     str(Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_schedule.py")

@@ -16,9 +16,9 @@ from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
 import commitlake
+from commitlake.clients.delta import marks
+from commitlake.clients.delta.properties import DEADLINE, TABLES
 from commitlake.errors import ConfigError
-from commitlake.writing import marks
-from commitlake.writing.properties import DEADLINE, TABLES
 
 
 def rule(place: Path) -> dict[str, str]:

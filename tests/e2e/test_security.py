@@ -22,13 +22,13 @@ from commitlake import DefaultMQProducer, LocalTransactionState, Message, Transa
 from commitlake import config as configuration
 from commitlake.config import KafkaConfig
 from commitlake.errors import CommitLakeError, KafkaError, MQClientException
-from commitlake.ops import admin
 from commitlake.protocol.encoding import Position
+from commitlake.tools.audit import admin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from commitlake.coordinator import Coordinator
+    from commitlake.coordinator.coordinator import Coordinator
 
 PREFIX, GROUP = "secured.", "shop"
 COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW

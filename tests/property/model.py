@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace as Half
 
 from commitlake.protocol.encoding import Position as Place
+from commitlake.protocol.statemachine.model import Rules
 from commitlake.protocol.states import Delivery, Kind, Reason, Refusal, State
-from commitlake.statemachine.model import Rules
 from commitlake.testing.records import Check, Delivered, End, OpKey
 from commitlake.testing.records import LandedMessage as Message
 from commitlake.testing.records import LandedOp as Op

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.topic_table import compact, message, write
 
-from commitlake.consumer import plan as plan_module
-from commitlake.consumer import topic as topic_module
-from commitlake.consumer.cursor import Cursor
-from commitlake.consumer.topic import Topic
+from commitlake.clients.consumer import plan as plan_module
+from commitlake.clients.consumer import topic as topic_module
+from commitlake.clients.consumer.cursor import Cursor
+from commitlake.clients.consumer.topic import Topic
 
 KINDS = ("batch", "normal", "both", "compact", "read", "others", "restart")
 STEPS = st.lists(st.sampled_from(KINDS), min_size=1, max_size=12)

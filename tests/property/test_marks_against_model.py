@@ -10,7 +10,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlake.writing.marks import FENCED, PREFIX, WRITTEN, decision, fence, mark
+from commitlake.clients.delta.marks import FENCED, PREFIX, WRITTEN, decision, fence, mark
 
 TABLES = ("orders", "lines")
 TRANSACTION = PREFIX + "t"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commitlake.dedup import names
-from commitlake.dedup.names import NOBODY, Claims, Names
+from commitlake.protocol import names
+from commitlake.protocol.names import NOBODY, Claims, Names
 
 WINDOW, MARGIN = 10, 2
 DAYS = 3 * WINDOW

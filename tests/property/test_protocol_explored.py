@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.property.protocol import AS_BUILT, COMMIT, DISCARD, ROLLBACK, STEPS, Order, Protocol, Sent, World
 
-from commitlake.coordination.commit import Committer
+from commitlake.coordinator.coordination.commit import Committer
 
 ONE = Sent(halves=1, ops=((0, COMMIT),), normal=0)
 NORMAL = Sent(halves=0, ops=(), normal=2)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.property.model import Model
 
 from commitlake.protocol.encoding import Position as Place
+from commitlake.protocol.statemachine.model import Rules
+from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
 from commitlake.protocol.states import Delivery, Kind
-from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import SEGMENT_SIZE
 from commitlake.testing.records import Check, Delivered
 from commitlake.testing.records import LandedMessage as Message
 from commitlake.testing.records import LandedOp as Op

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlake.protocol.encoding import Position as Place
+from commitlake.protocol.statemachine.advance import advance
+from commitlake.protocol.statemachine.model import Rules
+from commitlake.protocol.statemachine.rows import ROW, empty, make
 from commitlake.protocol.states import Kind
-from commitlake.statemachine.advance import advance
-from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import ROW, empty, make
 from commitlake.testing.records import LandedMessage as Message
 from commitlake.testing.records import LandedOp as Op
 from commitlake.testing.records import half_row, op_rows

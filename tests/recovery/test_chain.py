@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import WAIT_S
 
-from commitlake.chain import Chain
-from commitlake.coordination.events import Events
+from commitlake.coordinator.chain import Chain
+from commitlake.coordinator.coordination.events import Events
 from commitlake.errors import WarehouseError
 from commitlake.tables import Warehouse
 

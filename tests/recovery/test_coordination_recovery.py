@@ -15,7 +15,7 @@ from tests.support.lake import Lake
 from tests.support.polling import wait_for
 from tests.support.traffic import HASTY, Traffic
 
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.kafka.embedded import EmbeddedBroker
 
 KILLS = [

@@ -11,17 +11,17 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
-from commitlake.chain import Chain
-from commitlake.clock import BrokerClock, now_ms
-from commitlake.coordination import input_table
-from commitlake.coordination.input_rows import INPUT_SCHEMA
-from commitlake.coordination.input_table import InputTable, SegmentKey
-from commitlake.landing import positions, query
-from commitlake.landing.land import Landed
-from commitlake.landing.positions import Position
-from commitlake.maintenance.run import Maintenance
-from commitlake.recovery import rebuild, saved_rows
-from commitlake.recovery.fencing import EpochGuard
+from commitlake.coordinator.chain import Chain
+from commitlake.coordinator.coordination import input_table
+from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
+from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
+from commitlake.coordinator.landing import positions, query
+from commitlake.coordinator.landing.land import Landed
+from commitlake.coordinator.landing.positions import Position
+from commitlake.coordinator.maintenance.run import Maintenance
+from commitlake.coordinator.recovery import rebuild, saved_rows
+from commitlake.coordinator.recovery.fencing import EpochGuard
+from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
 

@@ -25,8 +25,8 @@ from tests.support.polling import WAIT_S, patience, wait_for
 from tests.support.traffic import HASTY, Traffic
 
 from commitlake import TransactionMQProducer
-from commitlake.coordinator import Coordinator
-from commitlake.forwarding import patience as forwarding
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.forwarding import patience as forwarding
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
@@ -75,7 +75,7 @@ def test_messages_for_a_kafka_topic_outlast_an_outage(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(forwarding, "_FIRST_S", 1.0)
-    caplog.set_level(logging.WARNING, logger="commitlake.forwarding")
+    caplog.set_level(logging.WARNING, logger="commitlake.coordinator.forwarding")
     target = f"out-{prefix}delays"
     settings = lake.configured(topics_to_kafka={"delays": target})
 

@@ -12,7 +12,7 @@ from tests.support.lake import Lake, newest
 from tests.support.polling import wait_for
 
 from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.protocol.encoding import Position
 
 pytestmark = pytest.mark.soak

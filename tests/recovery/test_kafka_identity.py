@@ -17,7 +17,7 @@ from tests.support.lake import Lake
 from tests.support.landing import CUT_SHORT, begin, cut_at, land
 from tests.support.polling import wait_for
 
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -172,7 +172,7 @@ def test_a_log_that_ends_early_stops_the_start_until_accepted(
         return {source: {**found, 0: found[0] - (source == "half")} for source, found in ends(*given).items()}
 
     with monkeypatch.context() as older:
-        older.setattr("commitlake.landing.start.latest_offsets", restored)
+        older.setattr("commitlake.coordinator.landing.start.latest_offsets", restored)
         error = refusal(spark, lake)
         assert f"{lake.config.kafka.topic('half')}, partition 0 ends at offset 2, but 3 is the next to land" in error
         begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))

@@ -19,10 +19,10 @@ from tests.support.landing import CUT_SHORT, cut_at, land
 
 from commitlake import config
 from commitlake.config import Config
+from commitlake.coordinator.landing import judge, positions, start
+from commitlake.coordinator.landing.land import Landing
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.landing import judge, positions, start
-from commitlake.landing.land import Landing
 from commitlake.tables import Warehouse, topic_table
 
 TABLES = 6

@@ -18,10 +18,10 @@ from tests.support.killing import Child, jvm_of
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.recovery import jvm_lock
+from commitlake.coordinator.recovery.jvm_lock import JvmLock
 from commitlake.errors import FencedError
-from commitlake.recovery import jvm_lock
-from commitlake.recovery.jvm_lock import JvmLock
 
 
 def test_the_jvm_holds_the_lock_until_it_is_released_whatever_it_collects(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.killing import Successive
 from tests.support.lake import Lake
 
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.ops.audit import audit
+from commitlake.tools.audit.audit import audit
 
 KILLS = [("coordination:transactions", "after", 1)]
 MORE_KILLS = [

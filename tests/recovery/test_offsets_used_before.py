@@ -17,10 +17,10 @@ from tests.support.landing import begin
 
 from commitlake.errors import IdentityError
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.ops.audit import audit
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.tables import Warehouse
+from commitlake.tools.audit.audit import audit
 
 REASON = "OFFSET_USED_BEFORE"
 Told = Counter[tuple[Record, bytes]]

@@ -20,9 +20,9 @@ from tests.support.landing import CUT_SHORT, cut_at, land
 from tests.support.polling import wait_for
 from tests.support.traffic import HASTY, Traffic
 
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.recovery import fencing
 from commitlake.errors import FencedError
-from commitlake.recovery import fencing
 from commitlake.tables import Warehouse
 
 PAUSES = [("coordination:transactions", "before"), ("coordination:topic", "within"), ("landing:half", "within")]

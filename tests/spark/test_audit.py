@@ -18,9 +18,9 @@ from tests.support.lake import Lake, newest
 from tests.support.story import COMMITTED, DELAYED, DELIVERED, DISCARDED, NORMAL, REJECTED, Story
 
 from commitlake import config
-from commitlake.cli import commands
-from commitlake.ops.audit import AuditReport, Finding, TopicCounts, audit
 from commitlake.protocol.encoding import Position
+from commitlake.tools.audit.audit import AuditReport, Finding, TopicCounts, audit
+from commitlake.tools.cli import commands
 
 
 class Copy:

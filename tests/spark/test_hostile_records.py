@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake, Record
 
-from commitlake.coordination.check_requests import MOST_PROPERTIES
+from commitlake.coordinator.coordination.check_requests import MOST_PROPERTIES
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import MAX_OFFSET, Position

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake, Record
 
-from commitlake.clock import now_ms
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import message_batch, wire
+from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.testing import InMemoryCoordinator

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from commitlake import config
+from commitlake.coordinator.landing import judge, landed_rows
 from commitlake.errors import RecordError
-from commitlake.landing import judge, landed_rows
 from commitlake.protocol import delay, wire
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits

@@ -18,13 +18,13 @@ from tests.support.lake import Lake, newest
 from tests.support.polling import wait_for
 from tests.support.story import Story
 
-from commitlake.cli import commands
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.maintenance.run import Maintenance
+from commitlake.coordinator.recovery import fencing
 from commitlake.errors import FencedError, WarehouseError
-from commitlake.maintenance.run import Maintenance
 from commitlake.protocol.encoding import Position
-from commitlake.recovery import fencing
 from commitlake.tables import TABLES, Warehouse, topic_table
+from commitlake.tools.cli import commands
 
 WRITTEN = ("transactions", "deliveries", "discarded", "checks", "rejected")
 HOUR_MS = 3_600_000

@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake, Record, newest
 
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.ops.audit import audit
 from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
-from commitlake.questions.history import history as transaction_history
-from commitlake.questions.tables import opened
+from commitlake.reading.questions.history import history as transaction_history
+from commitlake.reading.questions.tables import opened
+from commitlake.tools.audit.audit import audit
 
 DEDUP = {
     "orders": {"by": "keys", "window": "30d"},

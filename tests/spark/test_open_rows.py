@@ -10,15 +10,15 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake import Lake
 from tests.support.story import Story
 
-from commitlake.clock import now_ms
-from commitlake.ops import ledger
-from commitlake.questions import transactions
-from commitlake.questions.tables import opened
-from commitlake.questions.transactions import Wanted
-from commitlake.recovery import rebuild, saved_rows
-from commitlake.recovery.saved_rows import BEGINNING, Point
+from commitlake.coordinator.recovery import rebuild, saved_rows
+from commitlake.coordinator.recovery.saved_rows import BEGINNING, Point
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions import transactions
+from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions.transactions import Wanted
 from commitlake.spark import session
 from commitlake.tables import Warehouse
+from commitlake.tools.audit import ledger
 
 
 @pytest.fixture(scope="module")

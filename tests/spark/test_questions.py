@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from tests.support.story import Story
 from typer.testing import CliRunner
 
-from commitlake.cli import bulk
-from commitlake.cli.app import app
-from commitlake.ops import ledger
-from commitlake.questions.history import history
-from commitlake.questions.tables import opened
-from commitlake.questions.transactions import Wanted
+from commitlake.reading.questions.history import history
+from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions.transactions import Wanted
 from commitlake.spark import session
+from commitlake.tools.audit import ledger
+from commitlake.tools.cli import bulk
+from commitlake.tools.cli.app import app
 
 LISTED = [
     *("transaction_id", "producer_group", "topic", "state", "reason"),

@@ -14,8 +14,8 @@ from tests.support.lake import Lake
 
 import commitlake
 from commitlake import config
-from commitlake.consumer import unfinished
-from commitlake.consumer.spark import LAST_COMPLETE
+from commitlake.clients.consumer import unfinished
+from commitlake.clients.consumer.spark import LAST_COMPLETE
 from commitlake.errors import ConsumerError
 
 if TYPE_CHECKING:

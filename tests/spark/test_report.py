@@ -18,8 +18,8 @@ import pytest
 from tests.support.story import Story
 from typer.testing import CliRunner
 
-from commitlake.cli.app import app
-from commitlake.report import charts
+from commitlake.tools.cli.app import app
+from commitlake.tools.report import charts
 
 MEASURE = """<script>
 const shown = (kind) => [...document.querySelectorAll(kind)].filter((e) => e.getBoundingClientRect().height > 0);
@@ -102,7 +102,8 @@ def test_charts_escape_what_others_have_named_and_scale_to_their_highest_value()
 
 
 def test_a_page_is_served_anew_for_each_who_asks(story: Story) -> None:
-    words = [sys.executable, "-m", "commitlake.cli", "report", "--serve", f"--set=warehouse={story.lake.warehouse}"]
+    command = [sys.executable, "-m", "commitlake.tools.cli", "report", "--serve"]
+    words = [*command, f"--set=warehouse={story.lake.warehouse}"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

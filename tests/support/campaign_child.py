@@ -26,7 +26,7 @@ from tests.support.live_state import held
 
 from commitlake import config
 from commitlake.config import Config
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.spark import process, session
 

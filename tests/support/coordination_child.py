@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake import config
-from commitlake.coordination import check_requests
-from commitlake.coordinator import Coordinator
-from commitlake.recovery import fencing
+from commitlake.coordinator.coordination import check_requests
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.recovery import fencing
 from commitlake.spark import process, session
 from commitlake.tables import TableName, Warehouse
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from delta.tables import DeltaTable
 
-from commitlake import clock
-from commitlake.landing import query
+from commitlake.coordinator.landing import query
+from commitlake.protocol import clock
 from commitlake.tables import TableName, Warehouse
 
 TABLES = ("positions", "batches", "transactions", "deliveries", "topic", "open_rows", "reentries", "half", "op")

@@ -15,7 +15,7 @@ from tests.support import tables
 
 from commitlake import config
 from commitlake.config import Config
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.kafka.topics import ensure_topics
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position

@@ -9,12 +9,12 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from commitlake.clock import BrokerClock
 from commitlake.config import Config
-from commitlake.dedup.once import Once
-from commitlake.landing import judge, kafka_identity, positions, query, start
-from commitlake.landing.land import Landing
-from commitlake.landing.topic_admission import Topics
+from commitlake.coordinator.dedup.once import Once
+from commitlake.coordinator.landing import judge, kafka_identity, positions, query, start
+from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.landing.topic_admission import Topics
+from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.parallel import run_all
 from commitlake.tables import Warehouse
 

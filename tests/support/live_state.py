@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake import Lake
 
 from commitlake.config import Config
-from commitlake.coordination.input_rows import FIELDS
+from commitlake.coordinator.coordination.input_rows import FIELDS
+from commitlake.coordinator.recovery import rebuild, saved_rows
+from commitlake.coordinator.recovery.saved_rows import BEGINNING
+from commitlake.protocol.statemachine.rows import unpack
 from commitlake.protocol.states import Kind
-from commitlake.recovery import rebuild, saved_rows
-from commitlake.recovery.saved_rows import BEGINNING
 from commitlake.spark import session
-from commitlake.statemachine.rows import unpack
 from commitlake.tables import Warehouse
 
 COMPARED = [

@@ -8,16 +8,16 @@ from typing import Any
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from tests.support.polling import wait_for
 
-from commitlake.config import Config, from_mapping
-from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.kafka.topics import ensure_topics, publish_settings
-from commitlake.producer import (
+from commitlake.clients.producer import (
     LocalTransactionState,
     Message,
     MessageExt,
     TransactionListener,
     TransactionMQProducer,
 )
+from commitlake.config import Config, from_mapping
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.kafka.topics import ensure_topics, publish_settings
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import codecs

@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 import commitlake
+from commitlake.clients.delta import marks
 from commitlake.spark import session
-from commitlake.writing import marks
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from tests.support.invariants import assert_invariants
 from tests.support.lake import Lake, Record, newest
 from tests.support.polling import wait_for
 
-from commitlake.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from commitlake.clients.delta import delta_transaction
+from commitlake.clients.delta.allowed_places import AllowedPlaces
 from commitlake.config import from_mapping
 from commitlake.errors import ConfigError, RecordError
-from commitlake.writing import delta_transaction
-from commitlake.writing.allowed_places import AllowedPlaces
 
 
 def places(warehouse: str, *allowed: str) -> AllowedPlaces:

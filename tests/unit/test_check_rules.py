@@ -18,11 +18,11 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support import postgres
 
 from commitlake.config import from_mapping
+from commitlake.coordinator.resolving.resolve import Resolver, decided
+from commitlake.coordinator.resolving.rules import Rule, rule_of
 from commitlake.errors import CommitLakeError, ConfigError, KafkaError
-from commitlake.questions import open as open_transactions
-from commitlake.questions.tables import opened
-from commitlake.resolving.resolve import Resolver, decided
-from commitlake.resolving.rules import Rule, rule_of
+from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions.tables import opened
 
 GIVEN = {
     "table": "delta:/lake/orders",

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from commitlake.cli import app, output
 from commitlake.spark import process, submit
+from commitlake.tools.cli import app, output
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain")
@@ -73,9 +73,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The work that commands did in the driver."""
-    from commitlake.cli import commands
-    from commitlake.demo import run
-    from commitlake.ops import admin
+    from commitlake.tools.audit import admin
+    from commitlake.tools.cli import commands
+    from commitlake.tools.demo import run
 
     calls: list[tuple[Any, ...]] = []
 
@@ -240,7 +240,7 @@ HELP = """
 import json, sys
 started = []
 sys.addaudithook(lambda event, arguments: started.append(event) if event in ("subprocess.Popen", "os.exec") else None)
-from commitlake.cli import app
+from commitlake.tools.cli import app
 try:
     app.main()
 finally:
@@ -302,7 +302,7 @@ def test_the_script_hands_its_arguments_over(tmp_path: Path, given: list[str], h
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     environment.pop("JAVA_HOME", None)
     found = subprocess.run([script, *given], capture_output=True, text=True, check=True, env=environment)
-    assert found.stdout.splitlines() == ["-m", "commitlake.cli", *handed_over]
+    assert found.stdout.splitlines() == ["-m", "commitlake.tools.cli", *handed_over]
 
 
 ROWS = [("orders", 1, None), ("a much longer [name]" * 10, 22, True)]

@@ -105,7 +105,8 @@ def test_executors_get_the_packages_of_the_driver_once(tmp_path: Path, monkeypat
 
 
 def test_what_executors_import_needs_neither_delta_nor_a_kafka_client() -> None:
-    code = "import sys, commitlake.coordination.state; print(*{name.partition('.')[0] for name in sys.modules})"
+    imported = "import sys, commitlake.coordinator.coordination.state"
+    code = f"{imported}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert {"numpy", "pandas"} <= set(done.stdout.split())
     assert {"delta", "kafka", "yaml", "typer"} & set(done.stdout.split()) == set()

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from commitlake import config
-from commitlake.config_keys import KEYS
+from commitlake.config.keys import KEYS
 from commitlake.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -15,12 +15,12 @@ from tests.support.polling import wait_for
 from tests.support.topic_table import compact, message, write
 
 import commitlake
-from commitlake.cli.app import app
-from commitlake.consumer.cursor import Cursor
-from commitlake.consumer.message import ReceivedMessage
-from commitlake.consumer.receipts import Receipts
-from commitlake.consumer.topic import Topic
+from commitlake.clients.consumer.cursor import Cursor
+from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.topic import Topic
 from commitlake.errors import ConfigError, ConsumerError, WarehouseError
+from commitlake.tools.cli.app import app
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake import config
-from commitlake.cli import consumers
-from commitlake.cli.app import app
-from commitlake.clock import now_ms
-from commitlake.consumer import overview
-from commitlake.consumer.beats import Beats
-from commitlake.consumer.cursor import Cursor
-from commitlake.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
-from commitlake.consumer.unfinished import unfinished
+from commitlake.clients.consumer import overview
+from commitlake.clients.consumer.beats import Beats
+from commitlake.clients.consumer.cursor import Cursor
+from commitlake.clients.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
+from commitlake.clients.consumer.unfinished import unfinished
+from commitlake.coordinator.metrics.collect import of_consumers
 from commitlake.errors import ConsumerError
-from commitlake.metrics.collect import of_consumers
+from commitlake.protocol.clock import now_ms
+from commitlake.tools.cli import consumers
+from commitlake.tools.cli.app import app
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
 import commitlake
-from commitlake.consumer import keeper, subscription
-from commitlake.consumer.receipts import SCHEMA, Receipts
+from commitlake.clients.consumer import keeper, subscription
+from commitlake.clients.consumer.receipts import SCHEMA, Receipts
 from commitlake.errors import ConsumerError
 
 

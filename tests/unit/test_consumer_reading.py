@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support.topic_table import SCHEMA, compact, message, write
 
-from commitlake.consumer import plan
-from commitlake.consumer import topic as topic_module
-from commitlake.consumer.cursor import Cursor
-from commitlake.consumer.topic import Topic
+from commitlake.clients.consumer import plan
+from commitlake.clients.consumer import topic as topic_module
+from commitlake.clients.consumer.cursor import Cursor
+from commitlake.clients.consumer.topic import Topic
 
 
 def repeated(begin: int, count: int, body: bytes) -> pa.RecordBatch:

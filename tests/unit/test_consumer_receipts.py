@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 from tests.support.topic_table import message, write
 
 import commitlake
-from commitlake.clock import now_ms
+from commitlake.clients.consumer import tables
+from commitlake.clients.consumer.receipts import SCHEMA, Receipts
+from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
-from commitlake.consumer import tables
-from commitlake.consumer.receipts import SCHEMA, Receipts
-from commitlake.consumer.unfinished import unfinished
+from commitlake.protocol.clock import now_ms
 
 
 def receipts(place: Path, group: str = "points") -> Receipts:

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from commitlake.consumer import shares
-from commitlake.consumer.cursor import Cursor, Keys
-from commitlake.consumer.filters import Filter, condition_sql
+from commitlake.clients.consumer import shares
+from commitlake.clients.consumer.cursor import Cursor, Keys
+from commitlake.clients.consumer.filters import Filter, condition_sql
 from commitlake.errors import ConsumerError
 
 ROWS = pa.table(

@@ -13,11 +13,11 @@ from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
 import commitlake
+from commitlake.clients.consumer import runner
+from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.runner import Runner
+from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
-from commitlake.consumer import runner
-from commitlake.consumer.receipts import Receipts
-from commitlake.consumer.runner import Runner
-from commitlake.consumer.unfinished import unfinished
 from commitlake.errors import ConsumerError
 from commitlake.spark.process import Stop
 

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from commitlake.counters import Ages, Counters
-from commitlake.metrics.collect import Names, of_counters
+from commitlake.coordinator.counters import Ages, Counters
+from commitlake.coordinator.metrics.collect import Names, of_counters
 from commitlake.protocol.states import LANDING_REASONS
 
 CONTRACT = Path(__file__).parents[2] / "docs" / "contract.md"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from commitlake.demo import shop
-from commitlake.demo.orders import PATIENCE_MS, REVIEW_FROM, Order, OrderListener, OrderState, OrderTable
-from commitlake.demo.shop import Mishap
-from commitlake.producer import LocalTransactionState, MessageExt
+from commitlake.clients.producer import LocalTransactionState, MessageExt
+from commitlake.tools.demo import shop
+from commitlake.tools.demo.orders import PATIENCE_MS, REVIEW_FROM, Order, OrderListener, OrderState, OrderTable
+from commitlake.tools.demo.shop import Mishap
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
 UNKNOWN = LocalTransactionState.UNKNOWN

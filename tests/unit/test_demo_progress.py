@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from commitlake.demo.comparison import Comparison
-from commitlake.demo.directory import fresh
-from commitlake.demo.progress import Progress
+from commitlake.coordinator.recovery import jvm_lock
 from commitlake.errors import FencedError, WarehouseError
-from commitlake.recovery import jvm_lock
+from commitlake.tools.demo.comparison import Comparison
+from commitlake.tools.demo.directory import fresh
+from commitlake.tools.demo.progress import Progress
 
 
 def compare(left: str, right: str) -> list[str]:

@@ -15,15 +15,16 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
-from commitlake.cli import bulk
-from commitlake.cli.app import app
 from commitlake.config import from_mapping
+from commitlake.config.places import JVM_LOCK, SIGN_OF_LIFE
 from commitlake.errors import ConfigError
-from commitlake.places import JVM_LOCK, SIGN_OF_LIFE
-from commitlake.questions import doctor, liveness
-from commitlake.questions.tables import opened
-from commitlake.questions.transactions import Wanted
+from commitlake.reading.questions import liveness
+from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions.transactions import Wanted
 from commitlake.reading.table import file_time_ms
+from commitlake.tools import doctor
+from commitlake.tools.cli import bulk
+from commitlake.tools.cli.app import app
 
 HOLDER = """
 import fcntl, sys, time

@@ -11,14 +11,14 @@ import pytest
 from deltalake import write_deltalake
 
 import commitlake
-from commitlake.cli.tx import length
+from commitlake.clients.consumer.arguments import seconds as consumer_seconds
+from commitlake.clients.delta.producing import deadline_ms
+from commitlake.clients.producer.timeouts import milliseconds
 from commitlake.config import Config, from_mapping, load, of
-from commitlake.consumer.arguments import seconds as consumer_seconds
+from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import CommitLakeError, ConfigError, MQClientException
-from commitlake.producer.timeouts import milliseconds
 from commitlake.protocol.durations import duration_ms, seconds
-from commitlake.resolving.rules import rule_of
-from commitlake.writing.producing import deadline_ms
+from commitlake.tools.cli.tx import length
 
 KAFKA = {"kafka.bootstrap_servers": "127.0.0.1:9092"}
 SAME: list[Any] = ["15s", 15, 15.0, timedelta(seconds=15), "15000ms"]

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from tests.unit.test_config import load
 
-from commitlake.chain import Chain
+from commitlake.coordinator.chain import Chain
+from commitlake.coordinator.landing.landed_time import LandedTime
+from commitlake.coordinator.landing.positions import Offsets, Position
 from commitlake.errors import KafkaError
 from commitlake.kafka.topics import latest_offsets
-from commitlake.landing.landed_time import LandedTime
-from commitlake.landing.positions import Offsets, Position
 
 
 def at(half: int, op: int) -> Position:

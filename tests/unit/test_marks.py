@@ -10,8 +10,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from commitlake.clients.delta.marks import FENCED, PREFIX, WRITTEN, decision, fence, mark, put, reached
 from commitlake.errors import WarehouseError
-from commitlake.writing.marks import FENCED, PREFIX, WRITTEN, decision, fence, mark, put, reached
 
 T = f"{PREFIX}t"
 

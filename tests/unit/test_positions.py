@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitlake.landing.positions import Position
+from commitlake.coordinator.landing.positions import Position
 
 SOME = Position(3, {"half": {0: 5, 1: 7}})
 

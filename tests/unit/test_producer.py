@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commitlake.clients.producer import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
+from commitlake.clients.producer.check_progress import Progress
+from commitlake.clients.producer.record_maker import RecordMaker
 from commitlake.errors import MQClientException, RecordError
-from commitlake.producer import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
-from commitlake.producer.check_progress import Progress
-from commitlake.producer.recall_handle import decode_handle, encode_handle
-from commitlake.producer.record_maker import RecordMaker
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.recall_handle import decode_handle, encode_handle
 from commitlake.protocol.wire import RecallRecord
 
 SETTINGS = wire.Settings(

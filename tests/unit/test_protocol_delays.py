@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from tests.support.one_segment import OneSegment, T, commit, delayed, half, part, recall, rollback
 
-from commitlake.coordination.state import _advance_segment
+from commitlake.coordinator.coordination.state import _advance_segment
 from commitlake.protocol.encoding import Position as Place
+from commitlake.protocol.statemachine.rows import ROW
 from commitlake.protocol.states import Event
-from commitlake.statemachine.rows import ROW
 
 D = Place(0, 5)
 DAY = 86_400_000

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.unit.test_config import load
 
+from commitlake.config.rules import rules_of
+from commitlake.protocol.statemachine.advance import advance
+from commitlake.protocol.statemachine.rows import ROW, Rows, concat, empty, make
 from commitlake.protocol.states import Event, Kind, State
-from commitlake.statemachine.advance import advance
-from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import ROW, Rows, concat, empty, make
 
 UNKNOWN_A_SECOND = 5
 DOWN_S = 3_600
@@ -21,7 +21,7 @@ class Outage:
     """A coordinator with default timings in simulated time, and a group that reads its checks in their order."""
 
     def __init__(self, answers_a_second: int) -> None:
-        self.rules, self.rate = Rules.of(load().transaction), answers_a_second
+        self.rules, self.rate = rules_of(load().transaction), answers_a_second
         self.state = empty()
         self.asked = np.empty(0, dtype=np.int64)
         self.repeated_since = self.committed = self.now = self.landed = 0

@@ -9,7 +9,7 @@ import pytest
 from tests.support.one_segment import H, OneSegment, T, commit, half, part, reopened, rollback
 
 from commitlake.protocol.encoding import Position as Place
-from commitlake.statemachine.rows import Rows
+from commitlake.protocol.statemachine.rows import Rows
 
 P, Q = Place(1, 3), Place(2, 4)
 PARK = 600_000

@@ -11,8 +11,8 @@ from tests.support.one_segment import OneSegment, T, commit, delayed, half
 
 from commitlake.errors import DoubledError
 from commitlake.protocol.encoding import Position as Place
+from commitlake.protocol.statemachine.rows import ROW, Rows, make, pack, unpack
 from commitlake.protocol.states import Kind
-from commitlake.statemachine.rows import ROW, Rows, make, pack, unpack
 
 
 @given(arrays.arrays(ROW, st.integers(1, 20)))

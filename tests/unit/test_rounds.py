@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from commitlake.rounds import FORMAT, Rounds
+from commitlake.coordinator.rounds import FORMAT, Rounds
 
 
 def test_a_round_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

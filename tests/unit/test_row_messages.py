@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from commitlake.clients.delta.row_messages import message_of
+from commitlake.clients.delta.sink import sink
 from commitlake.errors import RecordError, RefusedSend
-from commitlake.writing.row_messages import message_of
-from commitlake.writing.sink import sink
 
 
 def row(**given: Any) -> dict[str, Any]:

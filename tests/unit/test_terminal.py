@@ -9,12 +9,12 @@ from html import unescape
 
 import pytest
 
-from commitlake.cli import output
-from commitlake.cli.questions import show
-from commitlake.report.figures import AGES, BUCKETS, STATES, Figures
-from commitlake.report.page import page
+from commitlake.config.terminal import json_line, lines, printable, shell_word
 from commitlake.spark import process
-from commitlake.terminal import json_line, lines, printable, shell_word
+from commitlake.tools.cli import output
+from commitlake.tools.cli.questions import show
+from commitlake.tools.report.figures import AGES, BUCKETS, STATES, Figures
+from commitlake.tools.report.page import page
 
 EVIL = [
     "x; touch pwned",

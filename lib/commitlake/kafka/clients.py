@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commitlake.config import Config, KafkaConfig
-from commitlake.config_values import LARGEST_MESSAGE
+from commitlake.config.values import LARGEST_MESSAGE
 from commitlake.errors import ConfigError
 from commitlake.kafka import refusals
 from commitlake.protocol.topic_names import MAX_LENGTH

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from commitlake.clock import BrokerClock, now_ms
+from commitlake.protocol.clock import BrokerClock, now_ms
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
-from commitlake.clock import BrokerClock
 from commitlake.config import Config
-from commitlake.config_values import LARGEST_MESSAGE
+from commitlake.config.values import LARGEST_MESSAGE
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain, single_records
 from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, record_bytes
 from commitlake.protocol import wire
+from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, LANDED, PAIRED, QUEUED, SETTINGS, check_topic
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from commitlake.config.places import has_scheme, is_local, local_path
 from commitlake.errors import WarehouseError
-from commitlake.places import has_scheme, is_local, local_path
 from commitlake.protocol.topic_names import path_name
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ _MODULES = ("commitlake", "numpy", "pandas", "pyarrow")
 _SHIPPED = ("numpy", "pandas", "pyarrow", "python-dateutil", "pytz", "six", "tzdata")
 _LEFT_OUT = ("pandas/tests/", "pyarrow/tests/", "pyarrow/include/", "pyarrow/src/")
 """Half of the files, and never imported."""
-_STATE_MACHINE = "commitlake.coordination.state"
+_STATE_MACHINE = "commitlake.coordinator.coordination.state"
 """What a round runs on executors."""
 DIRECTORY = "commitlake_packages"
 _STEADY_S = 1.0

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from commitlake.config.terminal import lines
 from commitlake.errors import CommitLakeError
-from commitlake.terminal import lines
 
 # A directory of `submit`: the driver leaves its process id and its error there, and finds a stop that came before it.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"

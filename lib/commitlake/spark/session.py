@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commitlake.config import Config
+from commitlake.config.places import is_local
 from commitlake.errors import SetupError
-from commitlake.places import is_local
 from commitlake.spark import class_archive, given, runtime
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.statemachine.rows import SEGMENT_SIZE
+from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
 
 _GAPS = 16  # left out of the spans of a batch; each is one more comparison a row
 _CELLS = 10_000  # segments that unmatched ops are about; ops of a flood may name as many as they like

@@ -20,7 +20,6 @@ from commitlake.spark.files import Files
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
 from commitlake.tables import kept_versions
-from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
@@ -29,6 +28,25 @@ _CATALOG = "schema:"
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
 _TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
+
+
+class AppendGuard:
+    """Stands before every append of a `Warehouse`; this one lets all pass, which is enough under a lock."""
+
+    fences = False
+    """Whether others may have appends under way, which `fence` ends."""
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """What is appended instead of `rows`."""
+        return rows
+
+    def for_tables(self, warehouse: Warehouse) -> AppendGuard:
+        """The same guard for the same tables in another session."""
+        del warehouse
+        return self
+
+    def fence(self, topics: Iterable[str]) -> None:
+        """Ends appends that others have under way to these topic tables, before what they hold is read."""
 
 
 class Warehouse:

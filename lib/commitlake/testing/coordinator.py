@@ -13,15 +13,15 @@ from math import inf
 from typing import Any
 
 from commitlake import config
-from commitlake.clock import now_ms
+from commitlake.clients.producer import TransactionListener
+from commitlake.config.rules import rules_of
 from commitlake.errors import ConfigError, KafkaError, RecordError, TransactionNotFoundError
-from commitlake.producer import TransactionListener
 from commitlake.protocol import wire
+from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, HALF, LANDED, OP
 from commitlake.protocol.states import Delivery, Source, State
-from commitlake.statemachine.model import Rules
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits, encode_check
 from commitlake.testing.link import Fault, MemoryEngine, MemoryLink
@@ -78,7 +78,7 @@ class InMemoryCoordinator:
     def __init__(self, conf: Mapping[str, object] | None = None) -> None:
         self.config = config.from_mapping({**_NOWHERE, **(conf or {})})
         self.now = now_ms()
-        self._segments = Segments(Rules.of(self.config.transaction))
+        self._segments = Segments(rules_of(self.config.transaction))
         self._shown = Shown(self.config.topics.dedup)
         self._ends: dict[str, list[int]] = {}
         self._lock = threading.Lock()

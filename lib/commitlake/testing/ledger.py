@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.statemachine.deadlines import LONGEST_PAUSE_MS
+from commitlake.protocol.statemachine.model import Rules
+from commitlake.protocol.statemachine.rows import ROW, Rows, make
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
-from commitlake.statemachine.deadlines import LONGEST_PAUSE_MS
-from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import ROW, Rows, make
 from commitlake.testing.records import (
     Check,
     Delivered,

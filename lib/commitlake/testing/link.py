@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NoReturn
 
+from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSend, UncertainSend
-from commitlake.producer.link import Done, KafkaLink
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP

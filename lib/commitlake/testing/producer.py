@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, Protocol
 
-from commitlake.producer import TransactionListener, TransactionMQProducer
-from commitlake.producer.check_progress import Calls
-from commitlake.producer.default import SHUTDOWN_MS
-from commitlake.producer.timeouts import Timeout
+from commitlake.clients.producer import TransactionListener, TransactionMQProducer
+from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.default import SHUTDOWN_MS
+from commitlake.clients.producer.timeouts import Timeout
 from commitlake.protocol import wire
 from commitlake.testing.link import Crash, Fault, MemoryLink
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.statemachine.rows import ROW, Rows, make
 from commitlake.protocol.states import Kind, Reason, State
-from commitlake.statemachine.rows import ROW, Rows, make
 
 OpKey = tuple[int, int, int]
 """Queue and offset of an op or admin record, and whether it is of admin."""

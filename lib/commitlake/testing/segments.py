@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from commitlake.protocol.statemachine.advance import advance
+from commitlake.protocol.statemachine.model import Rules
+from commitlake.protocol.statemachine.rows import ROW, SEGMENT_SIZE, Rows, empty, make, pack, unpack
 from commitlake.protocol.states import Kind, Source
-from commitlake.statemachine.advance import advance
-from commitlake.statemachine.model import Rules
-from commitlake.statemachine.rows import ROW, SEGMENT_SIZE, Rows, empty, make, pack, unpack
 from commitlake.testing.ledger import Keyed, Ledger, Occurred
 from commitlake.testing.records import LandedMessage, LandedOp, half_row, op_rows
 

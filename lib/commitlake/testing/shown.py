@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commitlake.config_values import Dedup
-from commitlake.dedup.names import Claims, Names
+from commitlake.config.values import Dedup
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.message_batch import Member
+from commitlake.protocol.names import Claims, Names
+from commitlake.protocol.statemachine.rows import coordinate
 from commitlake.protocol.states import Source
-from commitlake.statemachine.rows import coordinate
 from commitlake.testing.codecs import unpack
 from commitlake.testing.landing import hashed
 

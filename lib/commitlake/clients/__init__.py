@@ -1,0 +1,1 @@
+"""What services and readers use: producers, consumers, and commits of Delta tables as transactions."""

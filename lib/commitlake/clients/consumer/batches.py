@@ -1,0 +1,49 @@
+"""Messages as Arrow tables, for those who work on many at once."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from commitlake.clients.consumer.lanes import Handed
+from commitlake.clients.consumer.outcomes import Outcomes
+from commitlake.protocol.durations import Duration
+
+
+class MessageBatch:
+    """Messages that were handed over together: call `done` or `retry` when the work on all of them is done.
+
+    Attributes:
+        topic: the topic.
+        table: the rows in the order of the topic, with the columns of a topic table (docs/contract.md, chapter 3).
+    """
+
+    __slots__ = ("_handed", "_outcomes", "table", "topic")
+
+    def __init__(self, outcomes: Outcomes, handed: list[Handed], table: pa.Table) -> None:
+        self._outcomes, self._handed = outcomes, handed
+        self.topic, self.table = outcomes.topic, table
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return int(self.table.num_rows)
+
+    @property
+    def attempt(self) -> int:
+        """1 when the group gets them for the first time."""
+        return self._handed[0].attempt
+
+    def done(self, remark: str | None = None) -> None:
+        """The group has done what it does with these messages."""
+        self._outcomes.finish(self._handed, "DONE", remark=remark)
+
+    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
+        """Hand them over again later; see `ReceivedMessage.retry`.
+
+        Raises:
+            ConsumerError: `after` is no duration.
+        """
+        self._outcomes.retry(self._handed, after, most, remark)
+
+    def __repr__(self) -> str:
+        """Show how many they are and no content."""
+        return f"<MessageBatch {self.topic} messages={len(self)} attempt={self.attempt}>"

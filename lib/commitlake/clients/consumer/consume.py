@@ -1,0 +1,272 @@
+"""Committed messages, one after the other, without Spark: `commitlake.consume`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from commitlake import config as configuration
+from commitlake.clients.consumer.arguments import Start, checked_group, seconds, start_ms, topics_of
+from commitlake.clients.consumer.batches import MessageBatch
+from commitlake.clients.consumer.filters import Filter
+from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.consumer.runner import PAUSES, Handler, Runner
+from commitlake.clients.consumer.subscription import Plan, Subscription
+from commitlake.errors import ConsumerError
+from commitlake.protocol.durations import Duration
+from commitlake.reading.table import Options, location
+from commitlake.spark.process import Stop, stopped_by_signals
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_LOOK_S = 0.05
+
+
+def consume(
+    conf: configuration.Conf,
+    topic: str | list[str],
+    *,
+    group: str,
+    tags: str | None = None,
+    where: str | None = None,
+    start: Start = "first",
+    follow: bool = True,
+    poll: Duration = "1s",
+    lease: Duration = "15s",
+    storage_options: Options = None,
+) -> Consumer:
+    """Read the committed messages of a topic, or of several, for a group of consumers.
+
+    At least once: a message comes again when its instance ends before `done` was called and written, which takes up to
+    a second. Instances of a group share the topic by queue.
+
+    Args:
+        conf: the coordinator's configuration, the path of one, or its keys and values; of them
+            `warehouse`, `receipts` and `receipts.retention` count.
+        topic: the topic, or a list of topics; `message.topic` tells them apart.
+        group: the group; each group gets all messages.
+        tags: tags joined by `||`; None or `*` for all.
+        where: an SQL condition on properties, for example `region = 'eu' AND amount > 10`.
+        start: where a group begins that has never read the topic: `first`, `newest`, or a time (ms since epoch, UTC, or
+            an aware datetime).
+        follow: wait for new messages; else end behind the last one that is there.
+        poll: how often to look for new messages.
+        lease: an instance that gives no sign for so long loses its queues.
+        storage_options: of deltalake, for object stores.
+
+    Returns:
+        What iterates over the messages, until SIGTERM, SIGINT or `stop()`.
+
+    Raises:
+        ConfigError: a configuration key is unknown or its value is not allowed.
+        ConsumerError: an argument can't be used.
+    """
+    settings, wanted = configuration.of(conf), Filter(tags, where)
+    poll_s, lease_s = seconds("poll", poll), seconds("lease", lease)
+    begin_ms, name = start_ms(start), checked_group(group)
+    plans = {
+        each: Plan(
+            location(settings.warehouse, f"topics/{each}"),
+            *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
+            *(settings.receipts_retention_ms, storage_options),
+        )
+        for each in topics_of(topic)
+    }
+    return Consumer(plans, poll_s)
+
+
+class Consumer:
+    """One instance of a group, and the iterator over its messages: a loop goes on where the one before it was left.
+
+    The instance begins with the first message that is asked for. It ends with `close()` or the `with` block; without
+    one, when its messages are at their end, or when nobody holds it or a message of it any more. See `consume`.
+    """
+
+    def __init__(self, plans: Mapping[str, Plan], poll_s: float) -> None:
+        self.topics = tuple(plans)
+        self.group = next(iter(plans.values())).group
+        self._plans, self._poll_s = plans, poll_s
+        self._stop = Stop()
+        self._subscriptions: tuple[Subscription, ...] = ()
+        self._lock = threading.RLock()  # for threads that share the iterator
+        self._messages: Iterator[ReceivedMessage] | None = None
+        self._is_entered = False
+
+    def stop(self) -> None:
+        """End the iteration; may be called in any thread."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Write what is finished and leave the group; the end of the iteration does it too.
+
+        Raises:
+            ConsumerError: what is finished could not be written; it comes again.
+        """
+        self._stop.set()
+        with self._lock:
+            if self._messages is not None:
+                self._messages.close()  # type: ignore[attr-defined]
+            self._leave(at_once=True)
+
+    def __enter__(self) -> Self:
+        self._is_entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except ConsumerError as failure:
+            if error is None:
+                raise
+            log.error("%s", failure)  # the caller has to know the block's own error
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message, once there is one.
+
+        Raises:
+            ConsumerError: the group's tables can't be written.
+            WarehouseError: the topic can't be read.
+            StopIteration: told to stop; or without `follow`, there is no message any more.
+        """
+        with self._lock:
+            if self._messages is None:
+                self._messages = self._begin(Subscription.messages)
+            try:
+                return next(self._messages)
+            except StopIteration:
+                self._messages = None
+                self._end()
+                raise
+            except BaseException:  # what was read may not have been handed over, so nothing more is
+                self._stop.set()
+                self._messages = None
+                self._end_quietly()
+                raise
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """Hand messages over as Arrow tables, in place of one by one: some three times as many a second.
+
+        A table has the messages of one window, up to some MiB; messages that are due again come as tables of their own.
+
+        Raises:
+            ConsumerError: the group's tables can't be written, or a loop over single messages was left unfinished.
+            WarehouseError: the topic can't be read.
+        """
+        if self._messages is not None:
+            msg = "batches: this consumer hands messages over one by one already; make another one for batches"
+            raise ConsumerError(msg)
+        try:
+            yield from self._begin(Subscription.batches)
+        finally:
+            self._end()
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        threads: int = 1,
+        most: int = 16,
+        ordered: bool = False,
+        pauses: Sequence[Duration] = PAUSES,
+    ) -> None:
+        """Call a handler for each message, until SIGTERM, SIGINT or `stop()`; without `follow`, until the last message.
+
+        A handler that returns has done its message, unless it called `done` or `retry` itself. One that raises an
+        exception gets the message again after a pause, which grows, and after `most` attempts it is a dead letter.
+
+        Args:
+            handler: called with a message.
+            threads: how many calls there are at a time.
+            most: attempts altogether.
+            ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their
+                order, across instances only those of one sharding key; those behind one that failed wait until it is
+                done or a dead letter. Its attempts are counted in memory, so they begin anew in another instance.
+            pauses: before the second attempt, the third and so on; the last one holds for all further ones.
+
+        Raises:
+            ConsumerError: an argument can't be used, or the group's tables can't be written.
+            WarehouseError: the topic can't be read.
+        """
+        runner = Runner(handler, threads, most, pauses, ordered, self._stop)
+        with self:
+            runner.run(self)
+
+    def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+        if not self._subscriptions:
+            self._subscriptions = tuple(Subscription(topic, plan, self._stop) for topic, plan in self._plans.items())
+        follow = next(iter(self._plans.values())).follow
+        return _handed_over(self._subscriptions, kind, self._stop, self._poll_s, follow=follow)
+
+    def _end(self) -> None:
+        """The iteration is over. Inside a `with` block messages may be finished until the end of the block."""
+        if not self._is_entered:
+            self._leave(at_once=False)
+
+    def _end_quietly(self) -> None:
+        try:
+            self._end()
+        except ConsumerError as failure:
+            log.error("%s", failure)  # the caller has to know the error that ended the iteration
+
+    def _leave(self, *, at_once: bool) -> None:
+        left, self._subscriptions = self._subscriptions, ()
+        failures = []
+        for subscription in left:
+            try:
+                subscription.leave(at_once=at_once)
+            except ConsumerError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def _handed_over(
+    subscriptions: tuple[Subscription, ...],
+    kind: Callable[[Subscription], Iterator[T]],
+    stop: Stop,
+    poll_s: float,
+    *,
+    follow: bool,
+) -> Iterator[T]:
+    """What the topics have, in turn, until told to stop or, without `follow`, until none has anything.
+
+    It does not know the consumer, so that one that nobody holds any more ends, and this with it.
+    """
+    try:
+        with stopped_by_signals(stop):
+            while not stop.is_set():
+                is_idle = True
+                for found in _rounds(subscriptions, kind):
+                    is_idle = False
+                    yield found
+                if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
+                    return
+                if is_idle:
+                    _wait(subscriptions, stop, poll_s)
+    except GeneratorExit:
+        for each in subscriptions:
+            each.drain()
+        raise
+
+
+def _rounds(subscriptions: tuple[Subscription, ...], kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+    """What each topic has now."""
+    for each in subscriptions:
+        if each.join():
+            yield from kind(each)
+
+
+def _wait(subscriptions: tuple[Subscription, ...], stop: Stop, wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until and not stop.is_set() and not any(each.is_due() for each in subscriptions):
+        time.sleep(min(_LOOK_S, wait_s))

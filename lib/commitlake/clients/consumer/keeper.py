@@ -1,0 +1,214 @@
+"""Keeps the promises of one instance, in a thread of its own: writes receipts, moves cursors, shows that it lives."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import random
+import threading
+import time
+from collections.abc import Collection
+from typing import Any
+
+from commitlake.clients.consumer import shares
+from commitlake.clients.consumer.complaint import Complaint
+from commitlake.clients.consumer.group import Group
+from commitlake.clients.consumer.lanes import Lanes
+from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.tables import TRANSIENT
+from commitlake.errors import ConsumerError
+from commitlake.protocol.clock import now_ms
+
+log = logging.getLogger(__name__)
+
+_WRITE_S, _EACH_S = 1.0, 0.05
+"""The time between two turns, and how much of it each instance of the group needs: a commit takes 10 to 30 ms."""
+_LOOK_S = 10.0
+"""How often to look for messages that an administrator sends again."""
+_EXPIRE_S = 3_600.0
+"""How often to delete old receipts."""
+_PATIENCE_S = 10.0
+"""How long a store may be away from a consumer that is to end."""
+
+
+class Keeper:
+    """Takes this instance's turns in its group.
+
+    It knows neither the consumer nor the messages that people hold, so that these end when nobody holds them.
+
+    Args:
+        group: the group's state.
+        receipts: the group's receipts.
+        me: name of this instance.
+        lease_s: silence after which others take its queues.
+        first: the state when the group has none.
+        queues: the queues of the topic.
+        is_patient: wait for a store that is away, for as long as it takes.
+        retention_ms: age at which receipts of messages that are done are deleted; 0: never.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        receipts: Receipts,
+        me: str,
+        lease_s: float,
+        first: shares.State,
+        queues: Collection[int],
+        is_patient: bool,
+        retention_ms: int,
+    ) -> None:
+        self.lanes, self.queues, self.is_closed = Lanes(), queues, False
+        self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
+        self._is_patient, self._retention_ms = is_patient, retention_ms
+        self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
+        self._watch = shares.Watch(lease_s)
+        self._unread, self._known = set(queues), set[int]()
+        self._gone: set[str] = set()
+        self._begin = time.monotonic()
+        self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
+        self._members = 1
+        self._trouble = Complaint(log)
+        self._failure: Exception | None = None
+        self._close, self._is_draining, self._is_abandoned = threading.Event(), False, False
+        self._try(self._turn, is_patient=is_patient)  # the thread goes on where it fails
+        self._thread = threading.Thread(target=self._run, name=f"commitlake-consumer-{me}", daemon=True)
+        self._thread.start()
+        atexit.register(self._close_quietly)
+
+    def is_late(self) -> bool:
+        """Whether others may have taken the queues meanwhile; the next turn tells."""
+        return time.monotonic() - self._alive_at > self._lease_s
+
+    def is_settled(self) -> bool:
+        """Whether each queue has an instance that reads it: this one, or another that has shown that it lives."""
+        all_live = self._members == 1 or time.monotonic() - self._begin > 2 * self._lease_s
+        return all_live and not self._unread
+
+    def raise_if_failed(self) -> None:
+        """Raise the error that ended the thread."""
+        if self._failure is not None:
+            msg = f"the consumer can't write what it did: {self._failure}; what was not written comes again"
+            raise ConsumerError(msg) from self._failure
+
+    def drain(self) -> None:
+        """Leave the group once nothing is open."""
+        self._is_draining = True
+
+    def abandon(self) -> None:
+        """Leave the group soon: nobody holds a message any more. Takes no lock, so a finalizer may call it."""
+        self._is_abandoned = True
+
+    def close(self) -> None:
+        """Write what is finished, and leave the group.
+
+        Raises:
+            ConsumerError: that was not possible.
+        """
+        self._close.set()
+        self._thread.join()
+        self.raise_if_failed()
+
+    def _close_quietly(self) -> None:
+        try:
+            self.close()
+        except ConsumerError as error:
+            log.error("%s", error)
+
+    def _run(self) -> None:
+        try:
+            while not self._close.wait(self._pause_s()) and not self._is_abandoned:
+                if self._is_draining and self.lanes.open == 0:
+                    break
+                if self._has_turn():
+                    self._try(self._turn, is_patient=self._is_patient)
+                if self._retention_ms and time.monotonic() > self._expire_at:
+                    self._expire()
+            self._trouble = Complaint(log)  # patience begins now, not with an outage of before
+            while not self._try(self._leave, is_patient=False):
+                time.sleep(0.5)
+        except Exception as error:  # whatever it is, the iterator and `close` tell it
+            self._failure = error
+        self.is_closed = True
+        atexit.unregister(self._close_quietly)
+
+    def _pause_s(self) -> float:
+        return max(_WRITE_S, self._members * _EACH_S) * random.uniform(0.9, 1)
+
+    def _has_turn(self) -> bool:
+        is_quiet = not self.lanes.has_news() and not set(self.queues) - self._known
+        return not is_quiet or time.monotonic() - self._last_turn > self._lease_s / 5
+
+    def _try(self, step: Any, *, is_patient: bool) -> bool:
+        """Do it; whether the store let it. One that is away is tried again."""
+        try:
+            step()
+        except TRANSIENT as error:
+            self._trouble.say("cannot write what group and consumer did, and try again: %s", error)
+            if not is_patient and self._trouble.lasts_s() > _PATIENCE_S:
+                raise
+            return False
+        self._trouble.end()
+        return True
+
+    def _turn(self) -> None:
+        """Write receipts, then the cursors behind them; see who lives; read what is due to this instance."""
+        cursors, held = self._write()
+        alive_at, queues = self._show_life(), set(self.queues)
+        self._last_turn = time.monotonic()
+        kept: set[int] = set()
+
+        def to(before: shares.State | None) -> shares.State:
+            state = before or self._first
+            kept.clear()
+            kept.update(held & shares.owned(state, self._me).keys())
+            self._show_life()
+            return shares.turn(state, self._me, self._gone, queues, held, cursors, self._lease_s)
+
+        state = self._group.change(to)
+        for name in self._gone - state["members"].keys():
+            self._group.beats.end(name)
+        self._receipts.first_round = shares.first_round(state)
+        has_new = self.lanes.follow(state, self._me, kept)
+        self._alive_at, self._known, self._members = alive_at, queues, len(state["members"])
+        if has_new or time.monotonic() - self._last_look > _LOOK_S:
+            self.lanes.set_waiting(self._receipts.waiting())
+            self._last_look = time.monotonic()
+        self._unread = queues - {int(queue) for queue, share in state["queues"].items() if share["owner"]}
+
+    def _write(self) -> tuple[dict[int, Any], set[int]]:
+        """Write receipts; the cursors that hold now, and the queues that must be kept."""
+        receipts, cursors, held = self.lanes.take()
+        try:
+            self.lanes.note(self._receipts.write(receipts))
+        except BaseException:
+            self.lanes.put_back(receipts)
+            raise
+        return cursors, held
+
+    def _show_life(self) -> float:
+        """Show that this instance lives, and see who else does, each time a third of the lease is over; when that was.
+
+        Others may take its queues a lease after that, not after a turn that shows nothing.
+        """
+        now = time.monotonic()
+        if now - self._beat_at > self._lease_s / 3:
+            self._group.beats.show(self._me)
+            self._beat_at = now
+            beats = self._group.beats.seen()
+            members = (self._group.read() or self._first)["members"]
+            others = {name: beats.get(name) for name in members if name != self._me}
+            self._gone = self._watch.gone(others, time.monotonic(), members)
+        return self._beat_at
+
+    def _expire(self) -> None:
+        self._expire_at = time.monotonic() + random.uniform(0.9, 1.1) * _EXPIRE_S
+        try:
+            self._receipts.expire(now_ms() - self._retention_ms)
+        except TRANSIENT as error:  # for example when others write at the same moment
+            log.info("receipts are not deleted before the next hour: %s", error)
+
+    def _leave(self) -> None:
+        cursors, _ = self._write()
+        self._group.change(lambda state: shares.leave(state or self._first, self._me, cursors))
+        self._group.beats.end(self._me)

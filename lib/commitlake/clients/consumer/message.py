@@ -1,0 +1,113 @@
+"""A committed message as a consumer gets it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Generic, TypeVar, overload
+
+from commitlake.clients.consumer.lanes import Handed
+from commitlake.clients.consumer.outcomes import Outcomes
+from commitlake.clients.consumer.rows import Rows
+from commitlake.protocol.durations import Duration
+
+T = TypeVar("T")
+
+
+class _Column(Generic[T]):
+    """A value of the message's row."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, message: None, owner: type) -> _Column[T]: ...
+    @overload
+    def __get__(self, message: ReceivedMessage, owner: type) -> T: ...
+    def __get__(self, message: ReceivedMessage | None, owner: type) -> Any:
+        return self if message is None else message.rows.value(self._name, message.row)
+
+
+class ReceivedMessage:
+    """A message that was handed over: call `done` or `retry` when its work is done, in any thread.
+
+    Its attributes are the columns of a topic table (docs/contract.md, chapter 3), and:
+
+    Attributes:
+        topic: the topic.
+        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever. Kept
+            under a unique key in the transaction that holds the effect, it makes the effect exactly once.
+    """
+
+    __slots__ = ("_outcomes", "handed", "row", "rows", "topic")
+
+    queue_id = _Column[int]()
+    message_id = _Column[str]()
+    transaction_id = _Column["str | None"]()
+    producer_group = _Column["str | None"]()
+    tags = _Column["str | None"]()
+    keys = _Column["str | None"]()
+    sharding_key = _Column["bytes | None"]()
+    body = _Column[bytes]()
+    source = _Column[str]()
+    source_queue = _Column[int]()
+    source_offset = _Column[int]()
+    source_index = _Column[int]()
+    born_at = _Column["datetime | None"]()
+    stored_at = _Column[datetime]()
+    visible_at = _Column[datetime]()
+    batch_id = _Column["int | None"]()
+
+    def __init__(self, outcomes: Outcomes, handed: Handed) -> None:
+        self._outcomes, self.handed = outcomes, handed
+        self.rows: Rows = handed.rows
+        self.row, self.topic = handed.indexes[0], outcomes.topic
+
+    @property
+    def attempt(self) -> int:
+        """1 when the group gets it for the first time."""
+        return self.handed.attempt
+
+    @property
+    def round(self) -> int:
+        """Grows by one each time an administrator sends it again."""
+        return self.handed.round
+
+    @property
+    def finished(self) -> bool:
+        """Whether `done` or `retry` was called."""
+        return self.handed.finished
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """User properties."""
+        return dict(self.rows.value("properties", self.row) or ())
+
+    @property
+    def position(self) -> str:
+        """Where it comes from."""
+        return f"{self.source}-{self.source_queue}-{self.source_offset}-{self.source_index}"
+
+    def done(self, remark: str | None = None) -> None:
+        """The group has done what it does with this message."""
+        self._outcomes.finish([self.handed], "DONE", remark=remark)
+
+    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
+        """Hand it over again later; other messages do not wait for it.
+
+        Args:
+            after: the least time until then, such as `5m`, a number of seconds, or a `timedelta`.
+            most: attempts altogether; after the last one it goes to the group's dead letters.
+            remark: why, for the receipt.
+
+        Raises:
+            ConsumerError: `after` is no duration.
+        """
+        self._outcomes.retry([self.handed], after, most, remark)
+
+    def give_back(self) -> bool:
+        """Do no more about it where another instance is due to read its queue, which gets it; False where none is."""
+        return self._outcomes.give_back(self.handed)
+
+    def __repr__(self) -> str:
+        """Show where it is from and no content."""
+        return f"<ReceivedMessage {self.topic} {self.position} attempt={self.attempt}>"

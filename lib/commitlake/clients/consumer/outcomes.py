@@ -1,0 +1,51 @@
+"""What became of messages, as the messages themselves note it."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+
+from commitlake.clients.consumer.arguments import seconds
+from commitlake.clients.consumer.keeper import Keeper
+from commitlake.clients.consumer.lanes import Handed
+from commitlake.clients.consumer.receipts import Outcome, Receipt
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.durations import Duration
+
+log = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """Notes what became of messages. They hold it, and when nobody does any more, the member leaves its group.
+
+    Args:
+        topic: of the messages.
+        member: takes their receipts.
+    """
+
+    def __init__(self, topic: str, member: Keeper) -> None:
+        self.topic, self._member = topic, member
+        weakref.finalize(self, member.abandon).atexit = False
+
+    def finish(self, handed: list[Handed], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
+        """Note what became of messages."""
+        if remark is not None:
+            remark = remark.encode(errors="replace").decode()  # an Arrow table takes no lone surrogate
+        if self._member.is_closed:
+            log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
+            return
+        for part in handed:
+            outcome = Outcome(state, part.attempt, part.round, due_ms, remark, now_ms())
+            self._member.lanes.finish(part, Receipt(part.rows, part.indexes, outcome))
+
+    def retry(self, handed: list[Handed], after: Duration, most: int, remark: str | None) -> None:
+        """Note that messages are to come again, or no more after `most` attempts."""
+        due = now_ms() + int(seconds("after", after) * 1_000)
+        if handed[0].attempt >= most:
+            self.finish(handed, "DEAD", remark=remark)
+        else:
+            self.finish(handed, "RETRY", due, remark)
+
+    def give_back(self, handed: Handed) -> bool:
+        """Do no more about a message whose queue another instance is due to read; False where none is."""
+        return self._member.lanes.give_back(handed)

@@ -1,0 +1,162 @@
+"""The groups of consumers: who reads which topic, how far it is behind; and what an administrator does with them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from commitlake.clients.consumer import shares
+from commitlake.clients.consumer.arguments import start_ms
+from commitlake.clients.consumer.cursor import Cursor
+from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state
+from commitlake.clients.consumer.receipts import SCHEMA
+from commitlake.clients.consumer.rows import keys_of
+from commitlake.clients.consumer.topic import Topic
+from commitlake.config import Config
+from commitlake.errors import ConsumerError, WarehouseError
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.table import Options, Table, folders, location
+
+COLUMNS = pa.schema(
+    [
+        ("consumer_group", pa.string()),
+        ("topic", pa.string()),
+        ("members", pa.int64()),
+        ("queues", pa.int64()),
+        ("behind", pa.int64()),
+        ("oldest_visible_at", pa.timestamp("us", "UTC")),
+        ("waiting", pa.int64()),
+        ("dead", pa.int64()),
+    ]
+)
+_LOOK_S = 0.5
+_EXACT_ROWS = 1_000_000
+
+
+def groups(conf: Config, options: Options = None) -> pa.Table:
+    """All groups that ever read a topic with `consume`.
+
+    Args:
+        conf: where the tables are.
+        options: deltalake's `storage_options`.
+
+    Returns:
+        Columns consumer_group, topic, members (that are there, or were killed and not missed yet), queues,
+        behind (messages that the group has not passed, wanted or not), oldest_visible_at (of these), waiting (for
+        their next attempt), dead (letters).
+    """
+    rows = [_row(conf, *names, options) for names in _names(conf, options)]
+    return pa.Table.from_pylist(rows, COLUMNS).sort_by([("consumer_group", "ascending"), ("topic", "ascending")])
+
+
+def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int, datetime | None]]:
+    """For each group and topic how many messages it has not passed, and since when the oldest of them is visible.
+
+    Rows are looked at up to a million; beyond that whole files count.
+    """
+    for group, topic in sorted(_names(conf, options)):
+        state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
+        yield group, topic, *_behind(conf, topic, shares.cursors(state), options, _EXACT_ROWS)
+
+
+def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
+    """Let a group go on elsewhere, back or ahead; instances that run do so within some seconds.
+
+    What waits for its next attempt and is not read again still comes.
+
+    Args:
+        conf: where the tables are.
+        topic: the topic.
+        group: the group.
+        to: `first`, `newest`, or a time as in `consume`.
+        options: deltalake's `storage_options`.
+
+    Raises:
+        ConsumerError: there is no such group, or `to` can't be used.
+        WarehouseError: the topic can't be read.
+    """
+    begin_ms = start_ms(to)
+    table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+    ends = {} if begin_ms == 0 else table.ends(begin_ms)
+    _known(conf, topic, group, options)
+    cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
+    receipts = kept_receipts(conf.receipts_place, group, topic, options)
+    closing = receipts.last_round() + 1  # outranks all of before, and is outranked by all that comes
+    waiting = (*receipts.waiting(), *receipts.dead())
+    receipts.close([row for row in waiting if _is_behind(row, cursors[row["queue_id"]])], closing, now_ms())
+    texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
+    Group(conf.receipts_place, group, topic, options).change(lambda state: shares.rewound(state, texts, closing + 1))
+
+
+def delete(conf: Config, topic: str, group: str, options: Options = None) -> None:
+    """Forget a group: how far it came, and its receipts. A consumer of that name begins as a new one.
+
+    Raises:
+        ConsumerError: there is no such group, or instances of it are alive.
+    """
+    _known(conf, topic, group, options)
+    kept = Group(conf.receipts_place, group, topic, options)
+    members = (kept.read() or shares.EMPTY)["members"]
+    if members and _is_alive(kept, members):
+        msg = f"group {group!r} of the topic {topic} has instances that are alive; stop them first"
+        raise ConsumerError(msg)
+    kept_receipts(conf.receipts_place, group, topic, options).delete_all()
+    kept.forget()
+
+
+def _is_behind(receipt: dict[str, Any], cursor: Cursor) -> bool:
+    """Whether the message of a receipt comes after the cursor."""
+    return bool(cursor.is_before(keys_of(pa.Table.from_pylist([receipt], SCHEMA)))[0])
+
+
+def _known(conf: Config, topic: str, group: str, options: Options) -> None:
+    if kept_state(conf.receipts_place, group, topic, options) is None:
+        msg = f"group {group!r} never read the topic {topic} with `consume`; `commitlake groups` shows those that did"
+        raise ConsumerError(msg)
+
+
+def _is_alive(group: Group, members: Mapping[str, float]) -> bool:
+    """Whether any member gives a sign of life within the longest lease."""
+    before, until = group.beats.seen(), time.monotonic() + max(members.values())
+    while time.monotonic() < until:
+        now = group.beats.seen()
+        if any(now.get(name) != before.get(name) for name in members if name in now):
+            return True
+        time.sleep(_LOOK_S)
+    return False
+
+
+def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
+    """Group and topic of each table of a group."""
+    for folder in folders(f"{conf.receipts_place}/{FOLDER}", options):
+        try:
+            rows = Table(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
+        except WarehouseError:
+            continue  # it is being made
+        yield from ((row["consumer_group"], row["topic"]) for row in rows.to_pylist() if json.loads(row["state"]))
+
+
+def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, Any]:
+    state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
+    receipts = kept_receipts(conf.receipts_place, group, topic, options)
+    behind, oldest = _behind(conf, topic, shares.cursors(state), options)
+    return {
+        **{"consumer_group": group, "topic": topic, "members": len(state["members"]), "queues": len(state["queues"])},
+        **{"behind": behind, "oldest_visible_at": oldest},
+        **{"waiting": len(receipts.waiting()), "dead": len(receipts.dead())},
+    }
+
+
+def _behind(
+    conf: Config, topic: str, cursors: Mapping[int, Cursor], options: Options, most_rows: int | None = None
+) -> tuple[int, datetime | None]:
+    """How many messages a group has not passed, and since when the oldest of them is visible."""
+    try:
+        return Topic(location(conf.warehouse, f"topics/{topic}"), options).behind(cursors, most_rows)
+    except WarehouseError:
+        return 0, None

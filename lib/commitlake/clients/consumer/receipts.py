@@ -1,0 +1,274 @@
+"""Receipts: what each group did with each message, as a Delta table of its own.
+
+deltalake writes them, also where Spark reads the messages: on a local disk Spark's log store is atomic within one JVM
+only, while deltalake makes a version by a hard link, which fails where the file is already there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+from deltalake import DeltaTable, write_deltalake
+
+from commitlake.clients.consumer import tables
+from commitlake.clients.consumer.rows import Place, Rows, place_of
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.table import Options, Table
+
+INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
+TAKEN = (
+    *("queue_id", "message_id", "transaction_id", "keys", "batch_id"),
+    *("source", "source_queue", "source_offset", "source_index"),
+)
+SCHEMA = pa.schema(
+    [
+        ("consumer_group", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("message_id", pa.string()),
+        ("transaction_id", pa.string()),
+        ("keys", pa.string()),
+        ("batch_id", pa.int64()),
+        ("source", pa.string()),
+        ("source_queue", pa.int32()),
+        ("source_offset", pa.int64()),
+        ("source_index", pa.int32()),
+        ("state", pa.string()),
+        ("attempt", pa.int32()),
+        ("round", pa.int32()),
+        ("due_at", pa.timestamp("us", "UTC")),
+        ("remark", pa.string()),
+        ("instance", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+_STATS = "attempt,round,due_at,source_offset,batch_id,at"
+STATES = ("RETRY", "DEAD", "DONE")
+"""Of two receipts of one attempt, which happens when it was handed over twice, the higher one counts."""
+_LAST = f"""
+SELECT * FROM rows QUALIFY row_number() OVER (
+    PARTITION BY source, source_queue, source_offset, source_index
+    ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
+"""
+
+
+class Outcome(NamedTuple):
+    """What became of one attempt.
+
+    Attributes:
+        state: `DONE`, `RETRY` or `DEAD`.
+        attempt: 1 for the first.
+        round: grows each time an administrator sends it again, or rewinds the group.
+        due_ms: when it is due again, ms since epoch, UTC; None unless it is.
+        remark: any text.
+        at_ms: when that was, ms since epoch, UTC.
+    """
+
+    state: str
+    attempt: int
+    round: int
+    due_ms: int | None
+    remark: str | None
+    at_ms: int
+
+
+class Receipt(NamedTuple):
+    """What became of the messages in some rows."""
+
+    rows: Rows
+    indexes: Sequence[int]
+    outcome: Outcome
+
+
+class Receipts:
+    """The receipts of one group for one topic; the table is made with the first one.
+
+    Args:
+        place: of the table.
+        group: the group of consumers.
+        topic: the topic.
+        options: deltalake's `storage_options`.
+
+    Attributes:
+        first_round: of the group's first attempts. A message that was done at its first attempt needs no thought.
+    """
+
+    def __init__(self, place: str, group: str, topic: str, options: Options = None, first_round: int = 0) -> None:
+        self.first_round = first_round
+        self._place, self._group, self._topic, self._options = place, group, topic, options
+        self._written = 0
+        tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
+        self._table = Table(place, options)
+        self._seen: set[str] = set()
+        self._open: dict[Place, dict[str, Any]] = {}
+
+    def write(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
+        """Append receipts, in one commit; return as rows those that are more than done at the first attempt."""
+        if not receipts:
+            return []
+        rows = pa.concat_tables(
+            rows_of(self._group, self._topic, *_taken(part), [each.outcome for each in part])
+            for part in _by_rows(receipts)
+        )
+        self.append(rows)
+        return list(rows.filter(self._is_not_simple()).to_pylist())
+
+    def append(self, rows: pa.Table) -> None:
+        """Append rows of the table's schema, and now and then make few files of many."""
+        tables.check_there(self._place)
+        write_deltalake(self._place, rows, mode="append", storage_options=dict(self._options or {}) or None)
+        self._written += 1
+        if self._written % 200 == 0:
+            tables.compact(self._delta())
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Receipts of the messages that wait for their next attempt, in the order in which they are due."""
+        return [row for row in self._newest() if row["state"] == "RETRY"]
+
+    def dead(self) -> list[dict[str, Any]]:
+        """Receipts of the group's dead letters, the oldest first."""
+        return [row for row in self._newest() if row["state"] == "DEAD"]
+
+    def send_again(self, letters: Iterable[dict[str, Any]], remark: str, now_ms: int) -> None:
+        """Let the group have dead letters once more, from its first attempt on."""
+        due = _time(now_ms)
+        change = {"state": "RETRY", "attempt": 0, "due_at": due, "at": due, "remark": remark, "instance": INSTANCE}
+        rows = [{**row, **change, "round": max(row["round"], self.first_round) + 1} for row in letters]
+        if rows:
+            self.append(pa.Table.from_pylist(rows, SCHEMA))
+
+    def last_round(self) -> int:
+        """The highest round of any receipt of the group."""
+        self._table.refresh()
+        rounds = self._table.dataset().to_table(["round"], filter=self._mine())["round"]
+        return max(pc.max(rounds).as_py() or 0, self.first_round)
+
+    def close(self, rows: Iterable[dict[str, Any]], round_: int, now_ms: int) -> None:
+        """Let messages wait no more, since they are read again in a later round; `now_ms` in ms since epoch, UTC."""
+        change = {"state": "DONE", "attempt": 0, "round": round_, "due_at": None, "at": _time(now_ms)}
+        closed = [{**row, **change, "remark": "read again", "instance": INSTANCE} for row in rows]
+        if closed:
+            self.append(pa.Table.from_pylist(closed, SCHEMA))
+
+    def expire(self, before_ms: int) -> None:
+        """Delete receipts written before a time (ms since epoch, UTC), but for what waits and dead letters.
+
+        Those are written once more first: a copy changes nothing, and their other rows may go with all the rest.
+        """
+        old = [row for row in self._newest() if row["at"] < _time(before_ms)]
+        if old:
+            self.append(pa.Table.from_pylist([{**row, "at": _time(now_ms())} for row in old], SCHEMA))
+        names = f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'"
+        time = f"arrow_cast({before_ms * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+        self._delta().delete(f"{names} AND at < {time}")
+
+    def delete_all(self) -> None:
+        """Delete all receipts of the group for the topic."""
+        self._delta().delete(f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'")
+
+    def _delta(self) -> DeltaTable:
+        return DeltaTable(self._place, storage_options=dict(self._options or {}) or None)
+
+    def _newest(self) -> list[dict[str, Any]]:
+        """The newest receipt of each message that waits or is a dead letter, by due time.
+
+        Files never change, so of new ones only their rows count. Those that compaction has put in the place of others
+        can't be told from these: then all is read again.
+        """
+        self._table.refresh()
+        files = self._table.files()
+        files = files.filter(pc.equal(files["partition.consumer_group"], self._group))
+        paths = set(files["path"].to_pylist())
+        if self._seen - paths:
+            self._seen, self._open = set(), {}
+        new = files.filter(pa.array([path not in self._seen for path in files["path"].to_pylist()], pa.bool_()))
+        if new.num_rows:
+            rows = self._table.dataset(new).scanner(filter=self._mine() & self._is_not_simple())
+            for row in _last_of_each(rows, and_done=bool(self._seen)):
+                self._take_in(row)
+            self._seen = paths
+        return sorted(self._open.values(), key=lambda row: row["due_at"] or row["at"])
+
+    def _mine(self) -> pads.Expression:
+        return (pads.field("consumer_group") == self._group) & (pads.field("topic") == self._topic)
+
+    def _is_not_simple(self) -> pads.Expression:
+        return (pads.field("state") != "DONE") | (pads.field("attempt") != 1) | (pads.field("round") > self.first_round)
+
+    def _take_in(self, row: dict[str, Any]) -> None:
+        place = place_of(row)
+        known = self._open.get(place)
+        if known is not None and _rank(known) > _rank(row):
+            return
+        if row["state"] == "DONE":
+            self._open.pop(place, None)
+        else:
+            self._open[place] = row
+
+
+def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Outcome]) -> pa.Table:
+    """Rows of the table: the columns `TAKEN` of messages, and what became of the first of `counts`, of the next, ..."""
+    own = pa.table(
+        {
+            "state": pa.array([each.state for each in outcomes], pa.string()),
+            "attempt": pa.array([each.attempt for each in outcomes], pa.int32()),
+            "round": pa.array([each.round for each in outcomes], pa.int32()),
+            "due_at": pa.array([_us(each.due_ms) for each in outcomes], pa.timestamp("us", "UTC")),
+            "remark": pa.array([each.remark for each in outcomes], pa.string()),
+            "at": pa.array([_us(each.at_ms) for each in outcomes], pa.timestamp("us", "UTC")),
+        }
+    ).take(np.repeat(np.arange(len(counts)), counts))
+    names = {"consumer_group": group, "topic": topic, "instance": INSTANCE}
+    same = {name: pa.repeat(pa.scalar(text, pa.string()), taken.num_rows) for name, text in names.items()}
+    columns = [
+        same[name] if name in same else (own if name in own.column_names else taken)[name] for name in SCHEMA.names
+    ]
+    return pa.table(columns, names=SCHEMA.names).cast(SCHEMA)
+
+
+def _last_of_each(rows: pads.Scanner, *, and_done: bool) -> list[dict[str, Any]]:
+    """The newest receipt of each message; those that are done, of which a history has very many, only if asked for."""
+    with duckdb.connect(":memory:", config={"threads": 1}) as db:
+        db.register("rows", rows.to_reader())
+        last = f"SELECT * FROM ({_LAST}) WHERE {and_done} OR state <> 'DONE'"
+        return list(db.sql(last).to_arrow_table().cast(SCHEMA).to_pylist())
+
+
+def _rank(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["round"], row["attempt"], STATES.index(row["state"])
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
+
+
+def _time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1_000, UTC)
+
+
+def _us(ms: int | None) -> int | None:
+    return None if ms is None else ms * 1_000
+
+
+def _taken(receipts: Sequence[Receipt]) -> tuple[pa.Table, list[int]]:
+    """The columns `TAKEN` of messages, and how many each receipt is about."""
+    indexes = np.fromiter(chain.from_iterable(each.indexes for each in receipts), np.int64)
+    return receipts[0].rows.table.select(TAKEN).take(indexes), [len(each.indexes) for each in receipts]
+
+
+def _by_rows(receipts: Iterable[Receipt]) -> list[list[Receipt]]:
+    """Receipts of messages that are in one table of rows."""
+    found: dict[int, list[Receipt]] = {}
+    for receipt in receipts:
+        found.setdefault(id(receipt.rows), []).append(receipt)
+    return list(found.values())

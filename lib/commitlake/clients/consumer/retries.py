@@ -1,0 +1,74 @@
+"""Messages of one queue that wait for their next attempt."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from commitlake.clients.consumer.rows import Place, place_of
+
+Waiting = Mapping[str, Any]
+"""A receipt, as a row of the table."""
+NEVER = float("inf")
+_NUMBERS = count()
+
+
+class Retries:
+    """What waits, by due time. A message that is handed over again stays `out` until its receipt is written.
+
+    Nothing leaves before `begin` says that the message is in somebody's hands: one that could not be read yet is tried
+    again. `Lanes` locks.
+    """
+
+    def __init__(self) -> None:
+        self.out: set[Place] = set()
+        self._waiting: dict[Place, Waiting] = {}
+        self._heap: list[tuple[int, int, Place]] = []
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+        return len(self._waiting)
+
+    def replace(self, receipts: Iterable[Waiting]) -> None:
+        """Take over what the table says of this queue."""
+        self._waiting = {place_of(row): row for row in receipts if place_of(row) not in self.out}
+        self._heap = [(_ms(row), next(_NUMBERS), place) for place, row in self._waiting.items()]
+        heapq.heapify(self._heap)
+
+    def note(self, receipt: Waiting) -> None:
+        """A receipt is in the table."""
+        place = place_of(receipt)
+        self.out.discard(place)
+        if receipt["state"] == "RETRY":
+            self._waiting[place] = receipt
+            heapq.heappush(self._heap, (_ms(receipt), next(_NUMBERS), place))
+
+    def due_ms(self) -> float:
+        """When the next message is due, ms since epoch, UTC."""
+        while self._heap and self._heap[0][2] not in self._waiting:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else NEVER
+
+    def due(self, now_ms: int, most: int) -> list[Waiting]:
+        """Receipts of messages that are due; each is followed by `begin` or `put_off`."""
+        found: list[Waiting] = []
+        while len(found) < most and self.due_ms() <= now_ms:
+            found.append(self._waiting[heapq.heappop(self._heap)[2]])
+        return found
+
+    def begin(self, place: Place) -> bool:
+        """The message is handed over, unless it was meanwhile."""
+        if self._waiting.pop(place, None) is None:
+            return False
+        self.out.add(place)
+        return True
+
+    def put_off(self, place: Place, due_ms: int) -> None:
+        """The message can't be handed over yet; it is due again then (ms since epoch, UTC)."""
+        heapq.heappush(self._heap, (due_ms, next(_NUMBERS), place))
+
+
+def _ms(row: Waiting) -> int:
+    return int(row["due_at"].timestamp() * 1_000)

@@ -1,0 +1,50 @@
+"""Rows of a topic table in memory: what orders them, what identifies them, and their values one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from commitlake.clients.consumer.cursor import Keys
+
+ORDER_COLUMNS = ("queue_id", "batch_id", "source", "source_queue", "source_offset", "source_index")
+PLACE_COLUMNS = ("source", "source_queue", "source_offset", "source_index")
+Place = tuple[Any, ...]
+"""Values of `PLACE_COLUMNS`."""
+
+
+class Rows:
+    """Rows of a topic table; a value becomes a Python object when somebody asks for it."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.table = rows.combine_chunks()
+        self.keys = keys_of(self.table)
+        self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
+        self._columns = {name: self.table[name] for name in self.table.column_names}
+
+    def value(self, column: str, row: int) -> Any:
+        """One value."""
+        return self._columns[column][row].as_py()
+
+
+def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:
+    """What the rows are ordered by."""
+    sources = pc.cast(pc.equal(rows["source"], "messages"), pa.int8())  # a file may have millions of rows
+    columns = (pc.fill_null(rows["batch_id"], -1), sources, *(rows[name] for name in PLACE_COLUMNS[1:]))
+    return Keys(*map(np.asarray, columns))
+
+
+def place_texts(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.str_]:
+    """`<source>-<queue>-<offset>-<index>` of each row: what identifies a message for ever."""
+    parts = [pc.cast(rows[name], pa.string()) for name in PLACE_COLUMNS]
+    return np.asarray(pc.binary_join_element_wise(*parts, "-").to_pylist(), str)
+
+
+def place_of(row: Mapping[str, Any]) -> Place:
+    """What identifies a message for ever, of a row or a receipt."""
+    return tuple(row[name] for name in PLACE_COLUMNS)

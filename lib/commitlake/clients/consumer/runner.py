@@ -1,0 +1,223 @@
+"""Calls a handler for each message: `Consumer.run`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from commitlake.clients.consumer.arguments import seconds
+from commitlake.clients.consumer.complaint import Complaint
+from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.errors import ConsumerError
+from commitlake.protocol.durations import Duration
+from commitlake.spark.process import Stop
+
+log = logging.getLogger(__name__)
+
+PAUSES = ("10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h")
+"""Before the second attempt, the third, and so on: RocketMQ's."""
+_LONGEST_REMARK = 500
+_LOOK_S = 0.05
+_LONG_LINE = 1_000
+"""Messages of one key; when 10 000 are open (`subscription.MOST_OPEN`) no more are handed over."""
+Handler = Callable[[ReceivedMessage], object]
+
+
+@dataclass(eq=False)
+class Line:
+    """Messages of one key, in order: the first one is at work, or waits for its next attempt.
+
+    Attributes:
+        messages: of the key.
+        failed: attempts of the first one.
+        due_s: when its next attempt may begin, by a monotonic clock; None while it is at work.
+    """
+
+    messages: deque[ReceivedMessage] = field(default_factory=deque)
+    failed: int = 0
+    due_s: float | None = 0.0
+
+
+class Runner:
+    """Works on the messages of a consumer in threads.
+
+    Args:
+        handler: called with each message.
+        threads: how many calls there are at a time.
+        most: attempts, after which a message is a dead letter.
+        pauses: before the second attempt, the third and so on; the last one holds for all further ones.
+        ordered: messages of one key one after the other, also when one of them has to be tried again.
+        stop: ends the messages.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        threads: int,
+        most: int,
+        pauses: Sequence[Duration],
+        ordered: bool,
+        stop: Stop,
+    ) -> None:
+        for name, value in (("threads", threads), ("most", most)):
+            if not isinstance(value, int) or value < 1:
+                msg = f"{name}: {value!r} is not allowed; give a whole number from 1"
+                raise ConsumerError(msg)
+        if not pauses:
+            msg = f"pauses: {pauses!r} is not allowed; give at least one, such as 1s"
+            raise ConsumerError(msg)
+        self._pauses_s = [seconds("pauses", pause) for pause in pauses]
+        self._handler, self._threads, self._most, self._pauses = handler, threads, most, tuple(pauses)
+        self._ordered, self._stop = ordered, stop
+        self._lines: dict[Hashable, Line] = {}
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(2 * threads)
+        self._failure: BaseException | None = None
+        self._is_over = threading.Event()
+        self._crowd = Complaint(log)
+
+    def run(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Work on the consumer's messages until there are no more, or told to stop; calls that run then are waited for.
+
+        What was handed over and not begun when told to stop comes again.
+        """
+        with ThreadPoolExecutor(self._threads, "commitlake-handler") as pool:
+            clock = threading.Thread(target=self._look_again, args=[pool], name="commitlake-runner", daemon=True)
+            clock.start()
+            try:
+                for message in messages:
+                    self._accept(pool, message)
+                self._wait_for_lines()
+            finally:
+                self._stop.set()
+                self._is_over.set()
+                clock.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _accept(self, pool: ThreadPoolExecutor, message: ReceivedMessage) -> None:
+        key = _key(message) if self._ordered else None
+        if key is None:
+            self._room.acquire()
+            pool.submit(self._work_alone, message)
+            return
+        with self._lock:
+            line = self._lines.setdefault(key, Line())
+            line.messages.append(message)
+        self._begin(pool, key, line)
+
+    def _begin(self, pool: ThreadPoolExecutor, key: Hashable, line: Line) -> None:
+        """Begin with the first message of a line, if nobody is at it and it is due."""
+        with self._lock:
+            if line.due_s is None or line.due_s > time.monotonic() or not line.messages:
+                return
+            line.due_s = None
+        self._room.acquire()
+        pool.submit(self._work_in_line, key, line)
+
+    def _work_alone(self, message: ReceivedMessage) -> None:
+        try:
+            remark = None if self._stop.is_set() else self._call(message)
+            if remark is not None:
+                message.retry(self._pauses[min(message.attempt, len(self._pauses)) - 1], self._most, remark)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._room.release()
+
+    def _work_in_line(self, key: Hashable, line: Line) -> None:
+        try:
+            while not self._stop.is_set() and self._work_on_first(key, line):
+                pass
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._room.release()
+
+    def _work_on_first(self, key: Hashable, line: Line) -> bool:
+        """Work on the first message of a line; whether to go on with the next.
+
+        While one waits for its next attempt it stays open, and with it all behind it: so the order holds elsewhere too.
+        """
+        message = line.messages[0]
+        remark = self._call(message)
+        if remark is not None:
+            line.failed += 1
+            if line.failed < self._most:
+                line.due_s = time.monotonic() + self._pauses_s[min(line.failed, len(self._pauses_s)) - 1]
+                return False
+            message.retry(self._pauses[0], 1, remark)  # a dead letter
+        with self._lock:
+            line.messages.popleft()
+            line.failed = 0
+            if not line.messages:
+                del self._lines[key]
+            return bool(line.messages)
+
+    def _call(self, message: ReceivedMessage) -> str | None:
+        """Call the handler; None when the message is done, else why not."""
+        try:
+            self._handler(message)
+        except Exception as error:  # a handler may raise anything: the message comes again
+            log.warning("the handler failed at %r: %s: %s", message, type(error).__name__, error)
+            return None if message.finished else f"{type(error).__name__}: {error}"[:_LONGEST_REMARK]
+        if not message.finished:
+            message.done()
+        return None
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run: by SystemExit and the like of a handler, or what nobody foresaw; the message stays open."""
+        self._failure = self._failure or error
+        self._stop.set()
+
+    def _look_again(self, pool: ThreadPoolExecutor) -> None:
+        """Begin with what is due again, and let queues go that another instance is to read."""
+        while not self._is_over.wait(_LOOK_S):
+            with self._lock:
+                lines = list(self._lines.items())
+            for key, line in lines:
+                self._warn_of(line)
+                if line.due_s is not None and self._is_given_back(key, line):
+                    continue
+                self._begin(pool, key, line)
+
+    def _warn_of(self, line: Line) -> None:
+        if line.failed and len(line.messages) > _LONG_LINE:
+            text = "%d messages wait behind %r, which failed %d times; others may come to stand still with them"
+            self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
+
+    def _is_given_back(self, key: Hashable, line: Line) -> bool:
+        """Whether the queues of a line are to be read by another instance: it gets the line's messages, in order.
+
+        A key without a sharding key stands in several queues; what is in those that stay goes on here.
+        """
+        with self._lock:
+            if line.due_s is None or not line.messages or not line.messages[0].give_back():
+                return False
+            line.messages.popleft()
+            line.messages = deque(each for each in line.messages if not each.give_back())
+            line.failed, line.due_s = 0, 0.0
+            if not line.messages:
+                self._lines.pop(key, None)
+            return not line.messages
+
+    def _wait_for_lines(self) -> None:
+        """At the end of the messages work on what can be begun now; what waits for an attempt comes again later."""
+        while not self._stop.is_set():
+            with self._lock:
+                lines = list(self._lines.values())
+                now = time.monotonic()
+                if not any(line.due_s is None or line.due_s <= now for line in lines):
+                    return
+            time.sleep(_LOOK_S)
+
+
+def _key(message: ReceivedMessage) -> Hashable:
+    """What orders a message: its sharding key, else its keys; None for one that has neither."""
+    key = message.sharding_key or message.keys
+    return None if key is None else (message.topic, key)

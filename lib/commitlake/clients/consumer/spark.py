@@ -1,0 +1,101 @@
+"""Committed messages and receipts with Spark: `commitlake.read_topic` and `commitlake.receipts`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from commitlake import config as configuration
+from commitlake.clients.consumer import receipts as receipt_table
+from commitlake.clients.consumer.tags import tags_of
+from commitlake.errors import ConsumerError
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.table import Options
+from commitlake.tables import Warehouse, topic_table
+
+LAST_COMPLETE = "last complete batch"
+Conf = configuration.Conf
+
+
+def read_topic(
+    spark: SparkSession,
+    conf: Conf,
+    topic: str,
+    *,
+    up_to: int | str | None = None,
+    tags: str | None = None,
+    from_time: datetime | None = None,
+    stream: bool = False,
+) -> DataFrame:
+    """Read the committed messages of a topic, with the columns of a topic table.
+
+    Args:
+        spark: a session with Delta, also one of Spark Connect.
+        conf: the coordinator's configuration, the path of one, or its keys and values; `warehouse` counts.
+        topic: the topic.
+        up_to: a batch_id, or `last complete batch`, at which several topics are at one point; normal messages,
+            which belong to no batch, come all.
+        tags: tags joined by `||`; None or `*` for all.
+        from_time: rows that became visible then or later.
+        stream: as a stream, in which each row comes once.
+
+    Raises:
+        ConsumerError: `up_to` is given for a stream, which has no end.
+    """
+    if stream and up_to is not None:
+        msg = f"up_to: {up_to!r} is not allowed with stream=True; a stream goes on, read a batch instead"
+        raise ConsumerError(msg)
+    warehouse = Warehouse(spark, configuration.of(conf).warehouse)
+    name = topic_table(topic)
+    last = warehouse.newest_batch() if up_to == LAST_COMPLETE else up_to  # before the rows: they may only be newer
+    rows = warehouse.stream(name) if stream else warehouse.read(name)
+    if last is not None:
+        rows = rows.where(F.col("batch_id").isNull() | (F.col("batch_id") <= int(last)))
+    wanted = tags_of(tags)
+    if wanted is not None:
+        rows = rows.where(F.col("tags").isin(wanted))
+    return rows if from_time is None else rows.where(F.col("visible_at") >= F.lit(from_time))
+
+
+class SparkReceipts:
+    """Writes a group's receipts from `foreachBatch`, into the table that consumers without Spark write to as well.
+
+    A micro-batch that runs again writes its receipts again, which changes no answer.
+    """
+
+    def __init__(self, receipts: receipt_table.Receipts, group: str, topic: str) -> None:
+        self._receipts, self._group, self._topic = receipts, group, topic
+
+    def done(self, messages: DataFrame, remark: str | None = None) -> None:
+        """The group has done what it does with these rows of the topic. Their bodies stay in Spark."""
+        self._write(messages, "DONE", remark)
+
+    def dead(self, messages: DataFrame, remark: str | None = None) -> None:
+        """The group gives up on these rows: its dead letters."""
+        self._write(messages, "DEAD", remark)
+
+    def _write(self, messages: DataFrame, state: str, remark: str | None) -> None:
+        taken = messages.select(*receipt_table.TAKEN).toArrow()
+        if taken.num_rows:
+            now = now_ms()
+            one = receipt_table.Outcome(state, 1, 0, None, remark, now)
+            self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [taken.num_rows], [one]))
+
+
+def receipts(
+    spark: SparkSession, conf: Conf, group: str, topic: str, *, storage_options: Options = None
+) -> SparkReceipts:
+    """Return what writes the receipts of a group that reads a topic with Spark.
+
+    Args:
+        spark: the session that reads; its driver writes the receipts.
+        conf: the coordinator's configuration, the path of one, or its keys and values; `receipts` counts.
+        group: the group of consumers.
+        topic: the topic.
+        storage_options: of deltalake, for object stores.
+    """
+    del spark  # it reads; the receipts are written by deltalake, see `consumer.receipts`
+    place = f"{configuration.of(conf).receipts_place}/receipts"
+    return SparkReceipts(receipt_table.Receipts(place, group, topic, storage_options), group, topic)

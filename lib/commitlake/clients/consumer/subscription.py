@@ -1,0 +1,315 @@
+"""What one instance of a group does with one topic: it hands messages over."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from commitlake.clients.consumer import missing
+from commitlake.clients.consumer import receipts as receipt_table
+from commitlake.clients.consumer.batches import MessageBatch
+from commitlake.clients.consumer.complaint import Complaint
+from commitlake.clients.consumer.filters import Filter
+from commitlake.clients.consumer.group import Group
+from commitlake.clients.consumer.keeper import Keeper
+from commitlake.clients.consumer.lanes import Handed, Lane
+from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.consumer.outcomes import Outcomes
+from commitlake.clients.consumer.plan import Window
+from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.retries import NEVER, Waiting
+from commitlake.clients.consumer.rows import Rows, place_of, place_texts
+from commitlake.clients.consumer.tables import TRANSIENT
+from commitlake.clients.consumer.topic import Topic
+from commitlake.errors import WarehouseError
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.table import Options
+
+log = logging.getLogger(__name__)
+
+MOST_OPEN, MOST_OPEN_BYTES = 10_000, 64 << 20
+"""Messages that were handed over and are not finished, and bytes of their rows."""
+MOST_KEPT_BYTES = 512 << 20
+"""Of messages that are finished behind one that is open; a restart gets them again."""
+_LOOK_S, _STALLED_S = 0.01, 5.0
+_AGAIN_MOST = 100
+_PUT_OFF_MS = 2_000
+"""After this a retry is looked up again whose row could not be read: the snapshot was older, or the store away."""
+
+
+class Flag(Protocol):
+    """What tells to stop."""
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+
+
+class Plan(NamedTuple):
+    """How a topic is read.
+
+    Attributes:
+        place: of the topic's table.
+        receipts_at: where the tables of consumers are.
+        group: the group.
+        wanted: which messages.
+        start_ms: where a new group begins, ms since epoch, UTC; 0 for the first message, None for the newest.
+        follow: wait for new messages.
+        lease_s: silence after which others take the queues.
+        retention_ms: age at which receipts of messages that are done go; 0: never.
+        options: deltalake's `storage_options`.
+    """
+
+    place: str
+    receipts_at: str
+    group: str
+    wanted: Filter
+    start_ms: int | None
+    follow: bool
+    lease_s: float
+    retention_ms: int
+    options: Options
+
+
+class Subscription:
+    """One topic, as one member of a group reads it.
+
+    Args:
+        topic: its name.
+        plan: how it is read.
+        stop: ends all waiting.
+    """
+
+    def __init__(self, topic: str, plan: Plan, stop: Flag) -> None:
+        self.topic = topic
+        self._plan, self._stop = plan, stop
+        self._table: Topic | None = None
+        self._member: Keeper | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._trouble, self._crowd, self._behind = Complaint(log), Complaint(log), Complaint(log)
+        self._is_unbounded = False
+
+    def join(self) -> bool:
+        """Become a member of the group; whether the topic is there.
+
+        Raises:
+            WarehouseError: it is not there, and nobody wants to wait for it.
+            ConsumerError: the tables of consumers can't be made.
+        """
+        if self._member is not None:
+            return True
+        plan = self._plan
+        try:
+            self._table = table = Topic(plan.place, plan.options)
+        except WarehouseError as error:
+            if not plan.follow:
+                raise
+            self._trouble.say("%s; looking again and again%s", error, missing.hint(plan.place))
+            return False
+        self._trouble.end()
+        group = Group(plan.receipts_at, plan.group, self.topic, plan.options)
+        kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
+        name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
+        first = group.read() or self._first_state(table)
+        self._member = Keeper(group, kept, name, plan.lease_s, first, table.queues(), plan.follow, plan.retention_ms)
+        self._outcomes = Outcomes(self.topic, self._member)
+        return True
+
+    def is_at_end(self) -> bool:
+        """Whether there is nothing to hand over any more, as far as is known."""
+        member = self._keeper
+        return member.is_settled() and member.lanes.due_ms > now_ms()
+
+    def is_due(self) -> bool:
+        """Whether a message is due again; also the place where a failure of the member is told."""
+        if self._member is None:
+            return False
+        self._member.raise_if_failed()
+        return self._member.lanes.due_ms <= now_ms() and not self._member.is_late()
+
+    def leave(self, *, at_once: bool) -> None:
+        """Leave the group: at once, or once all that was handed over is finished.
+
+        Raises:
+            ConsumerError: what became of messages could not be written.
+        """
+        if self._member is None:
+            return
+        if at_once or self._member.lanes.open == 0:
+            self._member.close()
+        else:
+            self.drain()
+
+    def drain(self) -> None:
+        """Leave the group once nothing is open."""
+        if self._member is not None:
+            self._member.drain()
+
+    def messages(self) -> Iterator[ReceivedMessage]:
+        """What is due again, and the next window of new messages."""
+        for handed in self._again():
+            yield ReceivedMessage(self._outcomes, handed)
+        window = self._next_window()
+        if window is None:
+            return
+        rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
+        member, stop = self._keeper, self._stop
+        for row, queue in enumerate(rows.table["queue_id"].to_pylist()):
+            if self._is_full() or member.is_late():
+                self._wait_for_room()
+            if stop.is_set():
+                return
+            handed = Handed(lanes[queue], rows, (row,), round=lanes[queue].round)
+            if member.lanes.hand_over(handed):
+                yield ReceivedMessage(self._outcomes, handed)
+            if member.lanes.due_ms < NEVER and self.is_due():
+                for again in self._again():
+                    yield ReceivedMessage(self._outcomes, again)
+        self._pass(window, lanes)
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """The same, many at once."""
+        for (rows, _, _), again in groupby(self._again(), lambda handed: (handed.rows, handed.attempt, handed.round)):
+            parts = list(again)
+            yield self._batch(parts, rows.table.take([part.indexes[0] for part in parts]))
+        self._wait_for_room()
+        window = self._next_window()
+        if window is None or self._stop.is_set():
+            return
+        rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
+        ids = rows.table["queue_id"].to_numpy()
+        parts = [
+            Handed(lanes[queue], rows, np.flatnonzero(ids == queue).tolist(), round=lanes[queue].round)
+            for queue in np.unique(ids).tolist()
+        ]
+        parts = [part for part in parts if self._keeper.lanes.hand_over(part)]
+        if parts:
+            chosen = np.sort(np.concatenate([part.indexes for part in parts]))
+            whole = len(chosen) == rows.table.num_rows
+            yield self._batch(parts, rows.table if whole else rows.table.take(chosen))
+        self._pass(window, lanes)
+
+    @property
+    def _keeper(self) -> Keeper:
+        assert self._member is not None, "join comes first"
+        return self._member
+
+    def _first_state(self, topic: Topic) -> dict[str, Any]:
+        if self._plan.start_ms == 0:
+            return {"members": {}, "queues": {}}
+        ends = topic.ends(self._plan.start_ms)
+        return {"members": {}, "queues": {str(q): {"owner": None, "cursor": c.to_json()} for q, c in ends.items()}}
+
+    def _batch(self, handed: list[Handed], table: pa.Table) -> MessageBatch:
+        assert self._table is not None
+        return MessageBatch(self._outcomes, handed, table.cast(self._table.schema))
+
+    def _next_window(self) -> Window | None:
+        """The next rows of the queues that are read; None when there are none now."""
+        topic, member = self._table, self._keeper
+        member.raise_if_failed()
+        if topic is None or member.is_late():
+            return None
+        before, self._lanes = self._lanes, member.lanes.reading()
+        for queue, lane in self._lanes.items():
+            if lane is not before.get(queue):
+                topic.begin(queue)
+        crowded = self._crowded()
+        cursors = {queue: lane.read_to for queue, lane in self._lanes.items() if queue not in crowded}
+        window: Window | None = self._read(lambda: self._window(topic, cursors), None)
+        member.queues = topic.queues()
+        return window
+
+    def _crowded(self) -> set[int]:
+        """Queues that are not read further, since too much is finished behind a message that is open.
+
+        Where the end is waited for all is read.
+        """
+        crowded = self._keeper.lanes.crowded(MOST_KEPT_BYTES) if self._plan.follow else []
+        for queue, position in crowded:
+            text = "queue %d of %s is not read further before message %s is done, so much is finished behind it"
+            self._behind.say(text, queue, self.topic, position)
+        return {queue for queue, _ in crowded}
+
+    def _window(self, topic: Topic, cursors: Mapping[int, Any]) -> Window | None:
+        window = topic.next(cursors) if cursors else None
+        if window is None and topic.refresh() and cursors:
+            window = topic.next(cursors)
+        return window
+
+    def _read(self, step: Callable[[], Any], otherwise: Any) -> Any:
+        """Read from the topic; a store that is away is read again later, where anybody waits."""
+        try:
+            found = step()
+        except TRANSIENT as error:
+            if not self._plan.follow:
+                msg = f"cannot read the topic {self.topic} at {self._plan.place}: {error}; start again when it is there"
+                raise WarehouseError(msg) from error
+            self._trouble.say("cannot read the topic %s, and try again: %s", self.topic, error)
+            return otherwise
+        self._trouble.end()
+        return found
+
+    def _pass(self, window: Window, lanes: Mapping[int, Lane]) -> None:
+        """All messages of a window were handed over; not where the iteration was left before."""
+        for queue, end in window.ends.items():
+            self._keeper.lanes.pass_window(lanes[queue], end)
+
+    def _again(self) -> Iterator[Handed]:
+        """Messages whose next attempt is due."""
+        topic, lanes = self._table, self._keeper.lanes
+        if topic is None or self._keeper.is_late():
+            return
+        due = {"-".join(map(str, place_of(row))): (lane, row) for lane, row in lanes.due(now_ms(), _AGAIN_MOST)}
+        found = self._find(topic, [row for _, row in due.values()]) if due else ()
+        for table in found:
+            rows = Rows(table)
+            for row, text in enumerate(place_texts(rows.table)):
+                lane, receipt = due.pop(str(text))
+                self._wait_for_room()
+                if self._stop.is_set():
+                    return
+                handed = Handed(lane, rows, (row,), receipt["attempt"] + 1, receipt["round"])
+                if lanes.hand_again(handed, place_of(receipt)):
+                    yield handed
+        for lane, receipt in due.values():
+            lanes.put_off(lane, place_of(receipt), now_ms() + _PUT_OFF_MS)
+
+    def _find(self, topic: Topic, due: list[Waiting]) -> list[pa.Table]:
+        """Rows of messages; those that the snapshot does not have are looked up in the newest version."""
+
+        def find() -> list[pa.Table]:
+            found = [topic.find(due)]
+            if found[0].num_rows < len(due) and topic.refresh():
+                found = [topic.find(due)]
+            return found
+
+        tables: list[pa.Table] = self._read(find, [])
+        return tables
+
+    def _wait_for_room(self) -> None:
+        """Wait while too much is open, or while nobody can tell whether this instance still owns its queues.
+
+        Where the end is waited for, it is reached also by one who takes all messages before finishing the first.
+        """
+        member, begun = self._keeper, time.monotonic()
+        lanes, before = member.lanes, member.lanes.finished
+        while (self._is_full() or member.is_late()) and not self._stop.is_set():
+            member.raise_if_failed()
+            if self._is_full() and time.monotonic() - begun > _STALLED_S:
+                text = "%d messages of %s are handed over and not finished; call done() or retry()"
+                self._crowd.say(text, lanes.open, self.topic)
+                if not self._plan.follow and lanes.finished == before:
+                    self._is_unbounded = True
+                begun, before = time.monotonic(), lanes.finished
+            time.sleep(_LOOK_S)
+
+    def _is_full(self) -> bool:
+        lanes = self._keeper.lanes
+        return not self._is_unbounded and (lanes.open >= MOST_OPEN or lanes.open_bytes >= MOST_OPEN_BYTES)

@@ -1,0 +1,254 @@
+"""The table of a topic as a consumer sees it: windows of rows behind the cursors of its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+
+from commitlake.clients.consumer import window
+from commitlake.clients.consumer.cursor import Cursor, Keys
+from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
+from commitlake.clients.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
+from commitlake.reading.parquet import ParquetRows
+from commitlake.reading.table import Options, Table
+
+BUDGET = 4 << 20
+"""Bytes of files that are looked at together: their keys are in memory, some 100 bytes a row."""
+_HIGHEST = 1 << 62
+T = TypeVar("T")
+
+
+class Topic:
+    """Reads the table of a topic.
+
+    Args:
+        place: Where it is.
+        options: deltalake's `storage_options`.
+    """
+
+    def __init__(self, place: str, options: Options = None) -> None:
+        self._table = Table(place, options)
+        self.schema = self._table.schema
+        self._finished: set[str] = set()  # files without a row behind the cursors; they never change
+        self._plan: Plan | None = None
+
+    def refresh(self) -> bool:
+        """Go to the newest version; whether that is another one."""
+        return self._table.refresh()
+
+    def queues(self) -> set[int]:
+        """Destination queues that have rows."""
+        return set(self._table.files()["partition.queue_id"].unique().to_pylist())
+
+    def begin(self, queue: int) -> None:
+        """A queue is read from another cursor than before."""
+        self._plan = None
+        files = self._table.files()
+        mine = files.filter(pc.equal(files["partition.queue_id"], queue))
+        self._finished -= set(mine["path"].to_pylist())
+
+    def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
+        """The next rows of these queues behind their cursors, None when there are none.
+
+        A cursor goes on behind each window; `begin` tells of one that does not.
+        """
+        return self._at_newest(lambda: self._next(cursors))
+
+    def _at_newest(self, read: Callable[[], T]) -> T:
+        """Read; once more from the newest version where maintenance has removed files that the snapshot names."""
+        try:
+            return read()
+        except FileNotFoundError:
+            self._plan = None
+            self._table.refresh()
+            return read()
+
+    def _next(self, cursors: Mapping[int, Cursor]) -> Window | None:
+        plan = self._plan
+        if plan is not None and plan.is_over():
+            self._finished.update(plan.finishes)
+        if plan is None or plan.is_over() or plan.queues != cursors.keys():
+            self._plan = self._planned(cursors)
+        return self._plan.next() if self._plan is not None else None
+
+    def _planned(self, cursors: Mapping[int, Cursor]) -> Plan | None:
+        """What comes next of the files that were written first; None when no file has more."""
+        files = self._unfinished(cursors)
+        budget = BUDGET
+        while files.num_rows:
+            known = statistics(files)
+            chosen = window.taken(known, budget)
+            parts = self._behind(files.take(chosen), cursors, is_first_look=budget == BUDGET)
+            chosen = chosen[: len(parts)]
+            left = known.where(np.setdiff1d(np.arange(files.num_rows), chosen))
+            keys = Keys.joined([part.keys for part in parts])
+            allowed = window.may_be_handed_over(keys, left)
+            finishes = files["path"].take(chosen).to_pylist() if len(left.size) == 0 or allowed.all() else []
+            if allowed.any():
+                return Plan(cursors.keys(), parts, keys, allowed, finishes)
+            self._finished.update(finishes)
+            if len(left.size) == 0:
+                return None
+            if len(keys.batch):
+                budget *= 2  # compaction has mixed them: the first rows are in files that were written later
+            files = self._unfinished(cursors)
+        return None
+
+    def find(self, places: Collection[Mapping[str, Any]]) -> pa.Table:
+        """Rows of messages by their `PLACE_COLUMNS`; rows that are not there are left out."""
+        return self._at_newest(lambda: self._find(places))
+
+    def _find(self, places: Collection[Mapping[str, Any]]) -> pa.Table:
+        wanted = pa.Table.from_pylist([{name: place[name] for name in PLACE_COLUMNS} for place in places])
+        wanted = wanted.cast(pa.schema([self.schema.field(name) for name in PLACE_COLUMNS]))
+        texts, offsets = place_texts(wanted), np.sort(wanted["source_offset"].to_numpy())
+        files = self._table.files()
+        known = statistics(files)
+        has = np.searchsorted(offsets, known.first_offset) < np.searchsorted(offsets, known.last_offset, "right")
+        found, left = [self.schema.empty_table()], WINDOW_BYTES
+        for path, queue in _paths(files.filter(pa.array(has))):
+            rows = self._rows(path, queue)
+            texts_of = [np.isin(place_texts(batch), texts) for batch in rows.columns(PLACE_COLUMNS)]
+            numbers = np.flatnonzero(np.concatenate([[], *texts_of]))
+            if len(numbers) and left > 0:
+                found.append(rows.take(numbers, left))
+                left -= found[-1].nbytes
+        return pa.concat_tables(found)
+
+    def unfinished(
+        self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows behind the cursors of their queues, batch by batch; and those with one of some source_offsets.
+
+        Args:
+            cursors: None for a group that has none: then all rows count as behind.
+            offsets: source_offsets.
+            columns: of the rows; `is_behind` comes as well.
+        """
+        files, wanted = self._table.files(), np.unique(np.asarray([*offsets], np.int64))
+        known = statistics(files)
+        has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
+        reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
+        left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
+        for path, queue in _paths(files.filter(pa.array(has | left))):
+            for batch in self._rows(path, queue).columns(list(dict.fromkeys((*columns, *ORDER_COLUMNS)))):
+                keys = keys_of(batch)
+                behind = reached[queue].is_before(keys)
+                rows = batch.append_column("is_behind", pa.array(behind))
+                yield rows.filter(pa.array(behind | np.isin(keys.offset, wanted)))
+
+    def behind(self, cursors: Mapping[int, Cursor], most_rows: int | None = None) -> tuple[int, datetime | None]:
+        """How many rows are behind the cursors of their queues, and when the oldest of them became visible.
+
+        Args:
+            cursors: of queues; those that are missing begin with the first row.
+            most_rows: so many are looked at; of the other files all rows count.
+        """
+        reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
+        files, count, looked = self._unfinished(reached), 0, 0
+        firsts, oldest = _column(files, "min.visible_at").to_pylist(), list[datetime]()
+        for (path, queue), rows, first in zip(_paths(files), files["num_records"].to_pylist(), firsts, strict=True):
+            if most_rows is not None and rows is not None and looked >= most_rows:
+                count, oldest = count + rows, [*oldest, *([] if first is None else [first])]
+                continue
+            for batch in self._rows(path, queue).columns([*ORDER_COLUMNS, "visible_at"]):
+                times = batch["visible_at"].filter(pa.array(reached[queue].is_before(keys_of(batch))))
+                count, looked = count + len(times), looked + batch.num_rows
+                oldest += [pc.min(times).as_py()] if len(times) else []
+        return count, min(oldest, default=None)
+
+    def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
+        """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
+        files = self._table.files()
+        condition = None
+        if before_ms is not None:
+            time = pa.scalar(before_ms * 1_000, pa.timestamp("us", "UTC"))
+            condition = pads.field("visible_at") < time
+            files = files.filter(pc.less(files["min.visible_at"], time).fill_null(True))
+        found = {queue: Cursor() for queue in self.queues()}
+        scanned = self._table.dataset(files).scanner(columns=list(ORDER_COLUMNS), filter=condition)
+        for batch in scanned.to_batches():
+            keys = keys_of(batch)
+            ids = batch["queue_id"].to_numpy()
+            for queue in np.unique(ids):
+                found[int(queue)].advance_to_end(keys.where(ids == queue))
+        return found
+
+    def _unfinished(self, cursors: Mapping[int, Cursor]) -> pa.Table:
+        """Files that may have rows behind the cursors of their queue."""
+        files = self._table.files()
+        files = files.filter(pc.is_in(files["partition.queue_id"], pa.array(list(cursors), pa.int32())))
+        files = files.filter(pa.array([path not in self._finished for path in files["path"].to_pylist()], pa.bool_()))
+        known, queues = statistics(files), files["partition.queue_id"].to_pylist()
+        done = [window.is_finished(known, index, cursors[queue]) for index, queue in enumerate(queues)]
+        self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
+        return files.filter(pa.array([not each for each in done], pa.bool_()))
+
+    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], *, is_first_look: bool) -> list[Part]:
+        """Rows of the files behind the cursors; of small files they are in memory already.
+
+        The first look takes as many files as fit into memory, and one at least. Where their rows may not be handed over
+        yet, the next ones take the others too, of which only the keys are in memory.
+        """
+        parts: list[Part] = []
+        left = WINDOW_BYTES
+        for (path, queue), size in zip(_paths(files), files["size_bytes"].to_pylist(), strict=True):
+            if parts and left <= 0 and is_first_look:
+                break
+            rows = self._rows(path, queue)
+            table = rows.take(np.arange(rows.count if 0 < size <= BUDGET and left > 0 else 0), left)
+            left -= table.nbytes
+            parts.append(_part(rows, table, cursors[queue]))
+        return parts
+
+    def _rows(self, path: str, queue: int) -> ParquetRows:
+        return ParquetRows(self._table.open(path), self.schema, {"queue_id": queue}, "body")
+
+
+def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor) -> Part:
+    """The rows behind a cursor, of which `table` has all or the first ones."""
+    is_whole = table.num_rows == rows.count
+    keys = keys_of(table) if is_whole else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
+    numbers = np.flatnonzero(cursor.is_before(keys))
+    if len(numbers) < rows.count:
+        keys = keys.where(numbers)
+    return Part(keys, numbers, None, table) if is_whole else Part(keys, numbers, rows, table.slice(0, 0))
+
+
+def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
+    return zip(files["path"].to_pylist(), files["partition.queue_id"].to_pylist(), strict=True)
+
+
+def statistics(files: pa.Table) -> window.Files:
+    """Statistics of files, wide where there are none."""
+    rows, nulls = files["num_records"], _column(files, "null_count.batch_id")
+    all_normal = pc.equal(nulls, rows).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    has_normal = pc.greater(nulls, 0).fill_null(True).to_numpy(zero_copy_only=False).astype(bool)
+    return window.Files(
+        written=_filled(files, "modification_time", 0),
+        size=_filled(files, "size_bytes", 0),
+        first_batch=np.where(all_normal, _HIGHEST, _filled(files, "min.batch_id", -1)),
+        last_batch=np.where(all_normal, -1, _filled(files, "max.batch_id", _HIGHEST)),
+        has_normal=has_normal,
+        first_queue=_filled(files, "min.source_queue", -1),
+        last_queue=_filled(files, "max.source_queue", _HIGHEST),
+        first_offset=_filled(files, "min.source_offset", -1),
+        last_offset=_filled(files, "max.source_offset", _HIGHEST),
+    )
+
+
+def _column(files: pa.Table, name: str) -> pa.ChunkedArray:
+    if name in files.column_names:
+        return files[name]
+    return pa.chunked_array([pa.nulls(files.num_rows, pa.int64())])
+
+
+def _filled(files: pa.Table, name: str, default: int) -> window.Numbers:
+    values = _column(files, name).cast(pa.int64())
+    return np.asarray(pc.fill_null(values, default).to_numpy(), np.int64)

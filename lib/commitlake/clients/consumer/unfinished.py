@@ -1,0 +1,98 @@
+"""What a group has not done yet: messages of a topic that it did not pass, without a receipt that says so."""
+
+from __future__ import annotations
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from commitlake.clients.consumer import shares
+from commitlake.clients.consumer.filters import Filter
+from commitlake.clients.consumer.group import kept_receipts, kept_state
+from commitlake.clients.consumer.receipts import SCHEMA, STATES
+from commitlake.clients.consumer.rows import PLACE_COLUMNS
+from commitlake.clients.consumer.topic import Topic
+from commitlake.config import Config
+from commitlake.errors import WarehouseError
+from commitlake.reading.table import Options, Table, location
+
+_COLUMNS = ("visible_at", "message_id", "transaction_id", "tags", "keys", "properties", *PLACE_COLUMNS)
+_SQL = f"""
+WITH newest AS (
+    SELECT source, source_queue, source_offset, source_index, max(struct_pack(
+           round, attempt, rank := list_position({list(STATES)}, state), state, remark)) AS it
+    FROM receipts GROUP BY ALL)
+SELECT m.visible_at, m.message_id, m.transaction_id, m.tags, m.keys, m.properties,
+       concat_ws('-', m.source, m.source_queue, m.source_offset, m.source_index) AS position,
+       coalesce(it.state, 'OPEN') AS state, coalesce(it.attempt, 0) AS attempts, it.remark AS remark
+FROM messages m LEFT JOIN newest n ON m.source = n.source AND m.source_queue = n.source_queue
+    AND m.source_offset = n.source_offset AND m.source_index = n.source_index
+    AND (NOT m.is_behind OR n.it.round >= $first_round)
+WHERE (it.state <> 'DONE' OR (it IS NULL AND is_behind)) AND """
+_ORDERED = ("queue_id", "batch_id")
+_BEHIND = pa.field("is_behind", pa.bool_())
+_ORDER = "\nORDER BY visible_at, position"
+
+
+def unfinished(
+    conf: Config,
+    topic: str,
+    group: str,
+    *,
+    tags: str | None = None,
+    where: str | None = None,
+    limit: int | None = None,
+    options: Options = None,
+) -> pa.Table:
+    """Messages that a group has not done, the oldest first, whether or not a consumer of the group runs.
+
+    A group that was read by a consumer begins where it was told to, and what it did not want is passed. One that has
+    only receipts of Spark, or none, begins with the first message.
+
+    Args:
+        conf: where the tables are.
+        topic: the topic.
+        group: the group of consumers.
+        tags: as in `consume`.
+        where: as in `consume`.
+        limit: the most messages; no more are in memory.
+        options: deltalake's `storage_options`.
+
+    Returns:
+        Columns visible_at, message_id, transaction_id, tags, keys, properties, position, state (`OPEN`, `RETRY` or
+        `DEAD`), attempts, remark.
+
+    Raises:
+        ConsumerError: `where` is no condition.
+        WarehouseError: the topic can't be read.
+    """
+    wanted = Filter(tags, where)
+    table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+    state = kept_state(conf.receipts_place, group, topic, options)
+    cursors = None if state is None else shares.cursors(state)
+    receipts = _receipts(conf, group, topic, options)
+    offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
+    rows = table.unfinished(cursors, offsets, _COLUMNS)
+    schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(_COLUMNS + _ORDERED)), _BEHIND])
+    with duckdb.connect(":memory:") as db:
+        db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
+        db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
+        most = "" if limit is None else f" LIMIT {int(limit)}"
+        params = {"first_round": shares.first_round(state)}
+        return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}", params=params).to_arrow_table()
+
+
+def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
+    """Receipts of the group for the topic; None where no consumer ever ran."""
+    try:
+        table = Table(f"{conf.receipts_place}/receipts", options).dataset()
+    except WarehouseError:
+        return None
+    mine = (pads.field("consumer_group") == group) & (pads.field("topic") == topic)
+    return table.scanner(columns=[*PLACE_COLUMNS, "round", "attempt", "state", "remark"], filter=mine).to_reader()
+
+
+def _open_offsets(conf: Config, group: str, topic: str, options: Options) -> list[int]:
+    """Where messages are that wait for their next attempt, or are dead letters: the group has passed them."""
+    receipts = kept_receipts(conf.receipts_place, group, topic, options)
+    return [row["source_offset"] for row in (*receipts.waiting(), *receipts.dead())]

@@ -1,0 +1,190 @@
+"""`commitlake.delta_transaction`: messages become visible exactly when rows are appended to Delta tables.
+
+First the half messages, which name the tables and a deadline; then the tables' commits, each with the transaction's
+mark; then the decision. Whoever looks later, after a kill anywhere, finds the answer in the tables' logs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import DataFrame, SparkSession
+
+from commitlake import config as configuration
+from commitlake.clients.delta import marks
+from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
+from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of
+from commitlake.clients.delta.properties import properties
+from commitlake.clients.producer.message import Message
+from commitlake.clients.producer.transactional import TransactionMQProducer
+from commitlake.config import Conf, Config
+from commitlake.errors import CommitLakeError, ConfigError, RecordError, WarehouseError
+from commitlake.protocol.durations import Duration
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def delta_transaction(
+    spark: SparkSession, conf: Conf, group: str, *, deadline: Duration = "1h"
+) -> Iterator[DeltaTransaction]:
+    """A transaction of messages and appends to Delta tables, which ends with its `with` block.
+
+    The coordinator needs the rule `checks: {<group>: {table: delta-log, places: [...]}}`, whose places hold
+    the tables: it ends those of a killed process.
+
+    Args:
+        spark: a session with Delta.
+        conf: the configuration of the coordinator; its Kafka and `kafka.options` count.
+        group: the producer group.
+        deadline: how long after the first half message rows may come, such as `1h`. Later they are refused.
+
+    Raises:
+        ConfigError: the Kafka address is `embedded`, the deadline is no duration, or the rule of the group in `conf`
+            does not allow a table.
+        MQClientException: a message is refused.
+        WarehouseError: a table is not there, or the deadline was over; then nothing is visible.
+    """
+    settings = configuration.of(conf)
+    ms = deadline_ms("delta_transaction", settings, deadline)
+    with producer_of(settings, group) as producer:
+        transaction = DeltaTransaction(spark, producer, ms, _allowed(settings, group))
+        try:
+            yield transaction
+            transaction.commit()
+        except BaseException:
+            try:
+                transaction.give_up()
+            except CommitLakeError as error:
+                log.warning("the transaction %s is left to its checks: %s", transaction.transaction_id, error)
+            raise
+
+
+class DeltaTransaction:
+    """Made by `delta_transaction`. For one thread.
+
+    Args:
+        spark: a session with Delta.
+        producer: a running one.
+        deadline_ms: time from the first half message to the last commit of a table.
+        allowed: the places where the coordinator may look; None when its rules are not known here.
+
+    Attributes:
+        transaction_id: its id, in the ledger and as `txnAppId` in the tables' logs.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        producer: TransactionMQProducer,
+        deadline_ms: int,
+        allowed: AllowedPlaces | None = None,
+    ) -> None:
+        self._spark, self._deadline_ms, self._allowed = spark, deadline_ms, allowed
+        self._messages: list[Message] = []
+        self._appends: list[tuple[DataFrame, str]] = []
+        self._places: list[str] = []
+        self._halves = producer.begin_transaction(is_answered=True)
+        self.transaction_id = marks.new_id()
+        self._options = {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
+
+    def send(self, message: Message) -> None:
+        """Send a message when the transaction commits; its body is read then."""
+        self._need_open()
+        self._messages.append(message)
+
+    def append(self, rows: DataFrame, place: str) -> None:
+        """Append rows to the Delta table at a path or URI when the transaction commits; it is created if need be."""
+        self._need_open()
+        self._appends.append((rows, place))
+
+    def delta_options(self, *places: str) -> dict[str, str]:
+        """Options for writers of your own, which write to these tables within the `with` block, once each.
+
+        Half messages go out now, so call it after `send` and `append`. The tables must be there.
+        """
+        self._prepare([*(place for _, place in self._appends), *places])
+        return dict(self._options)
+
+    def commit(self) -> None:
+        """Write what is to be appended, and commit the messages."""
+        if not self._places:
+            self._prepare([place for _, place in self._appends])
+        for rows, place in self._appends:
+            rows.write.format("delta").mode("append").options(**self._options).save(place)
+        self._end(is_over=False)
+
+    def give_up(self) -> None:
+        """Let no more rows in. Where all tables have them, the messages are committed all the same."""
+        if self._places:
+            self._end(is_over=True)
+
+    def _end(self, is_over: bool) -> None:
+        found = marks.decision(self._places, self.transaction_id, is_over)
+        if found == "COMMIT":
+            self._halves.commit()
+        elif found == "ROLLBACK":
+            self._halves.rollback()
+        if found != "COMMIT" and not is_over:
+            why = "its deadline is over" if found else "no rows with the options of delta_options() were written"
+            msg = f"the transaction {self.transaction_id} is not committed: {why}; look at {', '.join(self._places)}"
+            raise WarehouseError(msg)
+
+    def _prepare(self, places: list[str]) -> None:
+        """Send the half messages, which name all tables that are to have rows."""
+        self._need_open()
+        if not self._messages or not places:
+            msg = "delta_transaction: it has no message or no table; call send(), and append() or delta_options()"
+            raise ConfigError(msg)
+        named = [absolute(place) for place in places]
+        for place in named:
+            if named.count(place) > 1:
+                msg = f"delta_transaction: {place} gets rows twice, and Delta would skip the second; unite them"
+                raise ConfigError(msg)
+            _check(self._allowed, place)
+        for rows, place in self._appends:
+            _create(self._spark, rows, place)
+        self._places = named
+        for place in self._places:
+            marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
+        told = properties(named, self._deadline_ms)
+        for message in self._messages:
+            message.properties |= told
+            self._send(message)
+
+    def _send(self, message: Message) -> None:
+        message.transaction_id = self.transaction_id
+        try:
+            self._halves.send(message)
+        finally:  # it is that of this attempt: the application has not chosen it
+            message.transaction_id = None
+            message.take_part_in(self.transaction_id)
+
+    def _need_open(self) -> None:
+        if self._places:
+            msg = "delta_transaction: its half messages are sent, and name its tables; call delta_options() last"
+            raise ConfigError(msg)
+
+
+def _allowed(settings: Config, group: str) -> AllowedPlaces | None:
+    rule = settings.checks.get(group)
+    if rule is None or rule["table"] != DELTA_LOG:
+        return None
+    return AllowedPlaces(settings, group, rule.get("places", ()))
+
+
+def _check(allowed: AllowedPlaces | None, place: str) -> None:
+    try:
+        if allowed is not None:
+            allowed.check(place)
+    except RecordError as error:  # that is what it would be in a half message, and no name of the package
+        msg = f"delta_transaction: {error}"
+        raise ConfigError(msg) from error
+
+
+def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:
+    from delta.tables import DeltaTable
+
+    DeltaTable.createIfNotExists(spark).location(place).addColumns(rows.schema).execute()

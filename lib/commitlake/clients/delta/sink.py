@@ -1,0 +1,188 @@
+"""`commitlake.sink`: the rows of a streaming query as messages, each once, also when a micro-batch is done again.
+
+The half messages of a micro-batch go out first. Then one commit in a small Delta table, `sinks`, marks all their
+transactions and says that the sink has come so far; it is the local transaction. Whoever does the batch again finds
+that it has, and what a killed driver left is answered by the marks (`writing.marks`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+
+from commitlake import config as configuration
+from commitlake.clients.delta import marks
+from commitlake.clients.delta.allowed_places import SINKS
+from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of
+from commitlake.clients.delta.properties import properties
+from commitlake.clients.delta.row_messages import message_of, selected
+from commitlake.clients.producer.transaction import Transaction
+from commitlake.clients.producer.transactional import TransactionMQProducer
+from commitlake.config import Conf, Config
+from commitlake.config.terminal import printable
+from commitlake.errors import ConfigError, MQClientException, RecordError, RefusedSend, WarehouseError
+from commitlake.protocol.durations import Duration
+from commitlake.protocol.wire import MAX_HALF_MESSAGES
+
+log = logging.getLogger(__name__)
+
+_THREADS = 8
+"""A send waits for its acknowledgement, some milliseconds."""
+_UNFIT = ("fail", "skip")
+_OF_ONE_ROW = "BODY_TOO_LARGE"
+"""The only refusal of a send that is about the row; all others, such as of a topic, are about every row."""
+
+
+def sink(
+    conf: Conf,
+    topic: str,
+    *,
+    name: str,
+    group: str,
+    body: str = "value",
+    keys: str | None = None,
+    tags: str | None = None,
+    sharding_key: str | None = None,
+    deadline: Duration = "1h",
+    unfit: str = "fail",
+) -> Callable[[DataFrame, int], None]:
+    """What `writeStream.foreachBatch` calls: sends each row of a micro-batch as a message of the topic, once.
+
+    All messages of a micro-batch are committed, or none. The coordinator needs the rule
+    `checks: {<group>: {table: delta-log}}`. Rows go through the driver, so a micro-batch should have thousands of them,
+    not millions.
+
+    Args:
+        conf: the configuration of the coordinator; Kafka, and where receipts are, count.
+        topic: destination.
+        name: of this sink, for as long as its query has the same checkpoint: it says how far the sink has come.
+        group: producer group.
+        body: SQL of the body, a string or binary.
+        keys: SQL of the business keys: of a binary column the bytes as UTF-8, of others Spark's text; so with `tags`.
+        tags: SQL of the tags.
+        sharding_key: SQL of what keeps an order; a binary one may hold any bytes.
+        deadline: how long a micro-batch may take, such as `1h`; a driver that comes later sends nothing.
+        unfit: what becomes of a row that can't be a message (its body is NULL or too large, its keys are not UTF-8):
+            `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
+
+    Raises:
+        ConfigError: the Kafka address is `embedded`, the deadline is no duration, or `unfit` is none of these.
+    """
+    if unfit not in _UNFIT:
+        msg = f"sink: unfit: {unfit!r} is not allowed; allowed is {' or '.join(_UNFIT)}"
+        raise ConfigError(msg)
+    settings = configuration.of(conf)
+    ms = deadline_ms("sink", settings, deadline)
+    columns = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key}
+    return _Sink(settings, topic, name, group, columns, ms, unfit == "skip")
+
+
+class _Sink:
+    def __init__(
+        self,
+        settings: Config,
+        topic: str,
+        name: str,
+        group: str,
+        columns: Mapping[str, str | None],
+        deadline_ms: int,
+        skips: bool,
+    ) -> None:
+        self._settings, self._topic, self._name, self._group = settings, topic, name, group
+        self._columns, self._deadline_ms, self._skips = columns, deadline_ms, skips
+        self._place = absolute(f"{settings.receipts_place}/{SINKS}")
+        _create(self._place)
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Send the rows of a micro-batch, unless that was done before."""
+        if marks.reached(self._place, self._name) >= batch_id:
+            return
+        rows = enumerate(selected(frame, self._columns).toLocalIterator())
+        unfit: list[str] = []
+        with producer_of(self._settings, self._group) as producer:
+            sent: dict[str, Transaction] = {}
+            try:
+                self._send(producer, rows, sent, unfit)
+            except BaseException:
+                self._roll_back(sent)
+                raise
+            if unfit:
+                told = (self._name, len(unfit), batch_id, unfit[0])
+                log.warning("sink %s: %d rows of micro-batch %d are left out, one of them: %s", *told)
+            if marks.put(self._place, [*sent], marks.WRITTEN, after=(self._name, batch_id)):
+                for transaction in sent.values():
+                    transaction.commit()
+            else:  # another driver has done this batch, or the deadline was over
+                self._roll_back(sent)
+        if marks.reached(self._place, self._name) < batch_id:
+            msg = f"sink {self._name}: micro-batch {batch_id} was not sent before its deadline; the query does it again"
+            raise WarehouseError(msg)
+
+    def _send(
+        self,
+        producer: TransactionMQProducer,
+        rows: Iterable[tuple[int, Any]],
+        sent: dict[str, Transaction],
+        unfit: list[str],
+    ) -> None:
+        """Send all rows as half messages, `MAX_HALF_MESSAGES` a transaction; what is unfit is told in `unfit`."""
+        told = properties([self._place], self._deadline_ms)
+
+        def send(chunk: list[tuple[int, Any]]) -> None:
+            name, transaction = marks.new_id(), producer.begin_transaction(is_answered=True)
+            sent[name] = transaction
+            for number, row in chunk:
+                try:
+                    message = message_of(row, self._topic, told)
+                    message.transaction_id = name
+                    transaction.send(message)
+                except (RecordError, MQClientException) as error:
+                    unfit.append(self._unfit(number, row, error))
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(send, _chunks(rows)):
+                pass
+
+    def _unfit(self, number: int, row: Any, error: RecordError | MQClientException) -> str:
+        """What is wrong with a row that is left out.
+
+        Raises:
+            RefusedSend: it is not to be left out.
+            MQClientException: the error is not about this row.
+        """
+        if isinstance(error, MQClientException) and error.reason != _OF_ONE_ROW:
+            raise error
+        shown = ", ".join(f"{field} {row[field]!r:.80}" for field in ("keys", "tags", "sharding_key"))
+        found = printable(f"row {number} ({shown}): {error}")
+        if self._skips:
+            return found
+        msg = f"sink {self._name}: {found}; leave such rows out by a filter or by unfit='skip', or change the columns"
+        raise RefusedSend(msg, error.reason) from error
+
+    def _roll_back(self, sent: dict[str, Transaction]) -> None:
+        """First the fence: nobody may find the transactions written after that."""
+        if not sent or marks.put(self._place, [*sent], marks.FENCED) or self._are_fenced(sent):
+            for transaction in sent.values():
+                transaction.rollback()
+
+    def _are_fenced(self, sent: dict[str, Transaction]) -> bool:
+        return marks.FENCED in {marks.fence(self._place, name) for name in sent}
+
+
+def _create(place: str) -> None:
+    """The table of marks; it has no rows."""
+    keep = {"delta.setTransactionRetentionDuration": "interval 30 days"}
+    DeltaTable.create(place, pa.schema([("name", pa.string())]), mode="ignore", configuration=keep)
+
+
+def _chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    several = iter(rows)
+    while chunk := list(itertools.islice(several, MAX_HALF_MESSAGES)):
+        yield chunk

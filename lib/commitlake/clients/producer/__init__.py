@@ -1,0 +1,38 @@
+"""The Python producer, with RocketMQ's names: normal, batch, delayed and transactional messages. It needs no Spark."""
+
+from __future__ import annotations
+
+from commitlake.clients.producer.asynchronous import AsyncTransactionMQProducer
+from commitlake.clients.producer.default import DefaultMQProducer
+from commitlake.clients.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener
+from commitlake.clients.producer.message import (
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    SendResult,
+    SendStatus,
+    TransactionSendResult,
+)
+from commitlake.clients.producer.transaction import Transaction
+from commitlake.clients.producer.transactional import TransactionMQProducer
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+
+__all__ = [
+    "AsyncTransactionMQProducer",
+    "DefaultMQProducer",
+    "EndTransactionContext",
+    "EndTransactionHook",
+    "FailedSend",
+    "LocalTransactionState",
+    "MQClientException",
+    "Message",
+    "MessageExt",
+    "RefusedSend",
+    "SendResult",
+    "SendStatus",
+    "Transaction",
+    "TransactionListener",
+    "TransactionMQProducer",
+    "TransactionSendResult",
+    "UncertainSend",
+]

@@ -1,0 +1,196 @@
+"""The producer for asyncio: its sends are awaited, and a listener's methods may be coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from commitlake.clients.producer.ending import Ending
+from commitlake.clients.producer.listener import failed
+from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
+from commitlake.clients.producer.on_loop import ProducerOnLoop
+from commitlake.clients.producer.timeouts import Timeout, milliseconds
+from commitlake.clients.producer.transaction import HalfMessage, Transaction
+from commitlake.clients.producer.transactional import NO_LISTENER, log_lost, sent_result
+from commitlake.errors import FailedSend, RefusedSend
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class AsyncTransactionMQProducer:
+    """A `TransactionMQProducer` that never blocks the event loop.
+
+    The methods of a listener, and hooks, may be coroutine functions, which run on the loop and hold no thread, or plain
+    functions, which run in a thread. They may send by this same producer.
+
+    Whoever cancels an awaited call gives up the result only: a send that waits for its turn is sent all the same, a
+    transaction goes on, and its outcome is decided. Until `shutdown`, which waits for them, too.
+
+    Args:
+        group: producer group.
+        listener: runs and looks up local transactions.
+        threads: sends that may be under way at a time.
+        options: of `TransactionMQProducer`, by name; `executor` runs the plain functions.
+    """
+
+    def __init__(self, group: str, listener: object | None = None, *, threads: int = 32, **options: Any) -> None:
+        self._producer = ProducerOnLoop(group, listener, threads=threads, **options)
+        self._is_running = False
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Connect, and begin to answer checks if there is a listener; does nothing when it is running.
+
+        Raises:
+            MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+        """
+        if not self._is_running:
+            self._producer.prepare()
+            await asyncio.to_thread(self._producer.start)
+            self._is_running = True
+
+    async def shutdown(self, timeout: Timeout = 10_000) -> None:
+        """Wait for the calls under way, also for cancelled ones, and disconnect, within `timeout` ms."""
+        if not self._is_running:
+            return
+        until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
+        if self._under_way:
+            await asyncio.wait(set(self._under_way), timeout=until - time.monotonic())
+        self._is_running = False
+        await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
+        self._producer.release()
+
+    def set_transaction_listener(self, listener: object) -> None:
+        """Set the listener, also while running."""
+        self._producer.set_transaction_listener(listener)  # type: ignore[arg-type]
+
+    def register_end_transaction_hook(self, hook: Any) -> None:
+        """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
+        self._producer.register_end_transaction_hook(hook)
+
+    async def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
+        """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
+        return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout))
+
+    async def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:
+        """Send a half message, run the local transaction, send its decision; see `TransactionMQProducer`."""
+        return await self._kept(self._in_transaction, message, arg)
+
+    async def recall(self, recall_handle: str) -> str:
+        """Recall a delayed message; see `DefaultMQProducer.recall`."""
+        return await self._kept(self._producer.sending, lambda: self._producer.recall(recall_handle))
+
+    async def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
+        """Send a message in place of a delayed one; see `DefaultMQProducer.reschedule`."""
+        call = partial(self._producer.reschedule, recall_handle, message, timeout)
+        return await self._kept(self._producer.sending, call)
+
+    def begin_transaction(self, *, is_answered: bool = False) -> AsyncTransaction:
+        """Begin a transaction of several half messages, for `async with`; see `TransactionMQProducer`."""
+        self._producer.warn_if_unanswered(is_answered)
+        return AsyncTransaction(self._producer, self._kept)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    async def _in_transaction(self, message: Message, arg: object) -> TransactionSendResult:
+        producer = self._producer
+        if not producer.has_listener:
+            raise RefusedSend(NO_LISTENER)
+        half = await producer.sending(lambda: producer.send_half(message))
+        try:
+            decision = await producer.executed(message, arg)
+        except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
+            await producer.ended(Ending.of([half], *failed(error)), log_lost)
+            raise
+        await producer.ended(Ending.of([half], *decision), log_lost)
+        return sent_result(half, decision.state)
+
+    async def _kept(self, begin: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Awaits a call that goes on when whoever awaits it is cancelled."""
+        if not self._is_running:
+            msg = "the producer is not running; use it as `async with`, or await start()"
+            raise FailedSend(msg)
+        task = asyncio.create_task(begin(*args))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failed)
+            raise
+
+
+class AsyncTransaction:
+    """Made by `AsyncTransactionMQProducer.begin_transaction`; see `Transaction`.
+
+    Args:
+        producer: sends the half messages and the decision.
+        kept: awaits a call that goes on when it is cancelled.
+    """
+
+    def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._producer, self._kept = producer, kept
+        self._inner = Transaction(producer.send_half, self._note)
+        self._ending: Ending | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def transaction_id(self) -> str | None:
+        """Id of the transaction, None before its first message."""
+        return self._inner.transaction_id
+
+    async def send(self, message: Message) -> SendResult:
+        """Send one more half message; see `Transaction.send`."""
+        result: SendResult = await self._kept(self._send, message)
+        return result
+
+    async def commit(self) -> None:
+        """Make all messages visible; see `Transaction.commit`."""
+        await self._kept(self._end, self._inner.commit)
+
+    async def rollback(self) -> None:
+        """Drop all messages; see `Transaction.rollback`."""
+        await self._kept(self._end, self._inner.rollback)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._kept(self._end, lambda: self._inner.__exit__(kind, error, trace))
+
+    async def _send(self, message: Message) -> SendResult:
+        async with self._turn:
+            return await self._producer.sending(lambda: self._inner.send(message))
+
+    async def _end(self, end: Callable[[], None]) -> None:
+        async with self._turn:
+            try:
+                end()
+            finally:
+                ending, self._ending = self._ending, None
+                if ending:
+                    await self._producer.ended(ending, log_lost)
+
+    def _note(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
+        self._ending = self._producer.decided(halves, state)
+
+
+def _log_failed(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.warning("a call of a producer, whose result nobody awaits any more, failed: %s", error)

@@ -1,0 +1,208 @@
+"""The producer of normal, batch and delayed messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from commitlake.clients.producer.link import KafkaLink, Late
+from commitlake.clients.producer.message import Message, SendResult, SendStatus
+from commitlake.clients.producer.record_maker import RecordMaker, check_group
+from commitlake.clients.producer.timeouts import Timeout, milliseconds
+from commitlake.config import KafkaConfig
+from commitlake.errors import RecordError, RefusedSend
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import MESSAGES, OP
+from commitlake.protocol.recall_handle import decode_handle, encode_handle
+
+SHUTDOWN_MS = 30_000
+_SEND_AGAIN = (
+    "send the same Message object again: it keeps its message_id, so with topics.dedup by message_id its topic shows "
+    "it once; without that it may be there twice"
+)
+
+
+class DefaultMQProducer:
+    """Sends messages that consumers see as soon as they have landed, or when their delay has ended.
+
+    May be used by several threads, and as a context manager that starts and shuts down.
+
+    Args:
+        group: producer group, 1 to 255 characters.
+        bootstrap_servers: Kafka's `host:port,...`.
+        topic_prefix: the coordinator's `kafka.topic_prefix`.
+        options: the coordinator's `kafka.options`, in the Java client's names.
+        client_options: more keyword arguments of kafka-python's clients, for example `compression_type`, or
+            `sasl_oauth_token_provider` with an object of the application.
+        send_msg_timeout: ms a send takes at most. When it has failed, nothing of it is sent any more; of a record that
+            had gone out by then Kafka's client makes no other try more than this time, or a second, later.
+        start_timeout: ms `start` waits for Kafka and for the coordinator's settings.
+        engine: what sends, `kafka-python` or `confluent` (librdkafka; the extra `commitlake[confluent]`).
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        bootstrap_servers: str,
+        topic_prefix: str = "commitlake.",
+        options: Mapping[str, str] | None = None,
+        client_options: Mapping[str, Any] | None = None,
+        send_msg_timeout: Timeout = 3_000,
+        start_timeout: Timeout = 10_000,
+        engine: str = "kafka-python",
+    ) -> None:
+        self.group = check_group(group)
+        self.send_msg_timeout = milliseconds("send_msg_timeout", send_msg_timeout)
+        kafka = KafkaConfig(bootstrap_servers, topic_prefix, queues=1, options=dict(options or {}))
+        self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {}, engine)
+        self._running = False
+        self._switch = threading.Lock()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Connect and read the coordinator's limits; does nothing when it is running.
+
+        Raises:
+            MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+        """
+        with self._switch:
+            if not self._running:
+                self._link.start(self.send_msg_timeout)
+                self._stopped.clear()
+                self._running = True
+
+    def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
+        """Send what is still buffered and disconnect; does nothing when it is not running.
+
+        Args:
+            timeout: ms after which what Kafka has not acknowledged is given up.
+        """
+        with self._switch:
+            if self._running:
+                self._running = False
+                self._link.stop(milliseconds("timeout", timeout) / 1_000)
+                self._stopped.set()
+
+    def wait(self) -> None:
+        """Block until `shutdown` is called, from another thread or a signal handler."""
+        self._stopped.wait()
+
+    def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
+        """Send one message, or several as one batch: all members land or none.
+
+        Args:
+            message: a message, or messages of one topic without delay.
+            timeout: ms, instead of `send_msg_timeout`.
+
+        Raises:
+            RefusedSend: nothing was sent, with `reason`; as it is the message would be refused again.
+            FailedSend: nothing was sent, and it may be sent again.
+            UncertainSend: not acknowledged in time, so the message may or may not have been sent. The same object may
+                be sent again: it keeps its id.
+        """
+        timeout = None if timeout is None else milliseconds("timeout", timeout)
+        if isinstance(message, Message):
+            return self._send_one(message, timeout)
+        with self._refusing() as maker:
+            record, ids = maker.batch(list(message))
+        at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
+        return SendResult(
+            send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
+        )
+
+    def split(self, messages: Sequence[Message]) -> list[list[Message]]:
+        """Cut a long list into lists, in order, each of which `send` takes as a batch.
+
+        Raises:
+            RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
+        """
+        with self._refusing() as maker:
+            return list(maker.split(messages))
+
+    def recall(self, recall_handle: str) -> str:
+        """Recall a delayed message, and return its id.
+
+        The coordinator decides which comes first, the recall or the delivery; a recall that is too late is in the table
+        `rejected`.
+
+        Args:
+            recall_handle: from the `SendResult` of the delayed message.
+
+        Raises:
+            FailedSend: nothing was sent; a `RefusedSend` when it is not a recall handle.
+            UncertainSend: Kafka did not acknowledge the recall; it may be sent again.
+        """
+        recall = decode_handle(recall_handle)
+        advice = "recall it again, a second recall is harmless"
+        self._link.send(OP, recall.message.queue, wire.encode_recall(recall), self.send_msg_timeout, advice)
+        return recall.msg_id
+
+    def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
+        """Send a message in place of a delayed one: first the new one goes out, then the old one is recalled.
+
+        In a topic of `topics.dedup` exactly one of two with the same name is shown, whether the recall comes in time or
+        too late, and also when this process dies in between. In other topics both are shown in these two cases.
+
+        Args:
+            recall_handle: from the `SendResult` of the delayed message, or from `commitlake.delayed`.
+            message: for the same topic, with a delay of its own, or none.
+            timeout: ms, instead of `send_msg_timeout`.
+
+        Raises:
+            FailedSend: nothing was sent; a `RefusedSend` when it is not a recall handle, or one of another topic, or
+                the message was refused.
+            UncertainSend: Kafka did not acknowledge one of the two.
+        """
+        topic = decode_handle(recall_handle).topic
+        if message.topic != topic:
+            msg = f"the message is for {message.topic}, what is to be replaced is in {topic}; nothing was sent"
+            raise RefusedSend(msg)
+        result = self._send_one(message, None if timeout is None else milliseconds("timeout", timeout))
+        self.recall(recall_handle)
+        return result
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _send_one(self, message: Message, timeout: int | None) -> SendResult:
+        with self._refusing() as maker:
+            record = maker.message(message)
+        at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
+        recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
+        return SendResult(
+            send_status=SendStatus.SEND_OK,
+            msg_id=record.msg_id,
+            queue_id=at.queue,
+            queue_offset=at.offset,
+            recall_handle=encode_handle(recall) if maker.is_delayed(record) else None,
+        )
+
+    def _send_record(
+        self,
+        topic: str,
+        record: wire.Encoded,
+        timeout: int | None = None,
+        advice: str = _SEND_AGAIN,
+        late: Late | None = None,
+    ) -> Position:
+        return self._link.send(topic, None, record, timeout or self.send_msg_timeout, advice, late)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[RecordMaker]:
+        """A maker of records, whose refusals are raised as RefusedSend."""
+        try:
+            yield RecordMaker(self.group, self._link.settings)
+        except RecordError as error:
+            msg = f"{error.reason or 'refused'}: {error}; nothing was sent"
+            raise RefusedSend(msg, error.reason) from error

@@ -1,0 +1,258 @@
+"""The engine that is kafka-python's client.
+
+Two things of it are worked around here. Its idempotent producer never sends again after an error that Kafka will not
+take back (a record that is too large for the topic, a right that was withdrawn, a corrupt record), nor after it has
+given up a record that may have gone out: it forgets its producer id, and asks for no other. And it has no call that
+takes a record back, so in an outage each try of an application would go out when Kafka is there again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from kafka import KafkaProducer
+from kafka import errors as kafka_errors
+from kafka.errors import KafkaError as ClientError
+from kafka.errors import KafkaTimeoutError
+
+from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.kafka.refusals import is_refusal
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.wire import Encoded
+
+log = logging.getLogger(__name__)
+
+WITHDRAWAL_MS = 500
+"""How much longer than a send waits kafka-python keeps a record: time to ask whether it has gone out."""
+_REFUSED = (
+    kafka_errors.MessageSizeTooLargeError,
+    kafka_errors.RecordListTooLargeError,
+    kafka_errors.InvalidRecordError,
+    kafka_errors.InvalidTopicError,
+    kafka_errors.PolicyViolationError,
+)
+_BESIDE_REFUSED = "part of a batch which had one more"
+"""Of kafka-python's error for a good record: Kafka has refused the whole batch."""
+
+Connect = Callable[[int, bool], KafkaProducer]
+Explain = Callable[[Exception], str]
+
+
+class _Withdrawn(KafkaTimeoutError):  # type: ignore[misc]
+    """A batch was taken back before it went out."""
+
+
+class KafkaPythonEngine:
+    """Sends by one client that all threads share, until an error spoils it; then by a new one.
+
+    Args:
+        connect: makes a client that gives a record up after some ms; the flag says whether it is the first client.
+            Raises kafka-python's errors.
+        timeout_ms: how long a send waits.
+        explain: returns what went wrong with Kafka, and what to do about it.
+    """
+
+    def __init__(self, connect: Connect, timeout_ms: int, explain: Explain) -> None:
+        self._connect, self._timeout_ms, self._explain = connect, timeout_ms, explain
+        self._client = connect(timeout_ms, True)
+        self._spoilt: KafkaProducer | None = None
+        self._renewal: Future[KafkaProducer] | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    def queues(self, topic: str, timeout_ms: int) -> int:
+        """See `Engine`."""
+        try:
+            return len(self._current(timeout_ms).partitions_for(topic))
+        except (ClientError, OSError) as error:
+            raise self.told(error, is_sent=False) from error
+
+    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> _Sending:
+        """See `Engine`."""
+        named = {"key": record.key, "value": record.value, "headers": record.headers, "partition": queue}
+        sending = _Sending(self, partial(self._hand_over, topic, named, timeout_ms))
+        sending.begin()
+        return sending
+
+    def flush(self, timeout_s: float) -> bool:
+        """See `Engine`."""
+        try:
+            self._client.flush(timeout=timeout_s)
+        except ClientError:
+            return False
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """See `Engine`."""
+        with self._lock:
+            self._is_closed = True
+        if os.getpid() == self._pid:  # the connection of a parent process is the parent's
+            _close(self._client, timeout_s)
+
+    def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> MQClientException:
+        """The public error for one of kafka-python.
+
+        Args:
+            error: what kafka-python raised.
+            is_sent: whether the record may have gone out.
+            is_aborted: whether kafka-python gave it up because of another record's error, which is `error`.
+        """
+        text = self._explain(error) if is_refusal(error) else f"{type(error).__name__}: {error}"
+        if is_aborted and is_sent:
+            return UncertainSend(text)
+        if is_refusal(error) or (isinstance(error, (*_REFUSED, ValueError)) and not is_aborted):
+            return RefusedSend(text)
+        if not is_sent or isinstance(error, _Withdrawn) or _BESIDE_REFUSED in str(error):
+            return FailedSend(text)
+        return UncertainSend(text)
+
+    def note(self, client: KafkaProducer, error: Exception) -> None:
+        """Replaces a client, at the next send, whose error lasts; KafkaTimeoutError is that of a record given up."""
+        if isinstance(error, KafkaTimeoutError) or not getattr(error, "retriable", False):
+            self._spoilt = client
+
+    def _hand_over(self, topic: str, named: dict[str, Any], timeout_ms: int) -> tuple[KafkaProducer, Any]:
+        try:
+            client = self._current(timeout_ms)
+            try:
+                return client, client.send(topic, **named)
+            except (KafkaTimeoutError, kafka_errors.MessageSizeTooLargeError):  # of this record
+                raise
+            except ClientError:  # of one before it: nothing was sent
+                self._spoilt = client
+                client = self._current(timeout_ms)
+                return client, client.send(topic, **named)
+        except (ClientError, OSError, ValueError) as error:
+            raise self.told(error, is_sent=False) from error
+
+    def _current(self, timeout_ms: int) -> KafkaProducer:
+        if os.getpid() != self._pid:
+            raise FailedSend(FORKED)
+        with self._lock:
+            if self._spoilt is not self._client and timeout_ms <= self._timeout_ms:
+                return self._client
+            if self._renewal is None:
+                self._renewal = Future()
+                longest = max(timeout_ms, self._timeout_ms)
+                renew = threading.Thread(target=self._renew, args=(self._renewal, longest), daemon=True)
+                renew.name = "commitlake-new-client"
+                renew.start()
+            renewal = self._renewal
+        try:
+            return renewal.result(timeout_ms / 1_000)
+        except TimeoutError:
+            msg = "no new connection in time"
+            raise FailedSend(msg) from None
+
+    def _renew(self, renewal: Future[KafkaProducer], timeout_ms: int) -> None:
+        """In a thread of its own: all threads that send wait for one connection, each as long as it may."""
+        try:
+            new = self._connect(timeout_ms, False)
+        except Exception as error:
+            with self._lock:
+                self._renewal = None
+            renewal.set_exception(error)
+            return
+        with self._lock:
+            old, self._client, self._timeout_ms, self._renewal = self._client, new, timeout_ms, None
+            is_closed = self._is_closed
+        renewal.set_result(new)
+        log.info("connected to Kafka again")
+        _close(old, 0 if is_closed else OLD_CLIENT_S)  # what it still holds is uncertain; it fails now or is sent yet
+        if is_closed:
+            _close(new, 0)
+
+
+class _Sending:
+    """One record on its way; see `Sent`.
+
+    Args:
+        engine: where errors are told.
+        hand_over: gives the record to a client, and returns that client and its future.
+    """
+
+    def __init__(self, engine: KafkaPythonEngine, hand_over: Callable[[], tuple[KafkaProducer, Any]]) -> None:
+        self.outcome: Future[Position] = Future()
+        self._engine, self._hand_over = engine, hand_over
+        self._is_over = False
+        self._client: KafkaProducer
+        self._sent: Any
+        self._batch: Any = None
+
+    def begin(self) -> None:
+        self._client, self._sent = self._hand_over()
+        self._batch = _batch_of(self._client, self._sent)
+        self._sent.add_callback(lambda found: self.outcome.set_result(Position(found.partition, found.offset)))
+        self._sent.add_errback(self._failed)
+
+    def withdraw(self) -> bool:
+        self._is_over = True
+        return _withdraw(self._client, self._sent)
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, _Withdrawn) and not self._is_over:  # it was in one batch with another's record
+            try:
+                self.begin()
+            except MQClientException as told:
+                self.outcome.set_exception(told)
+            return
+        is_aborted, has_gone = _was_aborted(self._sent), _has_gone(self._batch, self._sent)
+        self._engine.note(self._client, error)
+        self.outcome.set_exception(self._engine.told(error, is_sent=has_gone, is_aborted=is_aborted))
+
+
+# kafka-python has no public call for those below.
+
+
+def _batch_of(client: KafkaProducer, sent: Any) -> Any:
+    """The batch that a record waits in; None when that has its outcome."""
+    batches = client._accumulator._incomplete.all()
+    return next((batch for batch in batches if batch.produce_future is sent._produce_future), None)
+
+
+def _has_gone(batch: Any, sent: Any) -> bool:
+    """Whether a batch may have been written to a connection; one that was split had been."""
+    return batch is None or batch.produce_future is not sent._produce_future or batch.drained is not None
+
+
+def _withdraw(client: KafkaProducer, sent: Any) -> bool:
+    """Takes back the batch of a record, as `RecordAccumulator.abort_undrained_batches` takes back all."""
+    waiting, batch = client._accumulator, _batch_of(client, sent)
+    if batch is None:
+        return False
+    with waiting._tp_lock(batch.topic_partition):
+        if batch.is_done or batch.drained is not None:
+            return False
+        batch.records.close()
+        waiting._batches[batch.topic_partition].remove(batch)
+    batch.abort(_Withdrawn("Kafka took nothing in time"))
+    waiting.deallocate(batch)
+    return True
+
+
+def _was_aborted(sent: Any) -> bool:
+    """Whether kafka-python gave its batch up, in place of an answer of Kafka: `ProducerBatch.abort` says offset -1."""
+    done = sent._produce_future.value
+    return done is not None and done[0] == -1 and not isinstance(sent.exception, _Withdrawn)
+
+
+def _close(client: KafkaProducer, timeout_s: float) -> None:
+    """Ends its thread, too: `KafkaProducer.close` raises, and leaves it, when not all is sent in time."""
+    try:
+        client.flush(timeout=timeout_s / 2)
+    except ClientError as error:
+        log.warning("not every record was acknowledged before the shutdown: %s", error)
+        client._sender.force_close()
+        client._sender.join(max(1.0, timeout_s / 2))
+    try:
+        client.close(timeout=timeout_s / 2)
+    except ClientError as error:
+        log.warning("closing the connection to Kafka failed: %s", error)

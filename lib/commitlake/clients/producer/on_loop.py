@@ -1,0 +1,149 @@
+"""What an asyncio producer does on its event loop: the calls of the application, in coroutines and not in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+
+from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.daemon_pool import DaemonPool
+from commitlake.clients.producer.ending import Ending
+from commitlake.clients.producer.link import Done
+from commitlake.clients.producer.listener import Decision, failed, hook_call, judged
+from commitlake.clients.producer.message import Message, MessageExt
+from commitlake.clients.producer.transactional import TransactionMQProducer
+from commitlake.protocol import wire
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+CHECKS = 5
+"""Checks that may be asked at a time, as many as the threads of a `TransactionMQProducer` ask."""
+
+
+class LoopExecutor(Executor):
+    """Awaits coroutine functions on an event loop, so many at a time; no thread waits for them.
+
+    Args:
+        loop: where they run.
+        most: how many may be under way.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
+        self._loop, self._free = loop, asyncio.Semaphore(most)
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        """Await a call; cancelling the future keeps one that has not begun from beginning.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        future: Future[Any] = Future()
+        self._loop.call_soon_threadsafe(self._begin, future, partial(call, *args, **named))
+        return future
+
+    def _begin(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        task = self._loop.create_task(self._run(future, call))
+        future.add_done_callback(lambda _: task)  # the loop itself holds tasks weakly
+
+    async def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        async with self._free:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(await call())
+            except BaseException as error:  # whatever the application raises is told to who waits
+                future.set_exception(error)
+
+
+class ProducerOnLoop(TransactionMQProducer):
+    """A producer whose listener and hooks are called on an event loop.
+
+    Sends block threads of their own, each for a send's time-out at most, and wait for nothing of the application. So
+    the application may send from a listener, from all of them at once, and no send waits for another's listener.
+
+    Args:
+        group: producer group.
+        listener: its methods are coroutine functions, or plain ones, which run in threads.
+        threads: sends, and calls of plain methods, that may be under way at a time.
+        executor: runs plain methods, in place of a pool of so many threads.
+        options: of `TransactionMQProducer`, by name.
+    """
+
+    def __init__(
+        self, group: str, listener: Any, *, threads: int, executor: Executor | None = None, **options: Any
+    ) -> None:
+        super().__init__(group, listener, **options)
+        self._threads, self._given = threads, executor
+        self._loop: asyncio.AbstractEventLoop
+        self._senders: DaemonPool
+        self._callers: Executor
+
+    def prepare(self) -> None:
+        """To be called on the event loop, before `start` in a thread."""
+        self._loop = asyncio.get_running_loop()
+        self._executor = LoopExecutor(self._loop, CHECKS)
+        self._senders = DaemonPool(self._threads, "commitlake-send")
+        self._callers = self._given or DaemonPool(self._threads, "commitlake-call")
+
+    def release(self) -> None:
+        """After `shutdown`; a call that hangs keeps its thread, and that keeps no process alive."""
+        self._senders.stop(0, cancel_futures=True)
+        if isinstance(self._callers, DaemonPool):
+            self._callers.stop(0, cancel_futures=True)
+
+    async def sending(self, call: Callable[[], T]) -> T:
+        """Runs a call that sends, in a thread."""
+        return await asyncio.wrap_future(self._senders.submit(call))
+
+    async def executed(self, message: Message, arg: object) -> Decision:
+        """Runs the local transaction."""
+        assert self._listener is not None
+        return await self._decided_by(self._listener.execute_local_transaction, message, arg)
+
+    async def ended(self, ending: Ending, done: Done) -> None:
+        """Calls the hooks, and sends a decision."""
+        context = ending.context(self.group, self._link.kafka.bootstrap_servers)
+        for hook in self._hooks:
+            try:
+                await self._called(hook_call(hook), context)
+            except Exception:
+                log.warning("the end-transaction hook %r failed", hook, exc_info=True)
+        try:
+            await self.sending(partial(self._send_op, ending, done))
+        except RuntimeError as error:  # after a shutdown; a check asks again
+            done(error)
+
+    async def _called(self, function: Callable[..., Any], *args: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        found = await asyncio.wrap_future(self._callers.submit(copy_context().run, function, *args))
+        return await found if inspect.isawaitable(found) else found
+
+    async def _decided_by(self, function: Callable[..., Any], *args: Any) -> Decision:
+        try:
+            return judged(await self._called(function, *args))
+        except Exception as error:
+            return failed(error)
+
+    async def _answer(self, check: wire.CheckRecord, calls: Calls, done: Done) -> None:  # type: ignore[override]
+        message = MessageExt.from_check(check)
+        found = self._known(check)
+        if found is None:
+            assert self._listener is not None
+            with calls.one():
+                try:
+                    found = await self._decided_by(self._listener.check_local_transaction, message)
+                except BaseException as error:  # CancelledError, SystemExit: of this check only
+                    found = failed(error)
+        await self.ended(self._answered(check, message, *found), done)
+
+    def _end_with(self, ending: Ending, done: Done) -> None:
+        """From a thread."""
+        asyncio.run_coroutine_threadsafe(self.ended(ending, done), self._loop)

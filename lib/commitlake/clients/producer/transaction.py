@@ -1,0 +1,126 @@
+"""Several half messages under one decision."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, SendStatus
+from commitlake.errors import MQClientException, RefusedSend, UncertainSend
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.wire import MAX_HALF_MESSAGES, HalfRecord
+
+COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
+
+
+class HalfMessage(NamedTuple):
+    """A half message that Kafka has acknowledged: as the application made it, as it was sent, and where it stands."""
+
+    message: Message
+    record: HalfRecord
+    at: Position
+
+
+class Transaction:
+    """Made by `TransactionMQProducer.begin_transaction`; all its messages become visible together, or none.
+
+    As a `with` block it commits at the end, and rolls back when the block raises. Its checks ask the listener about the
+    first message. May be used by several threads.
+
+    Args:
+        send_half: sends a half message after the first one of its transaction, None for that itself.
+        send_decision: sends the decision on all half messages, without waiting.
+    """
+
+    def __init__(
+        self,
+        send_half: Callable[[Message, HalfMessage | None], HalfMessage],
+        send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
+    ) -> None:
+        self._send_half, self._send_decision = send_half, send_decision
+        self._halves: list[HalfMessage] = []
+        self._ended: LocalTransactionState | None = None
+        self._uncertain: UncertainSend | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def transaction_id(self) -> str | None:
+        """Id of the transaction, None before its first message."""
+        return self._halves[0].record.transaction_id if self._halves else None
+
+    def send(self, message: Message) -> SendResult:
+        """Send one more half message and wait for its acknowledgement.
+
+        Raises:
+            FailedSend: nothing was sent, and the transaction goes on; a `RefusedSend` when it has ended.
+            UncertainSend: not acknowledged in time, and the transaction can only roll back.
+        """
+        with self._lock:
+            self._check_open()
+            try:
+                half = self._send_half(message, self._halves[0] if self._halves else None)
+            except UncertainSend as error:
+                self._uncertain = error
+                raise
+            self._halves.append(half)
+        return SendResult(
+            send_status=SendStatus.SEND_OK,
+            msg_id=half.record.msg_id,
+            queue_id=half.at.queue,
+            queue_offset=half.at.offset,
+            transaction_id=half.record.transaction_id,
+        )
+
+    def commit(self) -> None:
+        """Make all messages visible; does nothing the second time.
+
+        Raises:
+            MQClientException: it was rolled back, or is rolled back now because a send was uncertain.
+        """
+        with self._lock:
+            if self._uncertain and not self._ended:
+                self._end(ROLLBACK)
+                msg = f"rolled back, since one of the messages may or may not be in Kafka: {self._uncertain}"
+                raise MQClientException(msg) from self._uncertain
+            self._end(COMMIT)
+
+    def rollback(self) -> None:
+        """Drop all messages; does nothing the second time.
+
+        Raises:
+            MQClientException: it was committed.
+        """
+        with self._lock:
+            self._end(ROLLBACK)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            if self._ended is None:
+                self.rollback() if error else self.commit()
+
+    def _end(self, state: LocalTransactionState) -> None:
+        if self._ended not in (None, state):
+            msg = f"the transaction has ended with {self._ended.name}; a decision is final"
+            raise MQClientException(msg)
+        if self._ended is None:
+            self._ended = state
+            if self._halves:
+                self._send_decision(self._halves, state)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            msg = f"the transaction has ended with {self._ended.name}; begin another one"
+            raise RefusedSend(msg)
+        if self._uncertain:
+            msg = "the transaction can only roll back, since one of its messages may or may not be in Kafka"
+            raise RefusedSend(msg) from self._uncertain
+        if len(self._halves) >= MAX_HALF_MESSAGES:
+            msg = f"the transaction has {MAX_HALF_MESSAGES} messages and may have no more; end it and begin another one"
+            raise RefusedSend(msg)

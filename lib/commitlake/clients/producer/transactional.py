@@ -1,0 +1,314 @@
+"""The producer of transactional messages: half message, local transaction, op message, and answers to checks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import Any
+
+from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.check_reader import CheckAnswerer
+from commitlake.clients.producer.daemon_pool import DaemonPool
+from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
+from commitlake.clients.producer.ending import Ending
+from commitlake.clients.producer.ignored import Ignored
+from commitlake.clients.producer.link import Done
+from commitlake.clients.producer.listener import AnyHook, Decision, TransactionListener, decide, failed, run_hooks
+from commitlake.clients.producer.message import (
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    SendStatus,
+    TransactionSendResult,
+)
+from commitlake.clients.producer.timeouts import Timeout, milliseconds
+from commitlake.clients.producer.transaction import HalfMessage, Transaction
+from commitlake.errors import RefusedSend, UncertainSend
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import HALF, OP
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 10_000
+"""Half messages that are never committed, the newest ones; a check of an older one asks the listener."""
+ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
+NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
+NO_LISTENER = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
+_SEND_AGAIN = "if it is there it is rolled back, so send the same Message object again, in another transaction"
+
+
+class TransactionMQProducer(DefaultMQProducer):
+    """Sends messages that become visible when the local transaction of its listener commits.
+
+    Any instance of a group answers the checks of the whole group, so a listener must be able to look up every
+    transaction of its group. An instance without a listener answers none.
+
+    Args:
+        group: producer group.
+        listener: runs and looks up local transactions.
+        bootstrap_servers: Kafka's `host:port,...`; this and the next six are as for `DefaultMQProducer`.
+        topic_prefix: the coordinator's `kafka.topic_prefix`.
+        options: the coordinator's `kafka.options`.
+        client_options: more keyword arguments of kafka-python's clients.
+        send_msg_timeout: in ms.
+        start_timeout: in ms.
+        engine: what sends.
+        executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
+        check_timeout: ms a listener call that answers a check may take. When no call returns for so long, this instance
+            leaves the group until one does, so that others answer.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        listener: TransactionListener | None = None,
+        *,
+        bootstrap_servers: str,
+        topic_prefix: str = "commitlake.",
+        options: Mapping[str, str] | None = None,
+        client_options: Mapping[str, Any] | None = None,
+        send_msg_timeout: Timeout = 3_000,
+        start_timeout: Timeout = 10_000,
+        engine: str = "kafka-python",
+        executor: Executor | None = None,
+        check_timeout: Timeout = 30_000,
+    ) -> None:
+        super().__init__(
+            group,
+            bootstrap_servers=bootstrap_servers,
+            topic_prefix=topic_prefix,
+            options=options,
+            client_options=client_options,
+            send_msg_timeout=send_msg_timeout,
+            start_timeout=start_timeout,
+            engine=engine,
+        )
+        self._listener = listener
+        self._executor, self._check_timeout_s = executor, milliseconds("check_timeout", check_timeout) / 1_000
+        self._hooks: list[AnyHook] = []
+        self._is_warned = False
+        self._never_committed, self._decided = _Recent(REMEMBERED), _Recent(REMEMBERED)
+        self._checks: CheckAnswerer | None = None
+        self._ignored: Ignored | None = None
+        self._late = DaemonPool(1, "commitlake-late")
+
+    def start(self) -> None:
+        """Connect, and begin to answer checks if there is a listener."""
+        super().start()
+        self._late = DaemonPool(1, "commitlake-late")
+        self._answer_checks()
+
+    def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
+        """Wait for the answers under way, send what is buffered, and disconnect.
+
+        Args:
+            timeout: ms after which listener calls that have not returned, and what Kafka has not acknowledged, are
+                given up; checks ask for them again.
+        """
+        until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
+        with self._switch:
+            checks, self._checks = self._checks, None
+        if checks:
+            checks.stop(until)
+        if self._running:
+            self._link.flush(max(0.0, until - time.monotonic()) / 2)
+        self._late.stop(max(0.0, until - time.monotonic()) / 2)
+        super().shutdown(max(0, round((until - time.monotonic()) * 1_000)))
+
+    @property
+    def ignored_checks(self) -> int:
+        """Records of `check` that were malformed, or could not be answered, since the last start."""
+        return self._ignored.count if self._ignored else 0
+
+    def set_transaction_listener(self, listener: TransactionListener) -> None:
+        """Set the listener, also while running."""
+        self._listener = listener
+        if self._running:
+            self._answer_checks()
+
+    def register_end_transaction_hook(self, hook: AnyHook) -> None:
+        """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
+        self._hooks.append(hook)
+
+    def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:
+        """Send a half message, run the listener's local transaction, and send its decision.
+
+        Args:
+            message: its `transaction_id` is set before the listener is called.
+            arg: passed to the listener.
+
+        Raises:
+            FailedSend: nothing was sent, and the local transaction has not run; a `RefusedSend` would be again.
+            UncertainSend: not acknowledged in time; it has not run, and what may be in Kafka is rolled back.
+        """
+        listener = self._listener
+        if listener is None:
+            raise RefusedSend(NO_LISTENER)
+        half = self.send_half(message)
+        try:
+            decision = decide(lambda: listener.execute_local_transaction(message, arg))
+        except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
+            self._end_with(Ending.of([half], *failed(error)), log_lost)
+            raise
+        self._end_with(Ending.of([half], *decision), log_lost)
+        return sent_result(half, decision.state)
+
+    def begin_transaction(self, *, is_answered: bool = False) -> Transaction:
+        """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
+
+        Without a listener nobody can answer for it after a crash: it stays open until `transaction.retention` or an
+        administrator ends it.
+
+        Args:
+            is_answered: a rule of the coordinator answers its checks, so no listener is missed.
+        """
+        self.warn_if_unanswered(is_answered)
+        return Transaction(self.send_half, lambda halves, state: self._end_with(self.decided(halves, state), log_lost))
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether there is a listener."""
+        return self._listener is not None
+
+    def warn_if_unanswered(self, is_answered: bool) -> None:
+        """Log, once, that nobody will answer the checks of a transaction."""
+        if self._listener is None and not is_answered and not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "the group %s begins transactions without a listener: when this process dies before a decision, nobody "
+                "answers their checks, and they stay open until transaction.retention; give the producer a listener, "
+                "or let a table answer (configuration key checks) and say is_answered=True",
+                self.group,
+            )
+
+    def _answer_checks(self) -> None:
+        with self._switch:
+            if self._checks is None and self._listener is not None:
+                self._checks = CheckAnswerer(
+                    self._link, self.group, self._answer, self._executor, self._check_timeout_s
+                )
+                self._ignored = self._checks.ignored
+                self._checks.start()
+
+    def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
+        """Send a half message after the first one of its transaction, None for that itself."""
+        with self._refusing() as maker:
+            record = maker.half(message, *((first.record, first.at) if first else ()))
+            encoded = wire.encode_half(record)
+        message.take_part_in(record.transaction_id)
+        late = None if first else partial(self._roll_back_late, message, record)
+        send = partial(self._send_record, HALF, encoded, advice=_SEND_AGAIN)
+        try:
+            return HalfMessage(message, record, send(late=late))
+        except UncertainSend:
+            self._never_committed.add(_attempt(record), ROLLBACK)
+            raise
+
+    def _roll_back_late(self, message: Message, record: wire.HalfRecord, at: Position) -> None:
+        """Its send has failed for the application, which may have sent another one for the same business."""
+        half = HalfMessage(message, record, at)
+        with suppress(RuntimeError):  # after a shutdown; then a check asks
+            self._late.submit(self._end_with, Ending.of([half], ROLLBACK, NEVER_COMMITTED), log_lost)
+
+    def decided(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> Ending:
+        """The end of a transaction of several half messages; checks of one rolled back no longer ask the listener."""
+        if state is ROLLBACK:
+            self._never_committed.add(_attempt(halves[0].record), ROLLBACK)
+        return Ending.of(halves, state)
+
+    def _answer(self, check: wire.CheckRecord, calls: Calls, done: Done) -> None:
+        message = MessageExt.from_check(check)
+        found = self._known(check)
+        if found is None:
+            with calls.one():
+                found = self._ask(message)
+        self._end_with(self._answered(check, message, *found), done)
+
+    def _known(self, check: wire.CheckRecord) -> Decision | None:
+        """The answer to a check that the listener need not be asked for."""
+        if self._never_committed.get(_attempt(check)):
+            return Decision(ROLLBACK, NEVER_COMMITTED)
+        decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # the same question again has the same answer
+        if decided is not None:
+            return Decision(decided, None)
+        return None if self._listener else Decision(LocalTransactionState.UNKNOW, "this instance has no listener")
+
+    def _ask(self, message: MessageExt) -> Decision:
+        listener = self._listener
+        assert listener is not None
+        try:
+            return decide(lambda: listener.check_local_transaction(message))
+        except BaseException as error:  # in a thread of the pool, which nobody else watches
+            return failed(error)
+
+    def _answered(
+        self, check: wire.CheckRecord, message: MessageExt, state: LocalTransactionState, remark: str | None
+    ) -> Ending:
+        if state is not LocalTransactionState.UNKNOW:
+            self._decided.add(f"{check.msg_id} {check.check_id}", state)
+        return Ending(
+            message=message,
+            first=check,
+            half_messages=check.half_messages,
+            state=state,
+            remark=remark,
+            check_id=check.check_id,
+        )
+
+    def _end_with(self, ending: Ending, done: Done) -> None:
+        """Send a decision without waiting; if it is lost, a check asks for it again."""
+        run_hooks(self._hooks, ending.context(self.group, self._link.kafka.bootstrap_servers))
+        self._send_op(ending, done)
+
+    def _send_op(self, ending: Ending, done: Done) -> None:
+        record = wire.encode_op(ending.op(self.group))
+        self._link.send_soon(OP, ending.half_messages[0].queue, record, self.send_msg_timeout, done)
+
+
+def sent_result(half: HalfMessage, state: LocalTransactionState) -> TransactionSendResult:
+    """What a send in a transaction returns."""
+    return TransactionSendResult(
+        send_status=SendStatus.SEND_OK,
+        msg_id=half.record.msg_id,
+        queue_id=half.at.queue,
+        queue_offset=half.at.offset,
+        transaction_id=half.record.transaction_id,
+        local_transaction_state=state,
+    )
+
+
+def _attempt(half: wire.HalfRecord | wire.CheckRecord) -> str:
+    """What tells one send of a first half message from others: the same message, and id, may be sent again."""
+    return f"{half.born_timestamp} {half.transaction_id} {half.msg_id}"
+
+
+class _Recent:
+    """The newest `most` of the decisions added, by id."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._decisions: OrderedDict[str, LocalTransactionState] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, name: str, decision: LocalTransactionState) -> None:
+        with self._lock:
+            self._decisions[name] = decision
+            if len(self._decisions) > self._most:
+                self._decisions.popitem(last=False)
+
+    def get(self, name: str) -> LocalTransactionState | None:
+        with self._lock:
+            return self._decisions.get(name)
+
+
+def log_lost(error: BaseException | None) -> None:
+    """Called with the outcome of sending a decision."""
+    if error:
+        log.warning("a decision was not acknowledged by Kafka, and a check will ask for it again: %s", error)

@@ -1,0 +1,35 @@
+"""The configuration, and what it names: places, secrets, what a terminal shows."""
+
+from __future__ import annotations
+
+from commitlake.config.config import (
+    ENVIRONMENT_PREFIX,
+    AcceptConfig,
+    Conf,
+    Config,
+    DelayConfig,
+    KafkaConfig,
+    MaintenanceConfig,
+    MetricsConfig,
+    TopicsConfig,
+    TransactionConfig,
+    from_mapping,
+    load,
+    of,
+)
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "AcceptConfig",
+    "Conf",
+    "Config",
+    "DelayConfig",
+    "KafkaConfig",
+    "MaintenanceConfig",
+    "MetricsConfig",
+    "TopicsConfig",
+    "TransactionConfig",
+    "from_mapping",
+    "load",
+    "of",
+]

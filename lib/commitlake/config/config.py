@@ -1,0 +1,390 @@
+"""The configuration: read from defaults, a YAML file, the environment and `--set`; later ones win.
+
+Plain dataclasses and no pydantic, whose compiled core cannot travel to executors with `--py-files`, while every
+producer imports `KafkaConfig`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from commitlake.config.keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
+from commitlake.config.references import resolve
+from commitlake.config.values import EMBEDDED, Dedup, duration
+from commitlake.errors import ConfigError
+from commitlake.protocol.wire import Settings
+
+ENVIRONMENT_PREFIX = "COMMITLAKE__"
+
+
+@dataclass(frozen=True)
+class KafkaConfig:
+    """Where Kafka is, and how to reach it.
+
+    Attributes:
+        bootstrap_servers: `host:port,...`, or `embedded`.
+        topic_prefix: put before the name of each Kafka topic.
+        queues: partitions of half, op, messages and check.
+        options: client options in the Java client's names; values may be `env:NAME`, `file:/path` or, on
+            Databricks, `secret:scope/key`.
+        embedded_dir: where the embedded broker keeps its data; empty: inside the warehouse.
+        embedded_port: its loopback port; 0: any that is free.
+        check_topics: producer groups with a check topic of their own.
+    """
+
+    bootstrap_servers: str
+    topic_prefix: str
+    queues: int
+    options: Mapping[str, str] = field(hash=False)
+    embedded_dir: str = ""
+    embedded_port: int = 0
+    check_topics: tuple[str, ...] = ()
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the coordinator starts a broker of its own."""
+        return self.bootstrap_servers == EMBEDDED
+
+    def topic(self, name: str) -> str:
+        """Return the full name of the Kafka topic `name`, for example `commitlake.half`."""
+        return self.topic_prefix + name
+
+    def resolved_options(self) -> dict[str, str]:
+        """Return the options with references replaced by what they refer to.
+
+        Resolved late, so that a configuration can be printed and sent around without its secrets.
+
+        Raises:
+            ConfigError: the variable is not set or the file is not readable.
+        """
+        return {name: resolve(f"{OPTIONS_KEY}.{name}", value) for name, value in self.options.items()}
+
+    def masked_options(self) -> dict[str, str]:
+        """Return the options as they may be shown: secrets as `***`, references as they are."""
+        return {name: masked(name, value) for name, value in self.options.items()}
+
+    def __repr__(self) -> str:
+        """Show everything but secrets."""
+        return (
+            f"KafkaConfig(bootstrap_servers={self.bootstrap_servers!r}, topic_prefix={self.topic_prefix!r}, "
+            f"queues={self.queues}, options={self.masked_options()})"
+        )
+
+
+@dataclass(frozen=True)
+class TransactionConfig:
+    """When a transaction is checked and when it is discarded.
+
+    Attributes:
+        timeout_ms: age of a half message at its first check.
+        check_interval_ms: time from the answer UNKNOWN to the next check.
+        check_repeat_ms: time after which a check that nobody answered is sent again.
+        check_max: answered checks before a transaction is discarded.
+        retention_ms: age at which an open transaction is discarded.
+        op_park_time_ms: how long an op waits for its half message.
+        reject: whether new half messages are rejected.
+    """
+
+    timeout_ms: int
+    check_interval_ms: int
+    check_repeat_ms: int
+    check_max: int
+    retention_ms: int
+    op_park_time_ms: int
+    reject: bool
+
+
+@dataclass(frozen=True)
+class TopicsConfig:
+    """Which destination topics there may be.
+
+    Attributes:
+        allowed: shell patterns of their names.
+        max: how many there may be.
+        max_queues: queues that each may have.
+        to_kafka: those whose messages go to a Kafka topic as well, with its name.
+        dedup: those that show a name once.
+    """
+
+    allowed: tuple[str, ...]
+    max: int
+    max_queues: int
+    to_kafka: Mapping[str, str] = field(hash=False)
+    dedup: Mapping[str, Dedup] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class DelayConfig:
+    """What delays a message may have.
+
+    Attributes:
+        levels_ms: delays of the levels 1, 2, ... in ms.
+        levels: the same as written, for example `30s`.
+        max_ms: the longest delay.
+    """
+
+    levels_ms: tuple[int, ...]
+    levels: tuple[str, ...]
+    max_ms: int
+
+
+@dataclass(frozen=True)
+class MaintenanceConfig:
+    """When tables are compacted, and what is kept for how long.
+
+    Attributes:
+        interval_ms: time between runs of maintenance in the coordinator; 0: none.
+        retention_ms: age after their end at which rows of all but topic tables may be deleted.
+        file_retention_ms: how long unused files of these tables are kept.
+        topic_file_retention_ms: how long unused files of topic tables are kept.
+    """
+
+    interval_ms: int
+    retention_ms: int
+    file_retention_ms: int
+    topic_file_retention_ms: int
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """Where the coordinator tells of itself.
+
+    Attributes:
+        port: of `/metrics` and `/healthz`; 0: none.
+        host: the address that it listens on.
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class AcceptConfig:
+    """What an operator accepts once that otherwise stops the start.
+
+    Attributes:
+        lost_range: Kafka no longer holds records that never landed.
+        other_cluster: this is another Kafka cluster than before.
+        recreated_topic: a Kafka topic was deleted and created again.
+    """
+
+    lost_range: bool = False
+    other_cluster: bool = False
+    recreated_topic: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole, checked configuration. Immutable and picklable.
+
+    Attributes:
+        warehouse: where the tables are: an absolute directory, a URI, or `schema:<catalog>.<schema>`.
+        checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
+        receipts: where consumers keep what they did; empty: beside the warehouse.
+        receipts_retention_ms: age at which they delete receipts of messages that are done; 0: never.
+        kafka: where Kafka is.
+        trigger_interval_ms: time from one micro-batch to the next.
+        standby_after_ms: time without a sign of the coordinator after which a standby takes over.
+        transaction: when transactions are checked and discarded.
+        checks: rules by which a table answers for a producer group.
+        topics: destination topics.
+        delay: delays of messages.
+        max_message_size: the largest value of a record, in bytes.
+        maintenance: compaction and retention.
+        accept: what is accepted at this start.
+        metrics: where the coordinator tells of itself.
+    """
+
+    warehouse: str
+    checkpoints: str
+    receipts: str
+    receipts_retention_ms: int
+    kafka: KafkaConfig
+    trigger_interval_ms: int
+    standby_after_ms: int
+    transaction: TransactionConfig
+    checks: Mapping[str, Mapping[str, Any]] = field(hash=False)
+    topics: TopicsConfig
+    delay: DelayConfig
+    max_message_size: int
+    maintenance: MaintenanceConfig
+    accept: AcceptConfig = AcceptConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+    @property
+    def scratch(self) -> str:
+        """This warehouse's place below `checkpoints`, which coordinators of other warehouses may share."""
+        return f"{self.checkpoints.rstrip('/')}/{hashlib.sha256(self.warehouse.encode()).hexdigest()[:12]}"
+
+    @property
+    def receipts_place(self) -> str:
+        """Where the tables of consumers are: never inside the warehouse, which only its coordinator writes to.
+
+        Raises:
+            ConfigError: the warehouse is in a catalog, and `receipts` is empty.
+        """
+        if not self.receipts and self.warehouse.startswith("schema:"):
+            msg = f"receipts: it is empty, and the warehouse is {self.warehouse}; give a directory or URI for receipts"
+            raise ConfigError(msg)
+        return self.receipts or f"{self.warehouse.rstrip('/')}_receipts"
+
+    def limits(self, topics: Iterable[str]) -> Settings:
+        """The limits that producers must respect, when these topics exist."""
+        return Settings(
+            max_message_size=self.max_message_size,
+            delay_levels=self.delay.levels,
+            delay_max_ms=self.delay.max_ms,
+            reject_transactions=self.transaction.reject,
+            queues=self.kafka.queues,
+            max_queues=self.topics.max_queues,
+            topics_allowed=self.topics.allowed,
+            topics_max=self.topics.max,
+            topics=tuple(sorted(topics)),
+            check_topics=self.kafka.check_topics,
+        )
+
+    def describe(self) -> str:
+        """Return one `key = value` line for each key, secrets masked."""
+        return "\n".join(f"{key.name} = {self._shown(key.path)}" for key in KEYS)
+
+    def _shown(self, path: str) -> str:
+        if path == OPTIONS_KEY:
+            return str(self.kafka.masked_options())
+        value: Any = self
+        for part in path.split("."):
+            value = getattr(value, part)
+        return f"{value}ms" if path.endswith("_ms") else str(value)
+
+
+def load(
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read a configuration: `overrides` win over the environment, that over the file, that over defaults.
+
+    Args:
+        path: a YAML file, or None for defaults only.
+        overrides: what was given with `--set`, each `key=value`, for example `transaction.timeout=10s`.
+        environ: the environment, for example `COMMITLAKE__TRANSACTION__TIMEOUT`; None for that of the process.
+
+    Raises:
+        ConfigError: the file is not readable, a key is unknown or a value is not allowed.
+    """
+    values: dict[str, object] = {}
+    _override(values, _flatten(_read_file(path)).items() if path else ())
+    _override(values, _from_environment(os.environ if environ is None else environ))
+    _override(values, [_split(override) for override in overrides])
+    return _build(values)
+
+
+def from_mapping(values: Mapping[str, object]) -> Config:
+    """Return the configuration of `values`: nested as in the file, or with dotted names; defaults for the rest.
+
+    Raises:
+        ConfigError: a key is unknown or a value is not allowed.
+    """
+    flat: dict[str, object] = {}
+    _override(flat, _flatten(values).items())
+    return _build(flat)
+
+
+Conf = Config | str | os.PathLike[str] | Mapping[str, object]
+"""A configuration as people give it: one, the path of one, or its keys and values."""
+
+
+def of(conf: Conf) -> Config:
+    """Return a configuration as people give it: one, the path of one, or its keys and values.
+
+    Raises:
+        ConfigError: the file is not readable, a key is unknown or a value is not allowed.
+    """
+    if isinstance(conf, Config):
+        return conf
+    if isinstance(conf, Mapping):
+        return from_mapping(conf)
+    try:
+        return load(os.fspath(conf))
+    except TypeError as error:
+        msg = f"the configuration is {conf!r:.100}; give the path of a YAML file, or a map of keys to values"
+        raise ConfigError(msg) from error
+
+
+def _read_file(path: str | os.PathLike[str]) -> Mapping[str, object]:
+    try:
+        parsed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        msg = f"cannot read the configuration {path}: {reason}; name a readable YAML file"
+        raise ConfigError(msg) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # only the place: the line itself may hold a password
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        msg = f"the configuration {path} is not YAML{where}"
+        raise ConfigError(msg) from None
+    if not isinstance(parsed or {}, dict):
+        msg = f"the configuration {path} is not a map of keys to values"
+        raise ConfigError(msg)
+    return parsed or {}
+
+
+def _flatten(values: Mapping[str, object], above: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for part, value in values.items():
+        name = f"{above}{part}"
+        is_section = any(key.name.startswith(f"{name}.") for key in KEYS)
+        if isinstance(value, Mapping) and name not in MAPS:
+            flat |= _flatten(value, f"{name}.")
+        elif not (is_section and value is None):  # a section with nothing below it
+            flat[name] = value
+    return flat
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, object]]:
+    names = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
+    return [(name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."), environ[name]) for name in names]
+
+
+def _split(override: str) -> tuple[str, object]:
+    name, equals, value = override.partition("=")
+    if not equals:
+        name = re.split(r"[:\s]", override)[0]  # what follows may be a password
+        msg = f"--set {name}: '=' is missing; write --set key=value, for example --set transaction.timeout=10s"
+        raise ConfigError(msg)
+    return name.strip(), value
+
+
+def _override(values: dict[str, object], changes: Iterable[tuple[str, object]]) -> None:
+    for name, value in changes:
+        option = name.removeprefix(f"{OPTIONS_KEY}.")
+        if option == name:
+            values[name] = value
+        else:
+            values[OPTIONS_KEY] = {**BY_NAME[OPTIONS_KEY].value(values.get(OPTIONS_KEY) or {}), option: value}
+
+
+def _build(values: Mapping[str, object]) -> Config:
+    for name in values:
+        if name not in BY_NAME:
+            raise unknown_key(name, values[name])
+    sections: dict[str, dict[str, Any]] = {}
+    for key in KEYS:
+        section, _, attribute = key.path.rpartition(".")
+        sections.setdefault(section, {})[attribute] = key.value(values.get(key.name, key.default))
+    sections["delay"]["levels_ms"] = tuple(map(duration(), sections["delay"]["levels"]))
+    return Config(
+        kafka=KafkaConfig(**sections["kafka"]),
+        transaction=TransactionConfig(**sections["transaction"]),
+        topics=TopicsConfig(**sections["topics"]),
+        delay=DelayConfig(**sections["delay"]),
+        maintenance=MaintenanceConfig(**sections["maintenance"]),
+        accept=AcceptConfig(**sections["accept"]),
+        metrics=MetricsConfig(**sections["metrics"]),
+        **sections[""],
+    )

@@ -1,0 +1,148 @@
+"""The configuration keys: the name, the parser, the default and the meaning of each, in one table."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from commitlake.config.values import (
+    EMBEDDED,
+    LEVELS,
+    dedups,
+    directory,
+    duration,
+    flag,
+    groups,
+    integer,
+    levels,
+    location,
+    options,
+    prefix,
+    rules,
+    servers,
+    size,
+    targets,
+    text,
+    texts,
+)
+from commitlake.errors import ConfigError
+from commitlake.protocol.durations import HOUR_MS
+
+OPTIONS_KEY = "kafka.options"
+TO_KAFKA = "topics.to_kafka"
+DEDUP = "topics.dedup"
+CHECKS = "checks"
+MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, CHECKS})
+"""Keys whose value is a map."""
+
+_SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One configuration key.
+
+    Attributes:
+        name: dotted name, as in the file.
+        parse: takes what was given and returns the value, or raises ValueError with what is allowed.
+        default: given to `parse` where nothing else is.
+        doc: the meaning, for docs/operations.md.
+        path: where in `Config` the value is, for example `transaction.timeout_ms`.
+    """
+
+    name: str
+    parse: Callable[[Any], Any]
+    default: object
+    doc: str
+    path: str
+
+    def value(self, given: object) -> Any:
+        """Parse what was given.
+
+        Raises:
+            ConfigError: it is not allowed.
+        """
+        try:
+            return self.parse(given)
+        except (ValueError, yaml.YAMLError) as error:
+            shown = "***" if self.name == OPTIONS_KEY else repr(given)
+            allowed = "YAML" if isinstance(error, yaml.YAMLError) else error
+            msg = f"{self.name}: {shown} is not allowed; allowed is {allowed}"
+            raise ConfigError(msg) from None
+
+
+def _key(name: str, parse: Callable[[Any], Any], default: object, doc: str) -> Key:
+    return Key(name, parse, default, doc, path=name)
+
+
+def _time(name: str, default: str, doc: str, lowest_ms: int = 0) -> Key:
+    return Key(name, duration(lowest_ms), default, doc, path=f"{name}_ms")
+
+
+KEYS: tuple[Key, ...] = (
+    _key("warehouse", location, "./warehouse", "where the tables are: a directory or URI, or schema:<catalog.schema>"),
+    _key("checkpoints", location, "./checkpoints", "where Spark keeps its checkpoints: a directory or URI"),
+    _key("receipts", directory, "", "where consumers keep what they did; empty: the warehouse's name and _receipts"),
+    Key(
+        *("receipts.retention", duration(), "30d", "age at which receipts of messages that are done go; 0s: never"),
+        path="receipts_retention_ms",
+    ),
+    _key("kafka.bootstrap_servers", servers, EMBEDDED, "host:port,... or 'embedded' for a broker of its own"),
+    _key("kafka.topic_prefix", prefix, "commitlake.", "put before each Kafka topic's name"),
+    _key("kafka.queues", integer(1, 4_096), 4, "partitions of half, op, messages and check"),
+    _key("kafka.check_topics", groups, [], "producer groups with a check topic of their own, see Check topics"),
+    _key(
+        OPTIONS_KEY, options, {}, "options of all Kafka clients; values may be env:NAME, file:/path, secret:scope/key"
+    ),
+    _key("kafka.embedded_dir", directory, "", "where the embedded broker keeps its data; empty: inside the warehouse"),
+    _key("kafka.embedded_port", integer(0, 65_535), 0, "loopback port of the embedded broker; 0: any that is free"),
+    _time("trigger_interval", "1s", "time from one micro-batch to the next", 1),
+    _time("standby_after", "15s", "silence after which a standby takes over, off local disks", 1_000),
+    _time("transaction.timeout", "6s", "age of a half message at its first check"),
+    _time("transaction.check_interval", "30s", "time from the answer UNKNOWN to the next check", 1),
+    _time("transaction.check_repeat", "5m", "pause before an unanswered check is sent again; doubles to 1h", 1),
+    _key("transaction.check_max", integer(0, 30_000), 15, "answered checks before a transaction is discarded"),
+    _time("transaction.retention", "72h", "age at which an open transaction is discarded", 1),
+    _time("transaction.op_park_time", "10m", "how long an op waits for its half message"),
+    _key("transaction.reject", flag, False, "refuse new half messages"),
+    _key(CHECKS, rules, {}, "by producer group: the table that answers its checks, see Checks answered by a table"),
+    _key("topics.allowed", texts, ["*"], "shell patterns of the destination topics"),
+    _key("topics.max", integer(1, 100_000), 1_000, "destination topics there may be"),
+    _key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),
+    _key(TO_KAFKA, targets, {}, "topics that go to Kafka topics as well, for example {orders: orders-committed}"),
+    _key(DEDUP, dedups, {}, "topics that show a name once, see Once by name"),
+    _key("delay.levels", levels, LEVELS, "delays of the levels 1, 2, ..."),
+    _time("delay.max", "40d", "the longest delay", 1),
+    _key("max_message_size", size, "4MiB", "the largest value of a record"),
+    _time("maintenance.interval", "10m", "time between runs of maintenance in the coordinator; 0s: none"),
+    _time("maintenance.retention", "30d", "age after their end at which rows of all but topic tables may go"),
+    _time("maintenance.file_retention", "1h", "how long files that a table no longer uses are kept", HOUR_MS),
+    _time("maintenance.topic_file_retention", "7d", "the same of topic tables: a reader's longest absence", HOUR_MS),
+    _key("metrics.port", integer(0, 65_535), 0, "port of /metrics and /healthz in the coordinator; 0: none"),
+    _key("metrics.host", text, "127.0.0.1", "address that it listens on; 0.0.0.0 for all of the machine's"),
+    _key("accept.lost_range", flag, False, "start though Kafka no longer holds records that never landed"),
+    _key("accept.other_cluster", flag, False, "start though this is another Kafka cluster than before"),
+    _key("accept.recreated_topic", flag, False, "start though a Kafka topic was deleted and created again"),
+)
+BY_NAME = {key.name: key for key in KEYS}
+
+
+def masked(option: str, value: str) -> str:
+    """The value of a Kafka client option as it may be shown: a secret as `***`, a reference as it is."""
+    is_reference = value.startswith(("env:", "file:", "secret:"))
+    return "***" if _SECRET.search(option) and not is_reference else value
+
+
+def unknown_key(name: str, value: object) -> ConfigError:
+    """The error about a key that does not exist, with the nearest ones."""
+    close = difflib.get_close_matches(name, BY_NAME, n=3)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    # Below `kafka` it may be an option in the wrong place, and so a password.
+    shown = "***" if name.startswith("kafka") else masked(name, str(value))
+    msg = f"unknown configuration key {name}; {hint}its value is {shown}; known keys: {', '.join(BY_NAME)}"
+    return ConfigError(msg)

@@ -1,0 +1,243 @@
+"""Parsers of configuration values: each takes what YAML or a command line gives, and returns the value.
+
+A parser raises ValueError, whose text says what is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from commitlake.config.places import has_scheme
+from commitlake.protocol.durations import DAY_MS, duration_ms
+from commitlake.protocol.topic_names import NAME
+
+EMBEDDED = "embedded"
+LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+_LONGEST_MS = 36_500 * DAY_MS  # a century: `stored_at` plus any duration stays far inside 64 bits
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})?")
+_SIZE = re.compile(r"(\d{1,18})(B|KiB|MiB|GiB)?")
+_SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+LARGEST_MESSAGE = 15 << 20
+"""Bytes. Spark reads the JSON of a batch as a VARIANT, which holds 16 MiB: a larger batch would be malformed."""
+_SERVER = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+
+
+def text(value: object) -> str:
+    """Parse any non-empty string."""
+    if not isinstance(value, str) or not value.strip():
+        msg = "a non-empty string"
+        raise ValueError(msg)
+    return value.strip()
+
+
+def location(value: object) -> str:
+    """Parse a directory, made absolute, or a URI or catalog schema, kept as it is."""
+    place = text(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    return place if has_scheme(place) else str(Path(place).expanduser().absolute())
+
+
+def directory(value: object) -> str:
+    """Parse a local directory, made absolute; empty for none."""
+    return location(value) if value else ""
+
+
+def servers(value: object) -> str:
+    """Parse `embedded` or `host:port,host:port`."""
+    addresses = [address.strip() for address in text(value).split(",")]
+    matches = [_SERVER.fullmatch(address) for address in addresses]
+    if addresses != [EMBEDDED] and not all(match and 0 < int(match[2]) < 1 << 16 for match in matches):
+        msg = f"'{EMBEDDED}', or host:port,host:port,..."
+        raise ValueError(msg)
+    return ",".join(addresses)
+
+
+def prefix(value: object) -> str:
+    """Parse a prefix of Kafka topic names; may be empty."""
+    if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._-]{0,200}", value):
+        msg = "at most 200 of the characters a-z A-Z 0-9 . _ -"
+        raise ValueError(msg)
+    return value
+
+
+def flag(value: object) -> bool:
+    """Parse true or false."""
+    parsed = {"true": True, "false": False}.get(str(value).lower())
+    if parsed is None:
+        msg = "true or false"
+        raise ValueError(msg)
+    return parsed
+
+
+def integer(lowest: int, highest: int) -> Callable[[object], int]:
+    """Return a parser of whole numbers from `lowest` to `highest`."""
+
+    def parse(value: object) -> int:
+        if (
+            isinstance(value, bool)
+            or not re.fullmatch(r"\d{1,18}", str(value))
+            or not lowest <= int(str(value)) <= highest
+        ):
+            msg = f"a whole number from {lowest} to {highest}"
+            raise ValueError(msg)
+        return int(str(value))
+
+    return parse
+
+
+def duration(lowest_ms: int = 0) -> Callable[[object], int]:
+    """Return a parser of durations such as `500ms`, `6s`, `5m`, `72h`, `40d`, to ms, at least `lowest_ms`.
+
+    A number is one of seconds, also as the text that a command line or the environment makes of it.
+    """
+
+    def parse(value: object) -> int:
+        given = value.strip() if isinstance(value, str) else value
+        ms = duration_ms(float(given) if isinstance(given, str) and _NUMBER.fullmatch(given) else given)
+        if ms is None or not lowest_ms <= ms <= _LONGEST_MS:
+            msg = f"seconds, or a number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
+            raise ValueError(msg)
+        return ms
+
+    return parse
+
+
+def size(value: object) -> int:
+    """Parse a size such as `4MiB` to bytes."""
+    match = _SIZE.fullmatch(str(value).strip())
+    parsed = int(match[1]) * _SIZE_BYTES[match[2]] if match else 0
+    if not 1 <= parsed <= LARGEST_MESSAGE:
+        msg = "bytes, or a number with B, KiB or MiB, from 1B to 15MiB"
+        raise ValueError(msg)
+    return parsed
+
+
+def _loaded(value: object) -> object:
+    """A map as a file has it, or as text in YAML, from a command line or the environment."""
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Parse a list of strings: YAML, or separated by commas or blanks."""
+    if isinstance(value, str):
+        value = yaml.safe_load(value) if value.lstrip().startswith("[") else re.split(r"[,\s]+", value.strip())
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) and item for item in value):
+        msg = "a list of strings with at least one"
+        raise ValueError(msg)
+    return tuple(value)
+
+
+def levels(value: object) -> tuple[str, ...]:
+    """Parse the delay levels, a list of durations."""
+    try:
+        parsed = texts(value)
+        if not all(map(duration(1), parsed)) or any(map(_NUMBER.fullmatch, parsed)):
+            raise ValueError  # producers read them, each in its language, and expect a unit
+    except ValueError as error:
+        msg = f"a list of durations such as '{LEVELS}'"
+        raise ValueError(msg) from error
+    return parsed
+
+
+_PLACES = "places"
+_EVERY = "every"
+_RULE = ("table", "match", "commit", "rollback", "user", "password", _EVERY, _PLACES)
+"""Keys of a rule; it must have the first. All are texts, but for the last two."""
+
+
+def rules(value: object) -> dict[str, dict[str, Any]]:
+    """Parse a map of producer groups to rules; their conditions are read where they are used."""
+    value = _loaded(value)
+    if not isinstance(value, dict) or not all(map(_is_rule, value.values())):
+        msg = (
+            f"a map of producer groups to maps with {', '.join(_RULE)}, of which table is needed; "
+            f"{_EVERY} is a duration, {_PLACES} is a list of directories or URIs, all others are texts"
+        )
+        raise ValueError(msg)
+    return {
+        str(group): {key: [*map(location, given)] if key == _PLACES else given for key, given in rule.items()}
+        for group, rule in value.items()
+    }
+
+
+def _is_rule(rule: object) -> bool:
+    if not isinstance(rule, dict) or not {"table"} <= set(rule) <= set(_RULE):
+        return False
+    places = rule.get(_PLACES, [])
+    well = isinstance(places, list) and all(isinstance(each, str) and each.strip() for each in places)
+    return well and all(isinstance(given, str) for key, given in rule.items() if key not in (_EVERY, _PLACES))
+
+
+def groups(value: object) -> tuple[str, ...]:
+    """Parse a list of producer groups whose names can be a part of a Kafka topic's; it may be empty."""
+    value = _loaded(value)
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(group, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,100}", group) for group in value
+    ):
+        msg = "a list of producer groups, each 1 to 100 of the characters a-z A-Z 0-9 . _ -"
+        raise ValueError(msg)
+    return tuple(dict.fromkeys(value))
+
+
+def targets(value: object) -> dict[str, str]:
+    """Parse a map of destination topics to Kafka topics."""
+    value = _loaded(value)
+    if not isinstance(value, dict) or not all(
+        isinstance(topic, str) and isinstance(target, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", target)
+        for topic, target in value.items()
+    ):
+        msg = "a map of topics to names of Kafka topics, each 1 to 249 of the characters a-z A-Z 0-9 . _ -"
+        raise ValueError(msg)
+    return dict(value)
+
+
+_BY = ("keys", "message_id")
+"""What may be the name of a message."""
+_DEDUP = ("by", "window")
+
+
+class Dedup(NamedTuple):
+    """How a topic shows a name once: `by` is the column that is the name, `window_ms` how long it is held."""
+
+    by: str
+    window_ms: int
+
+    def __repr__(self) -> str:
+        """As a configuration has it."""
+        return f"{{by: {self.by}, window: {self.window_ms}ms}}"
+
+
+def dedups(value: object) -> dict[str, Dedup]:
+    """Parse a map of destination topics to what is a name there, and how long it is held, in ms."""
+    value = _loaded(value)
+    try:
+        if not isinstance(value, dict):
+            raise ValueError
+        return {str(topic): _dedup(topic, given) for topic, given in value.items()}
+    except ValueError as error:
+        msg = "a map of topics to maps such as {by: keys, window: 30d}; by is keys or message_id, window 1s or more"
+        raise ValueError(msg) from error
+
+
+def _dedup(topic: object, given: object) -> Dedup:
+    if not NAME.fullmatch(str(topic)) or not isinstance(given, dict) or not set(given) <= set(_DEDUP):
+        raise ValueError
+    by = given.get("by", _BY[0])
+    if by not in _BY:
+        raise ValueError
+    return Dedup(by, duration(1_000)(given.get("window")))
+
+
+def options(value: object) -> dict[str, str]:
+    """Parse a map of Kafka client options to strings."""
+    value = _loaded(value)
+    if not isinstance(value, dict) or not all(isinstance(item, str | int | float) for item in value.values()):
+        msg = "a map of the Java client's option names to strings or numbers"
+        raise ValueError(msg)
+    return {str(name): str(item).lower() if isinstance(item, bool) else str(item) for name, item in value.items()}

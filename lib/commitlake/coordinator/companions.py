@@ -1,0 +1,60 @@
+"""What may run beside the rounds, each of it wanted by a key: metrics, and rules that answer checks.
+
+Both read the tables with libraries that are an extra, so they are loaded only where they are wanted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from commitlake.config import Config
+from commitlake.coordinator.chain import Chain
+from commitlake.coordinator.landing import start as landing_start
+from commitlake.errors import SetupError
+from commitlake.protocol.kafka_topics import LANDED
+
+
+@contextmanager
+def telling(config: Config, chain: Chain, epoch: int, health: Callable[[], str | None]) -> Iterator[None]:
+    """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.
+
+    Raises:
+        SetupError: the port is taken, or a module is missing.
+    """
+    if not config.metrics.port:
+        yield
+        return
+    with _extra("metrics.port"):
+        from commitlake.coordinator.metrics import collect, server
+    ends = partial(landing_start.ends, config, LANDED)
+    sources = collect.Sources(config, chain.rounds, chain.counters, lambda: chain.position, ends, epoch)
+    with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
+        yield
+
+
+def answer_by_rules(config: Config, stop: threading.Event) -> None:
+    """Answer checks by the rules of `checks`, in a thread, until told to stop.
+
+    Raises:
+        ConfigError: a rule can't be used.
+        SetupError: a module is missing.
+    """
+    if not config.checks:
+        return
+    with _extra("checks"):
+        from commitlake.coordinator.resolving.resolve import Resolver
+
+        run = partial(Resolver(config).run, stop)
+    threading.Thread(target=run, name="commitlake-rules", daemon=True).start()
+
+
+@contextmanager
+def _extra(key: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        msg = f"{key}: the module {error.name} is missing; install it with pip install 'commitlake[all]'"
+        raise SetupError(msg) from error

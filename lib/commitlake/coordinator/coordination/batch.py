@@ -1,0 +1,186 @@
+"""A coordination batch: its events go to the tables in the one order that survives a kill between any two steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property, partial, reduce
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.coordinator.coordination import check_requests, ledger_rows, messages_met, once_by_name, topic_rows
+from commitlake.coordinator.coordination.counted import ages
+from commitlake.coordinator.coordination.events import Ends, Events
+from commitlake.coordinator.coordination.input_table import InputTable
+from commitlake.coordinator.coordination.recent import RecentHalves
+from commitlake.coordinator.coordination.rejected_rows import rejected_rows
+from commitlake.coordinator.counters import Ages, Counters
+from commitlake.coordinator.dedup.once import Once
+from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.states import Event, Source
+from commitlake.spark.frames import kept, release
+from commitlake.spark.parallel import run_all
+from commitlake.tables import Warehouse
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every batch of a run works with."""
+
+    config: Config
+    warehouse: Warehouse
+    clock: BrokerClock
+    recent: RecentHalves
+    inputs: InputTable
+    once: Once
+    warn: check_requests.Seldom = field(default_factory=check_requests.Seldom)
+    counters: Counters = field(default_factory=Counters)
+
+
+@dataclass
+class Batch:
+    """One batch that has something to write; each method is a step of the protocol (`commit`).
+
+    Attributes:
+        around: configuration and tables.
+        events: its events, resolutions included.
+        batch_id: grows over the whole life of the warehouse.
+        feedback: input rows that come again, None when there are none.
+        opened: those of them that RESUMEs have opened, None when there are none.
+    """
+
+    around: Surroundings
+    events: Events
+    batch_id: int
+    feedback: DataFrame | None = None
+    opened: DataFrame | None = None
+    topics: set[str] = field(default_factory=set)
+    _cached: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def marker(self) -> dict[str, int]:
+        """Marker of all its commits."""
+        return {"batch_id": self.batch_id}
+
+    @cached_property
+    def messages(self) -> dict[Source, DataFrame]:
+        """By source, the messages that its events are about, with their events; read once."""
+        found = {}
+        if self.events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
+            found[Source.HALF] = messages_met.halves(self.events, self.around.recent)
+        if self.events.count(Event.DELIVERY, src=Source.MESSAGES):
+            found[Source.MESSAGES] = messages_met.delayed(self.events, self.around.warehouse)
+        for src, frame in found.items():
+            found[src] = kept(frame)
+            self._cached.callback(release, found[src])
+        return once_by_name.without_duplicates(found, self.around.once, self.events.now)
+
+    def write_ledger(self) -> None:
+        """The commit point: what stands in `transactions` or `deliveries` has ended."""
+        if self.events.count(Event.DECIDED):
+            rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
+            age = "unix_millis(resolved_at) - unix_millis(stored_at)"
+            place = "0, queue, half_offset"
+            counted = self.around.counters.ended
+            written = self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE, place, age, counted)
+            self.events.check_written(written, "transactions", Event.DECIDED)
+        ended = [
+            ledger_rows.deliveries(self.messages[src], src, self.batch_id)
+            for src in Source
+            if self.events.count(Event.DELIVERY, src=src)
+        ]
+        if ended:
+            rows, place = reduce(DataFrame.unionByName, ended), "INT(source != 'half'), queue, queue_offset"
+            shown = "state = 'DELIVERED'"
+            late = f"IF({shown}, unix_millis(resolved_at) - unix_millis(deliver_at), NULL)"
+            written = self._append_ledger(rows, "deliveries", shown, place, late, self.around.counters.late)
+            self.events.check_written(written, "deliveries", Event.DELIVERY)
+
+    def publish(self) -> None:
+        """What was committed or delivered becomes visible."""
+        if self.topics:
+            shown = f"({topic_rows.SHOWN}) AND duplicate_of IS NULL"
+            frames = [
+                topic_rows.topic_rows(frame.where(shown), src, self.batch_id, self.events.now)
+                for src, frame in self.messages.items()
+                if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
+            ]
+            rows = reduce(DataFrame.union, frames)
+            topic_rows.publish(self.around.warehouse, rows, sorted(self.topics), self.marker)
+
+    def write_rest(self) -> None:
+        """What no reader of a topic waits for, side by side."""
+        append, events = self.around.warehouse.append, self.events
+        tasks: list[Callable[[], None]] = []
+        if events.count_discarded():
+            columns = self.around.warehouse.read("half").columns
+            rows = ledger_rows.discarded(self.messages[Source.HALF], columns, self.batch_id)
+            tasks.append(partial(append, rows, "discarded", self.marker))
+        if events.count(Event.REFUSED):
+            refused = rejected_rows(self.around.warehouse, self.around.config, events)
+            tasks.append(partial(append, refused, "rejected", self.marker))
+        if events.count(Event.CHECK):
+            checks = ledger_rows.checks(self.messages[Source.HALF], self.batch_id)
+            tasks.append(partial(append, checks, "checks", self.marker))
+        if self.opened is not None:
+            opened = self.opened.withColumn("batch_id", F.lit(self.batch_id))
+            tasks.append(partial(append, opened, "reentries", self.marker))
+        run_all(self.around.warehouse.spark, tasks)
+
+    def send_back(self) -> None:
+        """Input rows for the next batch; a start works them out again, but for what RESUMEs have opened."""
+        if self.feedback is not None:
+            self.around.inputs.append(self.feedback)
+
+    def complete(self) -> None:
+        """A batch that stands in `batches` is whole."""
+        spark = self.around.warehouse.spark
+        row = spark.sql(f"SELECT {self.batch_id}L AS batch_id, timestamp_millis({self.events.now}L) AS completed_at")
+        self.around.warehouse.append(row, "batches", self.marker)
+
+    def send_checks(self) -> None:
+        """To Kafka; ids never change. The batch ends all the same when they can't be sent."""
+        if self.events.count(Event.CHECK):
+            checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
+            asked = checked.selectExpr("*", "e.round", "e.checks AS check_no", "e.repeat")
+            check_requests.send(self.around.config, asked, self._parts(), self.around.warn)
+
+    def release(self) -> None:
+        """Frees the memory of what was cached."""
+        self._cached.close()
+        self.events.release()
+
+    def _append_ledger(self, rows: DataFrame, name: str, shown: str, place: str, age_ms: str, counted: Ages) -> Ends:
+        """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job.
+
+        Args:
+            rows: of the table.
+            name: of the table.
+            shown: SQL; whether a row's message becomes visible.
+            place: SQL of what identifies a row.
+            age_ms: SQL of an age in ms.
+            counted: where these ages are counted.
+        """
+        seen = Observation()
+        topics = F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics")
+        found = rows.observe(
+            seen, topics, F.count("*").alias("n"), F.expr(f"bit_xor(xxhash64({place}))").alias("places"), ages(age_ms)
+        )
+        self.around.warehouse.append(found, name, self.marker)
+        self.topics |= set(json.loads(seen.get["topics"]))
+        *within, number, total_ms = json.loads(seen.get["ages"])
+        counted.add(within, number, total_ms / 1_000)
+        return Ends(seen.get["n"], seen.get["places"] or 0)
+
+    def _parts(self) -> DataFrame | None:
+        """The further half messages of what is checked."""
+        if not self.events.count(Event.CHECK_PART):
+            return None
+        parts = self.events.of(Event.CHECK_PART)
+        return parts.selectExpr(
+            "anchor_queue AS first_queue", "anchor_offset AS first_offset", "queue", "offset AS queue_offset"
+        )

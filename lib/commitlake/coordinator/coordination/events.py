@@ -1,0 +1,121 @@
+"""A batch's events: what the state machine emitted, kept, and one summary that shows what there is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import xor
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from commitlake.coordinator.coordination.input_table import SegmentKey
+from commitlake.errors import DoubledError
+from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
+from commitlake.protocol.states import Event, Kind, Source, State
+from commitlake.spark.frames import kept, release
+from commitlake.tables.spans import Span, joined
+
+_OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.WAKE)
+"""Events whose offset lies in their segment; others may be about any record."""
+
+
+class Ends(NamedTuple):
+    """Ends of messages: how many, and one number made of all their places, in any order."""
+
+    number: int
+    places: int
+
+
+class Events:
+    """The events of one batch.
+
+    The frame is computed here, once and whole: a stateful frame that is read in part leaves its state uncommitted,
+    and one that is read twice runs the state machine twice.
+
+    Attributes:
+        summary: how many there are (`n`), by what they are, and where.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self.frame = kept(frame)
+        lies = F.col("event").isin(*map(int, _OF_SEGMENT))
+        segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
+        again = F.expr("repeat > 0").alias("is_again")
+        self.summary: list[Row] = (
+            self.frame.groupBy("event", "src", "queue", "state", "reason", segment, "kind", again)
+            .agg(
+                F.count("*").alias("n"),
+                F.max("now").alias("now"),
+                F.min("offset").alias("low"),
+                F.max("offset").alias("high"),
+                F.max("deliver_at").alias("latest"),
+                F.expr("bit_xor(xxhash64(src, queue, offset))").alias("places"),
+            )
+            .collect()
+        )
+
+    @property
+    def now(self) -> int:
+        """The batch's time, ms since epoch, UTC."""
+        return max((int(row["now"]) for row in self.summary), default=0)
+
+    def wakes(self) -> Mapping[SegmentKey, int | None]:
+        """When each segment of the batch has to be called next (ms since epoch, UTC); None: when something comes."""
+        return {
+            SegmentKey(row["src"], row["queue"], row["segment"]): row["latest"] if row["latest"] >= 0 else None
+            for row in self.summary
+            if row["event"] == Event.WAKE
+        }
+
+    def count(self, *events: Event, src: Source | None = None, kind: Kind | None = None) -> int:
+        """How many there are of these events: of one source or of both, about ops of one kind or of any."""
+        found = (row for row in self.summary if row["event"] in events and src in (None, row["src"]))
+        return sum(row["n"] for row in found if kind in (None, row["kind"]))
+
+    def count_discarded(self) -> int:
+        """How many half messages are discarded."""
+        return sum(row["n"] for row in self.summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED))
+
+    def check_written(self, written: Ends, table: str, event: Event) -> None:
+        """Compares ledger rows with the events that they are of: each has one row, and there are no others.
+
+        Raises:
+            DoubledError: a message stands twice, or not at all, in the table that holds it.
+        """
+        rows = [row for row in self.summary if row["event"] == event]
+        wanted = Ends(sum(row["n"] for row in rows), reduce(xor, (row["places"] for row in rows), 0))
+        if written != wanted:
+            msg = f"{table}: {wanted.number} messages ended in this batch, but {written.number} rows were written"
+            raise DoubledError(msg)
+
+    def check_ends(self) -> None:
+        """Compares the ends that segments report with those of resolutions: no message has two.
+
+        Raises:
+            DoubledError: one has.
+        """
+        ends = self.frame.where(F.col("event").isin(int(Event.DECIDED), int(Event.DELIVERY)))
+        twice = ends.groupBy("event", "src", "queue", "offset").count().where("count > 1").head()
+        if twice is not None:
+            msg = f"the message at queue {twice['queue']}, offset {twice['offset']} ends twice in a batch"
+            raise DoubledError(msg)
+
+    def of(self, event: Event, src: Source | None = None) -> DataFrame:
+        """The events of one kind."""
+        found = self.frame.where(F.col("event") == int(event))
+        return found if src is None else found.where(F.col("src") == int(src))
+
+    def spans(self, *events: Event, src: Source = Source.HALF) -> list[Span]:
+        """Where the messages of these events are."""
+        rows = [row for row in self.summary if row["event"] in events and row["src"] == src]
+        return joined([Span(row["queue"], row["low"], row["high"]) for row in rows])
+
+    def with_more(self, more: DataFrame) -> Events:
+        """These events and `more` as one."""
+        return Events(self.frame.unionByName(more))
+
+    def release(self) -> None:
+        """Frees the memory of the cache."""
+        release(self.frame)

@@ -1,0 +1,143 @@
+"""What coordination reads: narrow rows of half, op and delayed messages, never a body, never a string, never a null.
+
+Strings become 64-bit hashes in the JVM; a null would turn a whole column into floats in pandas (offsets above 2^53
+would break).
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+from commitlake.protocol.statemachine.rows import ROW
+from commitlake.protocol.states import Kind, Source
+from commitlake.tables.columns import hashed_sql, millis_sql
+
+_WIDTHS = {"i1": IntegerType(), "i2": IntegerType(), "i4": IntegerType(), "i8": LongType()}
+FIELDS = ["src", "queue", *(ROW.names or ())]
+INPUT_SCHEMA = StructType(
+    [StructField(name, _WIDTHS[ROW[name].str[1:]] if name in (ROW.names or ()) else IntegerType()) for name in FIELDS]
+)
+"""A `ROW` with its source and its first half message's queue; also the columns of `reentries`."""
+
+OPENED = f"kind IN ({int(Kind.HALF)}, {int(Kind.PART)}) AND round > 0"
+"""Of feedback rows: what RESUMEs have opened. All others can be worked out from the tables again."""
+
+_DECISIONS = tuple(kind.name for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL))
+_DECISION_KIND = " ".join(f"WHEN '{name}' THEN {int(Kind[name])}" for name in _DECISIONS)
+_IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
+_HALF = {
+    "kind": f"IF({_IS_FIRST}, {int(Kind.HALF)}, {int(Kind.PART)})",
+    "src": f"{int(Source.HALF)}",
+    "queue": "first_queue",
+    "offset": "first_offset",
+    "part_queue": f"IF({_IS_FIRST}, -1, queue)",
+    "part_offset": f"IF({_IS_FIRST}, -1, queue_offset)",
+    "tid": hashed_sql("transaction_id"),
+    "grp": hashed_sql("producer_group"),
+    "stored": millis_sql("stored_at"),
+    "immunity": "coalesce(check_immunity_s, -1)",
+    "delay": "coalesce(delay_ms, -1)",
+    "deliver_at": millis_sql("deliver_at"),
+    "checks": "0",
+    "round": "0",
+}
+IS_ANSWER = "(decision = 'UNKNOWN' AND NOT admin AND (from_check OR check_id IS NOT NULL))"
+"""Of a row of `op`: it answers a check, and says that the outcome is still unknown."""
+_NO_CHECK = -2  # the answer names a check of another transaction, or none that there can be
+
+
+def _in_check_id(place: int) -> str:
+    """A number of a CHECK_ID `<queue>-<offset>-<round>-<n>`, SQL; absent when the op names no check."""
+    is_own = "startswith(check_id, concat_ws('-', messages[0].queue, messages[0].offset, ''))"
+    number = f"TRY_CAST(split_part(check_id, '-', {place}) AS INT)"
+    return f"IF(check_id IS NULL, -1, coalesce(IF({is_own}, {number}, NULL), {_NO_CHECK}))"
+
+
+_GROUP = hashed_sql("coalesce(producer_group, '')")
+_IS_RECALL = "decision = 'RECALL'"
+_OP = {
+    "kind": f"IF(at = 0, CASE decision {_DECISION_KIND} ELSE {int(Kind.UNKNOWN)} END, {int(Kind.LISTED)})",
+    "src": f"IF({_IS_RECALL}, {int(Source.MESSAGES)}, {int(Source.HALF)})",
+    "queue": "messages[0].queue",
+    "offset": "messages[0].offset",
+    "part_queue": "IF(at = 0, -1, message.queue)",
+    "part_offset": "IF(at = 0, -1, message.offset)",
+    "op_queue": "queue",
+    "op_offset": "op_offset",
+    "admin": "CAST(admin AS INT)",
+    "from_check": "coalesce(CAST(from_check AS INT), 0)",
+    "listed": "size(messages) - 1",
+    "tid": f"IF({_IS_RECALL}, {hashed_sql('message_id')}, {hashed_sql('transaction_id')})",
+    "grp": f"IF({_IS_RECALL}, {hashed_sql('topic')}, {_GROUP})",
+    "stored": millis_sql("stored_at"),
+    "checks": _in_check_id(4),
+    "round": _in_check_id(3),
+}
+_DELAYED = {
+    "kind": f"{int(Kind.DELAYED)}",
+    "src": f"{int(Source.MESSAGES)}",
+    "queue": "queue",
+    "offset": "queue_offset",
+    "tid": hashed_sql("message_id"),
+    "grp": hashed_sql("topic"),
+    "stored": millis_sql("stored_at"),
+    "deliver_at": millis_sql("deliver_at"),
+}
+
+
+def rows(frame: DataFrame, **columns: str) -> DataFrame:
+    """Input rows with the given columns, as SQL; what is not given is absent (-1)."""
+    return frame.selectExpr(
+        *[
+            f"CAST({columns.get(field.name, '-1')} AS {field.dataType.simpleString()}) AS `{field.name}`"
+            for field in INPUT_SCHEMA
+        ]
+    )
+
+
+def stored_rows(table: DataFrame) -> DataFrame:
+    """Rows of a table that holds input rows; an older version's have no `repeat`."""
+    columns = {name: name for name in INPUT_SCHEMA.names}
+    return rows(table, **columns | {"repeat": "coalesce(repeat, -1)"})
+
+
+def half_rows(half: DataFrame, **more: str) -> DataFrame:
+    """Rows of the table `half`: a first half message stands for itself, a part for its place in its first's segment."""
+    return rows(half, **(_HALF | more))
+
+
+def op_rows(op: DataFrame, **more: str) -> DataFrame:
+    """Rows of the table `op`: one for the record, one more for each further half message that a decision lists.
+
+    An UNKNOWN that answers no check changes nothing, so it never comes here.
+    """
+    kinds = ", ".join(f"'{name}'" for name in _DECISIONS)
+    messages = "IF(decision = 'UNKNOWN', slice(half_messages, 1, 1), array_distinct(half_messages)) AS messages"
+    listed = op.where(f"decision IN ({kinds}) OR {IS_ANSWER}").selectExpr("*", messages)
+    return rows(listed.selectExpr("*", "posexplode(messages) AS (at, message)"), **(_OP | more))
+
+
+def delayed_rows(delayed: DataFrame) -> DataFrame:
+    """Rows of the table `delayed`."""
+    return rows(delayed, **_DELAYED)
+
+
+def waiting_rows(committed: DataFrame, offset: str, due: str) -> DataFrame:
+    """Rows of committed half messages with a delay; each waits in its own segment, its first one is done with.
+
+    Args:
+        committed: rows with `queue`, and the offset of the half message.
+        offset: the name of that column.
+        due: when it is due, ms since epoch, UTC; SQL.
+    """
+    place = {"part_queue": "queue", "part_offset": offset}
+    return rows(
+        committed,
+        kind=f"{int(Kind.WAITING)}",
+        src=f"{int(Source.HALF)}",
+        queue="queue",
+        offset=offset,
+        deliver_at=due,
+        **place,
+    )

@@ -1,0 +1,110 @@
+"""What coordination reads: one scratch table of the run, to which everything that the state machine sees is appended.
+
+The rows of a landing, what was open at the start (its first commit), what a batch sends back to itself, and ticks.
+One Delta source instead of one for each table: a landing is one batch, and compaction of `half` and `op` does not
+concern the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from threading import Lock
+from typing import NamedTuple
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from commitlake.coordinator.coordination import input_rows
+from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
+from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.statemachine.rows import ABSENT, SEGMENT_SIZE
+from commitlake.protocol.states import Kind
+from commitlake.spark.files import Files
+from commitlake.spark.frames import of_rows
+from commitlake.tables import log_cleanup
+
+_ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
+"""A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
+_TICK = StructType([INPUT_SCHEMA[name] for name in ("kind", "src", "queue", "offset")])
+_PART = 100
+"""Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round; and with
+them what the log holds of them, or each round would list the log of all rounds before."""
+_KEPT_LOG_MS = 120_000
+
+
+class SegmentKey(NamedTuple):
+    """What a state belongs to: 16 384 offsets of a queue of `half` (`src` 0) or `messages` (1)."""
+
+    src: int
+    queue: int
+    segment: int
+
+
+class InputTable:
+    """The scratch table of one run.
+
+    Args:
+        spark: the coordinator's session.
+        path: a directory or URI of its own.
+        clock: Kafka's time; what it says when rows are appended is the time of their batch.
+    """
+
+    def __init__(self, spark: SparkSession, path: str, clock: BrokerClock) -> None:
+        self.spark, self._path, self._clock = spark, path, clock
+        self._files = Files(spark, path)
+        self._appended = 0
+        self._lock = Lock()
+        self.landed_until = ABSENT
+        """Landed time, ms since epoch, UTC: it goes with every row, and holds for the deadlines of its segment."""
+
+    def create(self, opened: DataFrame) -> None:
+        """Writes what is open at the start, rows of `INPUT_SCHEMA`."""
+        self._write(opened)
+        self.spark.sql(
+            f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '{_PART}', "
+            "'delta.dataSkippingNumIndexedCols' = '0', 'delta.logRetentionDuration' = 'interval 1 hour', "
+            "'delta.deletedFileRetentionDuration' = 'interval 1 hour')"
+        )
+
+    def append(self, rows: DataFrame) -> None:
+        """Appends rows of `INPUT_SCHEMA`."""
+        self._write(rows)
+        if self._appended % _PART == 0:
+            self._forget(self._appended // _PART - 1)
+
+    def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
+        """A row for each of these segments, in which something is due though nothing came."""
+        found = [
+            {"kind": int(Kind.TICK), "src": key.src, "queue": key.queue, "offset": key.segment * SEGMENT_SIZE}
+            for key in keys
+        ]
+        rows = of_rows(self.spark, found, _TICK)
+        return input_rows.rows(rows, **{name: name for name in _TICK.names})
+
+    def stream(self) -> DataFrame:
+        """All rows, with the segment that they belong to."""
+        rows = self.spark.readStream.format("delta").options(**_ALL_NEW).load(self._path)
+        return rows.withColumn("segment", F.expr(f"offset div {SEGMENT_SIZE}")).drop("part")
+
+    def _forget(self, part: int) -> None:
+        """Drops the partitions below `part`, and the files of those that were dropped the last time.
+
+        VACUUM would list all files for that, and no batch under way reads rows of a hundred appends ago.
+        """
+        self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {part}")
+        log_cleanup.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
+        if part > 1:
+            self._files.delete(f"part={part - 2}")
+
+    def _write(self, rows: DataFrame) -> None:
+        with self._lock:
+            part, self._appended = self._appended // _PART, self._appended + 1
+        times = {"landed": self.landed_until, "now": self._clock.now_ms()}
+        own = rows.select(
+            *INPUT_SCHEMA.names,
+            *[F.lit(time).cast("bigint").alias(name) for name, time in times.items()],
+            F.lit(part).alias("part"),
+        )
+        own.write.format("delta").partitionBy("part").mode("append").save(self._path)

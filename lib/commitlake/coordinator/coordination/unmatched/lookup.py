@@ -1,0 +1,100 @@
+"""What only the tables know: an op or a part whose message is not open (contract 4.1, 4.2, 4.6, 4.8, 4.10).
+
+An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping the outcome of each
+message in state would grow with history. So the segment emits the op as unmatched, and it is resolved from the tables
+as they were before the batch. That is rare: once at the end of the park time, and at once for a RESUME, a RECALL and a
+late part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.coordinator.coordination.events import Events
+from commitlake.protocol.states import Event, Source
+from commitlake.tables import Warehouse
+from commitlake.tables.rounds import newest, reopened
+from commitlake.tables.spans import spans_of, within
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables by which unmatched rows are resolved, each read once in the batch."""
+
+    half: DataFrame
+    op: DataFrame
+    delayed: DataFrame
+    transactions: DataFrame
+    deliveries: DataFrame
+    rejected: DataFrame
+    reentries: DataFrame
+
+    def with_reopened(self, again: DataFrame) -> Tables:
+        """As they will be: with the rows that this batch sends back to its own input."""
+        return replace(self, reentries=self.reentries.select(*again.columns).union(again))
+
+    @classmethod
+    def of(cls, warehouse: Warehouse) -> Tables:
+        """The newest versions."""
+        return cls(*[warehouse.read(name) for name in cls.__dataclass_fields__])
+
+
+def unmatched_rows(events: Events, event: Event, src: Source) -> DataFrame:
+    """The unmatched rows of one kind, with the coordinates of their first half message.
+
+    What comes when its park time is over already is unmatched twice in one batch; the last time counts.
+
+    Args:
+        events: the batch's events.
+        event: UNMATCHED_OP or UNMATCHED_PART.
+        src: the source of the messages that they are about.
+    """
+    found = events.of(event, src)
+    once = found.groupBy(*[name for name in found.columns if name != "last"]).agg(F.max("last").alias("last"))
+    return once.withColumnsRenamed({"anchor_queue": "first_queue", "anchor_offset": "first_offset"})
+
+
+def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
+    """The rows of a table in the spans of what unmatched rows are about.
+
+    Args:
+        table: the table.
+        unmatched: the unmatched rows.
+        queue: the column that holds the queue, in the table and in the unmatched rows.
+        offset: the column that holds the offset, in both.
+    """
+    return table.where(within(spans_of(unmatched, queue[1], offset[1]), queue[0], offset[0]))
+
+
+def with_first(unmatched: DataFrame, tables: Tables) -> DataFrame:
+    """Adds of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
+    where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
+    names = ["queue", "queue_offset", "first_queue", "first_offset", "transaction_id", "producer_group"]
+    half = near(tables.half, unmatched, *where).select(
+        F.col("queue").alias("q"), F.col("queue_offset").alias("o"), F.struct(*names).alias("first")
+    )
+    ended = newest(near(tables.transactions, unmatched, where[0], ("half_offset", "first_offset")))
+    ledger = ended.select(
+        F.col("queue").alias("lq"), F.col("half_offset").alias("lo"), F.struct(*ended.columns).alias("ledger")
+    )
+    return (
+        unmatched.join(half, (F.col("q") == F.col("first_queue")) & (F.col("o") == F.col("first_offset")), "left")
+        .join(ledger, (F.col("lq") == F.col("first_queue")) & (F.col("lo") == F.col("first_offset")), "left")
+        .join(reopened(tables.reentries), ["first_queue", "first_offset"], "left")
+        .withColumn("pending", pending())
+        .drop("q", "o", "lq", "lo")
+    )
+
+
+def pending() -> Column:
+    """Whether the first half message has no end, or was reopened since."""
+    return F.col("ledger").isNull() | (F.coalesce("open_round", F.lit(0)) > F.col("ledger.round"))
+
+
+def is_part() -> Column:
+    """Whether what is named as first half message is a further one."""
+    named = F.struct(F.col("first.queue"), F.col("first.queue_offset"))
+    return named != F.struct(F.col("first.first_queue"), F.col("first.first_offset"))

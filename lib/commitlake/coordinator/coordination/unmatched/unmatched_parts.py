@@ -1,0 +1,124 @@
+"""Answers to further half messages whose first was not open: they follow it, or are an ORPHAN (contract 4.8)."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.coordinator.coordination.events import Events
+from commitlake.coordinator.coordination.input_rows import half_rows, waiting_rows
+from commitlake.coordinator.coordination.unmatched.lookup import Tables, is_part, near, unmatched_rows, with_first
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Verdict, events
+from commitlake.protocol.states import Delivery, Event, Reason, Source, State
+from commitlake.spark.frames import materialized
+from commitlake.tables.columns import millis_sql
+from commitlake.tables.rounds import newest
+
+_FOLLOW, _ORPHAN = 1, 2
+_PART = ["queue", "offset"]
+
+
+def resolve(batch: Events, tables: Tables) -> Resolutions:
+    """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
+    unmatched = materialized(unmatched_rows(batch, Event.UNMATCHED_PART, Source.HALF))
+    facts = _not_ended(with_first(unmatched, tables), unmatched, tables).join(_messages(unmatched, tables), _PART)
+    judged = materialized(_with_due(materialized(facts.withColumn("verdict", _verdict())), tables))
+    follow = judged.where(F.col("verdict") == _FOLLOW)
+    again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
+    waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")
+    more = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
+    return Resolutions(more, again.union(waiting))
+
+
+def _not_ended(facts: DataFrame, unmatched: DataFrame, tables: Tables) -> DataFrame:
+    """A part is unmatched when it comes and when its park time is over; by then it may have its end."""
+    own = newest(near(tables.transactions, unmatched, ("queue", "queue"), ("half_offset", "offset")))
+    own = own.select(
+        "queue",
+        F.col("half_offset").alias("offset"),
+        F.col("round").alias("own_round"),
+        F.col("reason").alias("own_reason"),
+    )
+    done = (F.col("own_reason") == "ORPHAN") | (F.col("own_round") >= F.coalesce("ledger.round", F.lit(0)))
+    return facts.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
+
+
+def _messages(unmatched: DataFrame, tables: Tables) -> DataFrame:
+    half = near(tables.half, unmatched, ("queue", "queue"), ("queue_offset", "offset")).drop("body", "sharding_key")
+    whole = F.struct(*half.columns).alias("message")
+    return half.select("queue", F.col("queue_offset").alias("offset"), whole)
+
+
+def _verdict() -> Column:
+    same = (F.col("message.transaction_id") == F.col("first.transaction_id")) & (
+        F.col("message.producer_group") == F.col("first.producer_group")
+    )
+    last = F.col("last") == 1
+    return (
+        F.when(F.col("first").isNull(), F.when(last, _ORPHAN).otherwise(int(Verdict.NOTHING)))
+        .when(is_part() | ~same, _ORPHAN)
+        .when(~F.col("pending"), _FOLLOW)
+        .otherwise(F.when(last, int(Verdict.AGAIN)).otherwise(int(Verdict.NOTHING)))
+    )
+
+
+def _with_due(judged: DataFrame, tables: Tables) -> DataFrame:
+    """A relative delay counts from the op that committed the first."""
+    relative_ones = judged.where("message.delay_ms IS NOT NULL AND ledger.op_queue IS NOT NULL")
+    op = near(tables.op, relative_ones, ("queue", "ledger.op_queue"), ("op_offset", "ledger.op_offset"))
+    op = op.where("decision = 'COMMIT'").select(
+        F.col("queue").alias("dq"),
+        F.col("op_offset").alias("do"),
+        F.col("admin").alias("da"),
+        F.expr(millis_sql("stored_at")).alias("committed"),
+    )
+    by_admin = F.col("ledger.reason") == "ADMIN"
+    same_op = (
+        (F.col("dq") == F.col("ledger.op_queue"))
+        & (F.col("do") == F.col("ledger.op_offset"))
+        & (F.col("da") == by_admin)
+    )
+    relative = F.col("committed") + F.col("message.delay_ms")
+    due = F.coalesce(F.unix_millis("message.deliver_at"), relative, F.lit(-1))
+    shown = F.coalesce(F.col("ledger.state") == "COMMITTED", F.lit(False))
+    return judged.join(op, same_op, "left").withColumn("due", F.when(shown, due).otherwise(-1))
+
+
+def _number(kinds: type[State] | type[Reason], column: str) -> Column:
+    return F.create_map(*[F.lit(item) for kind in kinds for item in (kind.name, int(kind))])[F.col(column)]
+
+
+def _at() -> dict[str, Column | int]:
+    names = {
+        "queue": "queue",
+        "offset": "offset",
+        "anchor_queue": "first_queue",
+        "anchor_offset": "first_offset",
+        "now": "now",
+    }
+    return {"src": Source.HALF, **{name: F.col(column) for name, column in names.items()}}
+
+
+def _orphans(parts: DataFrame) -> DataFrame:
+    ended = {"state": State.DISCARDED, "reason": Reason.ORPHAN, "checks": 0, "round": 0}
+    return events(parts, event=Event.DECIDED, **_at(), **ended)
+
+
+def _followers(parts: DataFrame) -> DataFrame:
+    return events(
+        parts,
+        event=Event.DECIDED,
+        **_at(),
+        state=_number(State, "ledger.state"),
+        reason=_number(Reason, "ledger.reason"),
+        op_queue=F.coalesce("ledger.op_queue", F.lit(-1)),
+        op_offset=F.coalesce("ledger.op_offset", F.lit(-1)),
+        checks=F.col("ledger.checks"),
+        round=F.col("ledger.round"),
+        deliver_at=F.col("due"),
+    )
+
+
+def _delivered(parts: DataFrame) -> DataFrame:
+    over = parts.where((F.col("due") >= 0) & (F.col("due") <= F.col("now")))
+    return events(over, event=Event.DELIVERY, **_at(), state=Delivery.DELIVERED, deliver_at=F.col("due"))

@@ -1,0 +1,400 @@
+"""The coordinator: landing and coordination in one Spark application, from start to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Self
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from commitlake import config as configuration
+from commitlake.config import Config
+from commitlake.config.places import is_local
+from commitlake.coordinator import companions
+from commitlake.coordinator.chain import Chain
+from commitlake.coordinator.coordination import query
+from commitlake.coordinator.coordination.batch import Surroundings
+from commitlake.coordinator.coordination.commit import Committer
+from commitlake.coordinator.coordination.input_table import InputTable
+from commitlake.coordinator.coordination.recent import RecentHalves
+from commitlake.coordinator.dedup.once import Once
+from commitlake.coordinator.forwarding.to_kafka import ToKafka
+from commitlake.coordinator.landing import judge, kafka_identity
+from commitlake.coordinator.landing import query as landing_query
+from commitlake.coordinator.landing import start as landing_start
+from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.landing.landed_time import DECIDING, LandedTime
+from commitlake.coordinator.landing.positions import Offsets
+from commitlake.coordinator.landing.topic_admission import Topics
+from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
+from commitlake.coordinator.recovery import fencing, recover
+from commitlake.coordinator.recovery.fencing import Ownership
+from commitlake.coordinator.recovery.heartbeat import Heartbeat
+from commitlake.errors import CommitLakeError, StreamError, root_reason
+from commitlake.kafka import clock_skew, topics
+from commitlake.kafka.admin_client import probe
+from commitlake.kafka.embedded import provide
+from commitlake.kafka.held import Held
+from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.durations import Duration, seconds
+from commitlake.protocol.topic_names import path_name
+from commitlake.spark import checkpoints, cluster, session
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 60
+_LOOK_S = 0.2
+_SILENCE_S = 60.0
+"""A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
+_CLOCK_S = 600.0
+"""A machine that stood still, and a broker whose clock is set, are noticed after that time."""
+_NOBODY_WAITS_S = 3.0
+"""After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
+
+
+class Coordinator:
+    """A running coordinator; also what `commitlake.start` returns.
+
+    It works in a Spark session of its own, so nothing changes in the caller's.
+
+    Args:
+        spark: any session of the application.
+        config: the configuration.
+        on_failure: called, in a thread, with the error that ended the coordinator.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        on_failure: Callable[[CommitLakeError], None] | None = None,
+    ) -> None:
+        session.require_classic(spark)
+        self.config = config = cluster.resolved(spark, config)
+        self.spark = session.beside(spark, config)
+        self.warehouse = Warehouse(self.spark, config.warehouse)
+        self._on_failure = on_failure
+        self._owner = Ownership()
+        self._clock = BrokerClock()
+        self._stack = ExitStack()
+        self._stopping = threading.Event()
+        self._queries: list[StreamingQuery] = []
+        self._forwarders: list[ToKafka] = []
+        self._chain: Chain | None = None
+        self._error: CommitLakeError | None = None
+        self._awaited_at = -_NOBODY_WAITS_S
+
+    @property
+    def epoch(self) -> int:
+        """Number of this start."""
+        return self._owner.epoch
+
+    def stand_by(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Waits until no coordinator runs on the warehouse, or `is_stopping`; `start` then takes over.
+
+        On a local warehouse that is when its lock is free, elsewhere when there was no sign of life for
+        `standby_after`. Of two that wait, one can be refused at its start all the same.
+
+        Raises:
+            CommitLakeError: this process could not run one.
+        """
+        cluster.check(self.spark, self.config)
+        if is_local(self.config.warehouse):
+            fencing.await_lock(self.config, self.spark, is_stopping)
+        else:
+            Heartbeat(self.spark, self.config).await_silence(is_stopping)
+
+    def start(self, *, available_now: bool = False) -> Self:
+        """Starts all queries.
+
+        With `available_now` it works off all that is there, fires what is due, and returns when that is done.
+
+        Raises:
+            CommitLakeError: it can't start; nothing runs then.
+        """
+        try:
+            self._start(available_now)
+        except BaseException as error:
+            self.stop()
+            self._raise_if_fenced()
+            if isinstance(error, PySparkException) and self._queries:
+                raise self._explained(str(self._queries[0].name), error) from error
+            raise
+        return self
+
+    def _start(self, available_now: bool) -> None:
+        """A start.
+
+        1. Own the warehouse: a start that is refused must change nothing under the coordinator that runs.
+        2. Compare Kafka with what the warehouse was filled from, before anything is written to what may be another one.
+        3. Side by side, all from the tables alone: complete the batch that a kill cut short; work out what is open, the
+           first input of coordination; find what a landing that was cut short has written.
+        4. Run coordination, and landing from where it came to.
+        5. Tick, maintain and watch.
+        """
+        self._own()  # step 1
+        is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
+        come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
+        if not is_new:
+            kafka_identity.check(self.warehouse, self.config, come.position)
+        self._prepare_kafka()
+        landed_time, asked = LandedTime(), self._clock.now_ms()
+        begin = landing_start.begin(self.warehouse, self.config, come)
+        landed_time.ask(asked, {source: begin.ends[source] for source in DECIDING})
+        inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock)  # step 3
+        once = Once(self.warehouse, self.config.topics.dedup, self._clock)
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(self._landing, begin, once)
+            if is_new:
+                recovered = recover.of_new_warehouse(inputs)
+            else:
+                recovered = recover.recover(self.warehouse, self.config, inputs, begin.position)
+            lands = made.result()
+        once.load()  # after the batch that a kill cut short is complete
+        around = Surroundings(  # step 4
+            self.config, self.warehouse, self._clock, RecentHalves(self.warehouse), inputs, once
+        )
+        lands.leave_out(recovered.leftover)
+        held = Held(self.config, DECIDING)
+        self._stack.callback(held.close)
+        chain = self._chain = Chain(around, lands, landed_time, held.ends)
+        write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain))
+        if not available_now:
+            self._forward(available_now=False)
+        chain.coordinate_with(
+            lambda: self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
+        )
+        if not available_now:  # else what was open is worked off with what lands first, in one batch
+            chain.begin()
+        landing = self._land(chain, begin.offsets, available_now)
+        if available_now:
+            self._work_off(landing)
+            self._forward(available_now=True)
+        else:
+            self._serve()  # step 5
+
+    def _land(self, chain: Chain, offsets: Offsets, available_now: bool) -> StreamingQuery:
+        scratch = self._scratch("landing")
+
+        def land(raw: DataFrame, batch_id: int) -> None:
+            chain.round(raw, landing_query.ends_of(self.spark, self.config, scratch, batch_id))
+
+        query = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
+        return self._keep(query)
+
+    def _own(self) -> None:
+        cluster.check(self.spark, self.config)
+        session.apply_settings(self.spark, self.config)  # again, now that all executors are there
+        lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # first: its error names who runs
+        self.config = self._stack.enter_context(provide(self.config))
+        probe(self.config)
+        self._owner = fencing.own(self.warehouse, lock)
+        if lock is None:
+            self._stack.enter_context(Heartbeat(self.spark, self.config).beating())
+
+    def _prepare_kafka(self) -> None:
+        for warning in topics.ensure_topics(self.config):
+            log.warning("%s", warning)
+        clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics(), self._clock))
+
+    def _landing(self, begin: landing_start.Begin, once: Once) -> Landing:
+        rules = judge.LandingRules.of(self.config)
+        known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
+        return Landing(self.warehouse, rules, known, once, begin.position, self._clock)
+
+    def _forward(self, *, available_now: bool) -> None:
+        """Starts what sends topics to Kafka; those that work off what is there come last."""
+        wanted = self.config.topics.to_kafka
+        if not wanted:
+            return
+        partitions = topics.ensure_targets(self.config)
+        self.warehouse.add_topics(wanted.keys() - self.warehouse.topics())
+        for topic, target in wanted.items():
+            forwarder = ToKafka(self.warehouse, self.config, topic, target, partitions[target])
+            self._forwarders.append(forwarder)
+            scratch = self._scratch(f"to-kafka/{path_name(topic)}")
+            self._keep(forwarder.start(scratch, available_now=available_now))
+            if available_now:
+                forwarder.finish()
+
+    def _keep(self, started: StreamingQuery) -> StreamingQuery:
+        self._queries.append(started)
+        return started
+
+    def _work_off(self, landing: StreamingQuery) -> None:
+        assert self._chain is not None
+        while landing.isActive and not self._stopping.is_set():
+            self._stopping.wait(0.05)
+        self._raise_failure()
+        self._chain.coordinate()  # what was open, where nothing landed
+        self._chain.tick()
+        self._raise_failure()
+
+    def _health(self) -> str | None:
+        """What is wrong, None when nothing is."""
+        assert self._chain is not None
+        if self._error is not None or any(not each.isActive for each in self._queries):
+            return f"a query has ended: {self._error or self._chain.failure}"
+        silent_s = (now_ms() - self._chain.rounds.alive_at) / 1_000
+        most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
+        return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
+
+    def _serve(self) -> None:
+        assert self._chain is not None
+        self._stack.enter_context(companions.telling(self.config, self._chain, self.epoch, self._health))
+        companions.answer_by_rules(self.config, self._stopping)
+        threading.Thread(target=self._tick_and_watch, name="commitlake-ticks", daemon=True).start()
+        if self.config.maintenance.interval_ms:
+            go_on = lambda: not self._stopping.is_set()  # noqa: E731
+            tidy = Maintenance(self.warehouse, self.config, self._chain.between_rounds, go_on)
+            ended = self._chain.rounds.maintained
+            thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
+            # Where there is a lock it must not be free while a commit of ours is under way.
+            self._stack.callback(thread.join, _STOP_TIMEOUT_S)
+
+    def _tick_and_watch(self) -> None:
+        """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it."""
+        assert self._chain is not None
+        asked_at = time.monotonic()
+        while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
+            try:
+                if time.monotonic() - asked_at > _CLOCK_S:
+                    asked_at = time.monotonic()
+                    topics.publish_settings(self.config, self.warehouse.topics(), self._clock)
+                self._chain.tick()
+            except Exception as error:  # Kafka may be away; what ended a query is reported below
+                log.debug("no tick: %s", error)
+            for forwarder in self._forwarders:
+                _save_quietly(forwarder.save_at_times)
+            if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
+                self._report_failure()
+
+    def _report_failure(self) -> None:
+        try:
+            self._raise_failure()
+        except CommitLakeError as error:
+            log.error("the coordinator has stopped: %s", error)
+            if self._on_failure is not None:
+                self._on_failure(error)
+
+    def await_termination(self, timeout: Duration | None = None) -> bool:
+        """Waits until a query ends or `stop` is called; returns whether it has within `timeout`, such as 30 (s).
+
+        Raises:
+            CommitLakeError: a query failed; everything is stopped then, and the next start goes on where the tables
+                are.
+        """
+        until = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
+        while not self._stopping.is_set():
+            self._awaited_at = time.monotonic()
+            if any(not each.isActive for each in self._queries):
+                self._raise_failure()
+                return True
+            if until is not None and time.monotonic() > until:
+                return False
+            self._stopping.wait(_LOOK_S)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _raise_failure(self) -> None:
+        for each in self._queries:
+            cause = None if each.isActive else each.exception()
+            if cause is not None and not self._stopping.is_set():
+                self._error = self._explained(each.name, cause)
+                self.stop()
+                raise self._error
+
+    def _explained(self, name: str, cause: Exception) -> CommitLakeError:
+        try:
+            self._raise_if_fenced()
+        except CommitLakeError as error:
+            return error
+        failure = self._chain.failure if self._chain else None
+        failure = {each.name: each.failure for each in self._forwarders}.get(name, failure)
+        if isinstance(failure, CommitLakeError):
+            return failure
+        explained = StreamError(name, root_reason(failure or cause))
+        explained.__cause__ = failure or cause
+        return explained
+
+    def _raise_if_fenced(self) -> None:
+        """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
+        if self._owner.lock is None and self.epoch:
+            with suppress(PySparkException):  # what made the query fail may make this fail too
+                fencing.check(self.warehouse, self.epoch)
+
+    def stop(self) -> None:
+        """Stops cleanly: the round under way ends, and none begins.
+
+        Safe to call twice, and from a signal handler's thread.
+        """
+        self._stopping.set()
+        if self._chain is not None:
+            self._chain.stop(_STOP_TIMEOUT_S)
+        try:
+            for each in reversed(self._queries):
+                _stop_quietly(each)
+            for forwarder in self._forwarders:
+                _save_quietly(forwarder.save)
+        finally:
+            self._stack.close()
+
+    def _scratch(self, name: str) -> str:
+        return checkpoints.fresh(self.config, name, self.epoch)
+
+    def __enter__(self) -> Self:
+        """The running coordinator."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stops it."""
+        self.stop()
+
+
+def _stop_quietly(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except PySparkException as error:
+        log.debug("stopping %s: %s", query.name, error)
+
+
+def _save_quietly(save: Callable[[], None]) -> None:
+    """Without it the messages of the last seconds go to Kafka once more."""
+    try:
+        save()
+    except (CommitLakeError, PySparkException) as error:
+        log.debug("saving how far the messages went to Kafka: %s", error)
+
+
+def start(
+    spark: SparkSession,
+    conf: configuration.Conf,
+    *,
+    available_now: bool = False,
+    on_failure: Callable[[CommitLakeError], None] | None = None,
+) -> Coordinator:
+    """Starts a coordinator in a Spark application that is there, for example a notebook's.
+
+    It works in a session of its own: no setting of `spark` changes. When it fails later, that is logged as an error
+    at once, whether or not somebody waits for it.
+
+    Args:
+        spark: a session with Delta and the Kafka connector.
+        conf: a configuration, the path of one, or its keys and values.
+        available_now: work off all that is there, then return.
+        on_failure: called, in a thread, with the error that ended the coordinator.
+
+    Returns:
+        A handle with `stop()` and `await_termination()`; its `config` holds the address of an embedded broker.
+    """
+    return Coordinator(spark, configuration.of(conf), on_failure=on_failure).start(available_now=available_now)

@@ -1,0 +1,354 @@
+"""Judge Kafka records: which table each belongs to, or the reason why it is rejected.
+
+`normalise` gives every record one shape, `judge` adds what its headers and value say, and a verdict: `target` is the
+kind of table it goes to, `reason` and `detail` are null unless that is `rejected`. Of several reasons the first in
+the order of the cases below counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.coordinator.dedup.once import place_sql
+from commitlake.coordinator.landing import parse
+from commitlake.coordinator.landing.message_columns import alias, header, message_columns
+from commitlake.protocol import headers, kafka_topics, topic_names, wire
+from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
+
+SOURCES = kafka_topics.LANDED
+"""The Kafka topics that land, without their prefix."""
+HALF, OP, DELAYED, TOPIC, REJECTED = "half", "op", "delayed", "topic", "rejected"
+"""Where a record may go; `TOPIC` is the table of its own topic."""
+
+Case = tuple[str, Column, Column]
+"""A reason, when it applies, and the detail written with it."""
+
+_HEADERS = tuple(sorted(headers.MESSAGE_HEADERS | headers.TRANSACTION_HEADERS))
+_AFTER_TOPIC_NOT_ALLOWED = (
+    "BAD_QUEUE_ID",
+    "NULL_BODY",
+    "BODY_TOO_LARGE",
+    "BAD_BATCH",
+    "BAD_DELAY",
+    "DELAY_TOO_LONG",
+    "BAD_FIRST_HALF",
+    "TRANSACTIONS_REJECTED",
+)
+
+
+@dataclass(frozen=True)
+class LandingRules:
+    """What landing judges by. Durations in ms, sizes in bytes."""
+
+    prefix: str
+    allowed: tuple[str, ...]
+    topics_max: int
+    max_queues: int
+    max_message_size: int
+    levels_ms: tuple[int, ...]
+    max_delay_ms: int
+    reject: bool
+
+    @classmethod
+    def of(cls, config: Config) -> LandingRules:
+        """The rules that a configuration holds."""
+        return cls(
+            prefix=config.kafka.topic_prefix,
+            allowed=config.topics.allowed,
+            topics_max=config.topics.max,
+            max_queues=config.topics.max_queues,
+            max_message_size=config.max_message_size,
+            levels_ms=config.delay.levels_ms,
+            max_delay_ms=config.delay.max_ms,
+            reject=config.transaction.reject,
+        )
+
+
+def normalise(raw: DataFrame, prefix: str) -> DataFrame:
+    """Kafka's columns as source, partition, offset, stored_at, key, value, and headers as a map.
+
+    Of a duplicate header the last wins: `spark.sql.mapKeyDedupPolicy` must be LAST_WIN.
+    """
+    no_headers = F.create_map().cast("map<string,binary>")
+    return raw.select(
+        F.substring("topic", len(prefix) + 1, 100).alias("source"),
+        F.col("partition").cast("int").alias("partition"),
+        F.col("offset").cast("bigint").alias("offset"),
+        F.col("timestamp").alias("stored_at"),
+        "key",
+        "value",
+        F.coalesce(F.map_from_entries("headers"), no_headers).alias("headers"),
+    )
+
+
+Steps = Sequence[Mapping[str, Column]]
+"""Projections by which columns are added, one after the other."""
+
+
+def judgement(rules: LandingRules) -> Steps:
+    """The steps of `judge`, to be built once: building 1 500 expressions takes longer than judging a second's records.
+
+    Each step is a projection of its own: a value used by several expressions of the next is computed once.
+    """
+    is_op = F.col("source").isin("op", "admin")
+    delay = parse.delay({name: F.col(f"n_{name}") for name in headers.DELAY_HEADERS}, rules.levels_ms)
+    members = parse.members(F.col("json"), F.col("batch"), header(headers.REAL_TOPIC))
+    return [
+        {
+            **{alias(name): parse.text(F.col("headers"), name) for name in _HEADERS},
+            "op_json": F.when(is_op, parse.op_json(F.col("value"))),
+        },
+        {
+            **{f"n_{name}": parse.signed(header(name)) for name in headers.DELAY_HEADERS},
+            "batch": parse.whole(header(headers.BATCH), 9),
+            "op": parse.op(F.col("op_json"), F.col("value")),
+        },
+        {
+            "json": F.when(F.col("batch").isNotNull(), parse.json(F.col("value"))),
+            "delay_ms": delay.relative_ms,
+            "deliver_ms": delay.absolute_ms,
+            "queue_id": parse.whole(header(headers.REAL_QID), 9).cast("int"),
+            "first": _first_half(),
+        },
+        {"members": F.when(F.col("batch").isNotNull(), members)},
+        {"verdict": _verdict_of_any(rules)},
+        _outcome() | message_columns(),
+    ]
+
+
+def judge(records: DataFrame, steps: Steps) -> DataFrame:
+    """Add what each record says, and the verdict, to `normalise`d records, by the steps of a `judgement`."""
+    for step in steps:
+        records = records.withColumns(dict(step))
+    return records.drop(*_JUDGED_BY)
+
+
+def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
+    """Reject what names a topic beyond `topics.max`, or one without a table; `admitted` are all topics there may be."""
+    judged_later = F.col("reason").isNull() | F.col("reason").isin(*_AFTER_TOPIC_NOT_ALLOWED)
+    refused = ~F.col("source").isin("op", "admin") & judged_later & ~F.col("topic").isin(*admitted)
+    detail = F.concat(
+        F.lit("more topics than topics.max allows, or no name for a table of this catalog: "), F.col("topic")
+    )
+    return rejecting(judged, refused, "TOPIC_NOT_ALLOWED", detail)
+
+
+def refuse_duplicates(judged: DataFrame, duplicates: DataFrame) -> DataFrame:
+    """Reject normal and batch messages whose name was shown before; `duplicates` has place and duplicate_of."""
+    is_message = f"target = '{TOPIC}'"
+    place = f"IF({is_message}, {place_sql('source', 'partition', 'offset')}, NULL) AS place"
+    found = judged.selectExpr("*", place).join(duplicates, "place", "left")
+    duplicate_of = F.col("duplicate_of")
+    return rejecting(found, duplicate_of.isNotNull(), "DUPLICATE_OF", duplicate_of).drop("place", "duplicate_of")
+
+
+def rejecting(judged: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:
+    """Judged records, some of them refused after all."""
+    return judged.withColumns(
+        {
+            "target": F.when(refused, REJECTED).otherwise(F.col("target")),
+            "reason": F.when(refused, reason).otherwise(F.col("reason")),
+            "detail": F.when(refused, detail).otherwise(F.col("detail")),
+        }
+    )
+
+
+def half_cases(rules: LandingRules) -> list[Case]:
+    """Reasons to reject a half message, in the order in which they count."""
+    first = F.col("first")
+    bad_first = (
+        first.isNull()
+        | (first["queue"] > MAX_QUEUE)
+        | (first["offset"] > MAX_OFFSET)
+        | ((first["queue"] == F.col("partition")) & (first["offset"] == F.col("offset")))
+    )
+    return [
+        *_identity_cases(rules, is_half=True),
+        ("BAD_BATCH", header(headers.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
+        *_delay_cases(rules),
+        (
+            "BAD_FIRST_HALF",
+            header(headers.FIRST_HALF).isNotNull() & bad_first,
+            _quoted(headers.FIRST_HALF, f"<queue>-<offset> of another half message, queue 0 to {MAX_QUEUE}"),
+        ),
+        ("TRANSACTIONS_REJECTED", F.lit(rules.reject), F.lit("transaction.reject is on")),
+    ]
+
+
+def message_cases(rules: LandingRules) -> list[Case]:
+    """Reasons to reject a record of `messages`, in the order in which they count."""
+    forbidden = F.lit(False)
+    for name in sorted(headers.FORBIDDEN_IN_BATCH):
+        forbidden |= F.col("headers")[name].isNotNull()
+    bad_batch = forbidden | F.col("members").isNull() | header(headers.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
+    return [
+        *_identity_cases(rules, is_half=False),
+        (
+            "BAD_BATCH",
+            header(headers.BATCH).isNotNull() & bad_batch,
+            F.lit(
+                "BATCH must be the number of members, each with UNIQ_KEY and a base64 body, none delayed, "
+                "transactional or for another topic"
+            ),
+        ),
+        *_delay_cases(rules),
+    ]
+
+
+def op_cases() -> list[Case]:
+    """The reasons to reject a record of `op` or `admin`."""
+    op, value = F.col("op"), F.col("value")
+    admin = F.col("source") == "admin"
+    decision, group = op["decision"], op["producer_group"]
+    known = decision.isin("COMMIT", "ROLLBACK", "UNKNOWN") | (admin & (decision == "RESUME"))
+    of_transaction = (
+        known
+        & parse.not_empty(op["transaction_id"])
+        & (parse.not_empty(group) | (admin & group.isNull()))
+        & parse.are_places(op["half_messages"], wire.MAX_HALF_MESSAGES)
+    )
+    recall = (
+        ~admin
+        & (decision == "RECALL")
+        & parse.not_empty(op["message_id"])
+        & parse.not_empty(op["topic"])
+        & parse.are_places(op["messages"], 1)
+    )
+    good = (of_transaction | recall) & parse.op_texts_are_texts(op, value)
+    allowed = (
+        "the value must be one UTF-8 JSON object with decision COMMIT, ROLLBACK, UNKNOWN, RECALL (in op) or RESUME "
+        "(in admin), transaction_id, producer_group and half_messages (a recall: message_id, topic, one of messages), "
+        f"1 to {wire.MAX_HALF_MESSAGES} objects with queue 0 to {MAX_QUEUE} and offset"
+    )
+    return [("BAD_OP", ~F.coalesce(good, F.lit(False)), F.lit(allowed))]
+
+
+def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
+    topic, group, body = header(headers.REAL_TOPIC), header(headers.PGROUP), F.col("value")
+    system = topic.startswith(topic_names.SYSTEM_PREFIX) | topic.isin(*sorted(topic_names.SYSTEM_TOPICS))
+    bad_queue = header(headers.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
+    bad_group = ~parse.not_empty(group) & (F.lit(is_half) | group.isNotNull())
+    # No op and no check could carry a longer one.
+    long_id = F.lit(is_half) & F.coalesce(F.length(header(headers.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
+    too_large = F.octet_length(body) > rules.max_message_size
+    return [
+        (
+            "MISSING_REAL_TOPIC",
+            ~F.coalesce(F.length(topic).between(1, topic_names.MAX_LENGTH), F.lit(False)),
+            F.lit(f"{headers.REAL_TOPIC} must have 1 to {topic_names.MAX_LENGTH} characters"),
+        ),
+        (
+            "MISSING_UNIQ_KEY",
+            ~parse.not_empty(header(headers.UNIQ_KEY)) | long_id,
+            _limits(f"{headers.UNIQ_KEY}, and {headers.TRANSACTION_ID} where it is given,"),
+        ),
+        ("MISSING_PRODUCER_GROUP", bad_group, _limits(headers.PGROUP)),
+        (
+            "ILLEGAL_TOPIC",
+            parse.matching(topic, topic_names.NAME.pattern).isNull() | system,
+            _quoted(headers.REAL_TOPIC, "letters, digits, and % _ - only, and no system name"),
+        ),
+        (
+            "TOPIC_NOT_ALLOWED",
+            ~_matches_any(topic, rules.allowed),
+            _quoted(headers.REAL_TOPIC, "one of topics.allowed"),
+        ),
+        ("BAD_QUEUE_ID", bad_queue, _quoted(headers.REAL_QID, f"0 to {rules.max_queues - 1}")),
+        ("NULL_BODY", body.isNull(), F.lit("the record has no value; a body may be empty, but not null")),
+        (
+            "BODY_TOO_LARGE",
+            too_large,
+            F.concat(
+                F.octet_length(body).cast("string"), F.lit(f" bytes, max_message_size is {rules.max_message_size}")
+            ),
+        ),
+    ]
+
+
+def _delay_cases(rules: LandingRules) -> list[Case]:
+    malformed = F.lit(False)
+    for name in headers.DELAY_HEADERS:
+        malformed |= header(name).isNotNull() & F.col(f"n_{name}").isNull()
+    until_due = F.coalesce(F.col("delay_ms"), F.col("deliver_ms") - F.unix_millis("stored_at"))
+    too_long = F.coalesce(until_due > rules.max_delay_ms, F.lit(False))
+    return [
+        ("BAD_DELAY", malformed, F.lit(f"{', '.join(headers.DELAY_HEADERS)} must be whole numbers")),
+        (
+            "DELAY_TOO_LONG",
+            too_long,
+            F.concat(until_due.cast("string"), F.lit(f" ms, delay.max is {rules.max_delay_ms} ms")),
+        ),
+    ]
+
+
+def _first_half() -> Column:
+    """`FIRST_HALF` as a struct of queue and offset, null when it is absent or malformed."""
+    parts = F.split(parse.matching(header(headers.FIRST_HALF), "[0-9]{1,9}-[0-9]{1,18}"), "-")
+    return F.when(
+        parts.isNotNull(), F.struct(parts[0].cast("int").alias("queue"), parts[1].cast("bigint").alias("offset"))
+    )
+
+
+def _verdict(cases: Sequence[Case]) -> Column:
+    chosen = F.when(F.lit(False), _told("", F.lit("")))
+    for reason, applies, detail in cases:
+        chosen = chosen.when(applies, _told(reason, detail))
+    return chosen
+
+
+def _told(reason: str, detail: Column) -> Column:
+    return F.struct(F.lit(reason).alias("reason"), detail.alias("detail"))
+
+
+def _verdict_of_any(rules: LandingRules) -> Column:
+    return (
+        F.when(F.col("source") == "half", _verdict(half_cases(rules)))
+        .when(F.col("source") == "messages", _verdict(message_cases(rules)))
+        .otherwise(_verdict(op_cases()))
+    )
+
+
+def _outcome() -> dict[str, Column]:
+    delayed = F.col("delay_ms").isNotNull() | F.col("deliver_ms").isNotNull()
+    target = (
+        F.when(F.col("verdict").isNotNull(), REJECTED)
+        .when(F.col("source") == "half", HALF)
+        .when(F.col("source") != "messages", OP)
+        .when(delayed, DELAYED)
+        .otherwise(TOPIC)
+    )
+    return {
+        "target": target,
+        "topic": header(headers.REAL_TOPIC),
+        "reason": F.col("verdict")["reason"],
+        "detail": F.col("verdict")["detail"],
+    }
+
+
+_JUDGED_BY = (
+    *("json", "op_json", "batch", "verdict", "first"),
+    *(alias(name) for name in _HEADERS),
+    *(f"n_{name}" for name in headers.DELAY_HEADERS),
+)
+"""Columns that only the verdict, or those made of them, need; kept ones would take memory in every batch."""
+
+
+def _limits(name: str) -> Column:
+    return F.lit(f"{name} must have 1 to {MAX_ID_LENGTH} characters")
+
+
+def _quoted(name: str, allowed: str) -> Column:
+    return F.concat(F.lit(f"{name} is '"), F.substring(header(name), 1, 200), F.lit(f"'; allowed: {allowed}"))
+
+
+def _matches_any(topic: Column, patterns: Sequence[str]) -> Column:
+    if "*" in patterns:
+        return F.lit(True)
+    # Python's regular expressions of shell patterns are Java's too, but for the end: Java's \Z allows a final newline.
+    return topic.rlike("^(?:" + "|".join(translate(pattern).replace(r"\Z", r"\z") for pattern in patterns) + ")")

@@ -1,0 +1,126 @@
+"""Whether this is the Kafka that the warehouse was filled from (contract 1).
+
+A half message is known by its queue and offset for ever, so another cluster or a topic made anew, whose offsets begin
+again, would be taken for what has landed and ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+from commitlake.config import Config
+from commitlake.coordinator.landing.judge import SOURCES
+from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.errors import IdentityError
+from commitlake.kafka.topics import Identity, end_offsets, identity
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+_PROPERTY = "commitlake.kafka"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a warehouse remembers of its Kafka: who it is, and where each partition began at the first start."""
+
+    identity: Identity
+    begins: Offsets
+
+
+def check(warehouse: Warehouse, config: Config, position: Position) -> None:
+    """Refuses another Kafka than the one that the warehouse remembers; nothing is written to either.
+
+    Args:
+        warehouse: the tables.
+        config: with the options that accept a difference.
+        position: the next offset to land of each partition.
+
+    Raises:
+        IdentityError: it is another cluster, or a topic was deleted and created again, and that is not accepted.
+        KafkaError: Kafka is out of reach.
+    """
+    known = _known(warehouse)
+    if known is not None:
+        reached = {config.kafka.topic(source): numbers for source, numbers in position.offsets.items()}
+        _compare(config, known.identity, identity(config), reached)
+
+
+def remember(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
+    """Remembers this Kafka, and where its logs began at the first start; returns the latter, by source.
+
+    Args:
+        warehouse: the tables.
+        config: the configuration.
+        first: the first offset that each partition holds now, by source.
+    """
+    before, actual = _known(warehouse), identity(config)
+    landed = {config.kafka.topic(name) for name in SOURCES}
+    begins: Offsets = {config.kafka.topic(source): numbers for source, numbers in first.items()}
+    now = Known(
+        Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed}),
+        before.begins if before and before.begins else begins,
+    )
+    if before != now:
+        content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": now.begins}
+        warehouse.set_property("half", _PROPERTY, json.dumps(content))
+    return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in now.begins.items()}
+
+
+def _known(warehouse: Warehouse) -> Known | None:
+    """What the table `half` holds of it as a property; None before the first start."""
+    found = warehouse.property("half", _PROPERTY)
+    if found is None:
+        return None
+    kept = json.loads(found)
+    begins = {topic: {int(at): begin for at, begin in ends.items()} for topic, ends in kept.get("begins", {}).items()}
+    return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
+
+
+def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets) -> None:
+    if known.cluster_id != actual.cluster_id:
+        _refuse(
+            config.accept.other_cluster,
+            f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}",
+            "accept.other_cluster",
+            *_ranges(config, reached, set(known.topic_ids)),
+        )
+        return  # its topics have other ids too
+    anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
+    if anew:
+        _refuse(
+            config.accept.recreated_topic,
+            f"{', '.join(sorted(anew))} was deleted{' and created again' if anew & {*actual.topic_ids} else ''}",
+            "accept.recreated_topic",
+            *_ranges(config, reached, anew),
+        )
+
+
+def _refuse(accepted: bool, what: str, option: str, lost: str, short: str) -> None:
+    if short:
+        msg = f"{what}; {lost}; {option} can't accept it: {short}; use another `warehouse`"
+        raise IdentityError(msg)
+    if accepted:
+        log.warning("%s; accepted by %s; %s", what, option, lost)
+        return
+    msg = (
+        f"{what}; {lost}; use another `warehouse`, or set {option} to go on at the next offset to land: "
+        "records below it are taken for what has landed before"
+    )
+    raise IdentityError(msg)
+
+
+def _ranges(config: Config, reached: Offsets, topics: set[str]) -> tuple[str, str]:
+    """The ranges that would never land, below the next offset to land; and the logs that end before it, if any."""
+    lost, short = [], []
+    ends = end_offsets(config, SOURCES)
+    for topic in sorted(topics):
+        for number in sorted({*ends.get(topic, {}), *reached.get(topic, {})}):
+            end, following = ends.get(topic, {}).get(number, 0), reached.get(topic, {}).get(number, 0)
+            if min(end, following) > 0:
+                lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")
+            if end < following:
+                short.append(f"{topic}-{number} ends at {end}, {following} is the next to land")
+    return f"lost would be {', '.join(lost)}" if lost else "no record would be lost", ", ".join(short)

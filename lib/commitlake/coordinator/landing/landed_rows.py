@@ -1,0 +1,70 @@
+"""Rows of the tables that landing writes, from judged records (`judge`)."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.coordinator.landing import judge
+from commitlake.coordinator.landing.message_columns import member_columns
+
+_PLACE = ("partition AS queue", "offset AS queue_offset")
+_MESSAGE = (
+    *("message_id", "producer_group", "topic", "queue_id", "tags", "keys", "properties"),
+    *("key AS sharding_key", "value AS body", "delay_ms", "born_at", "stored_at"),
+)
+_HALF = ("transaction_id", "first_queue", "first_offset", "check_immunity_s", "deliver_at")
+_OP = (
+    *("partition AS queue", "offset AS op_offset", "source = 'admin' AS admin"),
+    *("op.transaction_id", "op.producer_group", "op.decision", "op.message_id", "op.topic", "op.remark"),
+    "IF(op.decision = 'RECALL', op.messages, array_distinct(op.half_messages)) AS half_messages",
+    *("coalesce(op.from_check, false) AS from_check", "op.check_id"),
+    "stored_at",
+)
+
+
+def half_rows(judged: DataFrame) -> DataFrame:
+    """Rows of `half`."""
+    return _going_to(judged, judge.HALF).selectExpr(*_PLACE, *_MESSAGE, *_HALF)
+
+
+def op_rows(judged: DataFrame) -> DataFrame:
+    """Rows of `op`; a place that is listed twice counts once."""
+    return _going_to(judged, judge.OP).selectExpr(*_OP)
+
+
+def delayed_rows(judged: DataFrame) -> DataFrame:
+    """Rows of `delayed`; a due time in the past stays as it is and is delivered at once."""
+    return _going_to(judged, judge.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
+
+
+def topic_rows(judged: DataFrame, topic: str, now_ms: int) -> DataFrame:
+    """Rows of a topic's table: one for a normal message, one for each member of a batch.
+
+    Args:
+        judged: Judged records.
+        topic: The topic.
+        now_ms: Time of the landing batch, ms since epoch, UTC.
+    """
+    of_topic = _going_to(judged, judge.TOPIC).where(F.col("topic") == topic)
+    plain = "array(struct(value AS body, CAST(NULL AS map<string, string>) AS properties))"
+    each = of_topic.selectExpr("*", f"posexplode(coalesce(members, {plain})) AS (source_index, member)")
+    return each.withColumns(member_columns()).selectExpr(
+        *("queue_id", "message_id", "CAST(NULL AS STRING) AS transaction_id", "producer_group", "tags", "keys"),
+        *("properties", "key AS sharding_key", "member.body AS body", "'messages' AS source"),
+        *("partition AS source_queue", "offset AS source_offset", "source_index", "born_at", "stored_at"),
+        f"greatest(timestamp_millis({now_ms}L), stored_at) AS visible_at",
+        "CAST(NULL AS BIGINT) AS batch_id",
+    )
+
+
+def rejected_rows(judged: DataFrame, now_ms: int) -> DataFrame:
+    """Rows of `rejected`, with the original bytes."""
+    return _going_to(judged, judge.REJECTED).selectExpr(
+        *("source", "partition AS kafka_partition", "offset AS kafka_offset", "reason", "detail"),
+        *("key", "value", "headers", f"timestamp_millis({now_ms}L) AS rejected_at"),
+    )
+
+
+def _going_to(judged: DataFrame, target: str) -> DataFrame:
+    return judged.where(f"target = '{target}'")

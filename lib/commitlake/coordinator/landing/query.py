@@ -1,0 +1,79 @@
+"""The streaming query that reads Kafka; what it calls with a batch lands it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from commitlake.config import Config
+from commitlake.coordinator.landing.positions import Offsets
+from commitlake.errors import WarehouseError
+from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.spark.files import Files
+
+MAX_RECORDS = 400_000
+"""Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
+
+
+def start(
+    spark: SparkSession,
+    config: Config,
+    offsets: Offsets,
+    land: Callable[[DataFrame, int], None],
+    checkpoint: str,
+    *,
+    available_now: bool,
+) -> StreamingQuery:
+    """Starts the query. Its checkpoint is a new one at every start: where to go on stands in the tables.
+
+    Args:
+        spark: the coordinator's session.
+        config: says where Kafka is, and how often to look.
+        offsets: the next offset to land of each partition, by source.
+        land: called with each batch of Kafka records and its number.
+        checkpoint: a directory for this run.
+        available_now: land what is there and end, instead of a batch every `trigger_interval`.
+    """
+    begins = {config.kafka.topic(source): numbers for source, numbers in offsets.items()}
+    raw = (
+        spark.readStream.format("kafka")
+        .options(**spark_options(config.kafka), **spark_source_limits(config))
+        .option("subscribe", ",".join(begins))
+        .option("startingOffsets", json.dumps(begins))
+        .option("maxOffsetsPerTrigger", MAX_RECORDS)
+        .options(includeHeaders="true", failOnDataLoss="true")
+        .load()
+    )
+    writer = raw.writeStream.queryName("landing").foreachBatch(land).option("checkpointLocation", checkpoint)
+    interval = f"{config.trigger_interval_ms} milliseconds"
+    return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)).start()
+
+
+def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int) -> Offsets:
+    """Where a batch of the query ends: the next offset of each partition, by source.
+
+    Spark writes that to its offset log before it hands the batch out, a line for each stream that the query reads. The
+    records of the batch do not say it: Kafka's own transaction markers take offsets too.
+
+    Args:
+        spark: any session of the application.
+        config: has the prefix of the topics.
+        checkpoint: the query's directory.
+        batch_id: number of the batch.
+
+    Raises:
+        WarehouseError: the log has no such batch.
+    """
+    name = f"offsets/{batch_id}"
+    text = Files(spark, checkpoint).read(name)
+    if text is None:
+        msg = f"checkpoints: {checkpoint}/{name} is missing; do not delete files there while the coordinator runs"
+        raise WarehouseError(msg)
+    by_topic: dict[str, dict[str, int]] = json.loads(text.splitlines()[-1])
+    return {
+        topic.removeprefix(config.kafka.topic_prefix): {int(number): end for number, end in ends.items()}
+        for topic, ends in by_topic.items()
+    }

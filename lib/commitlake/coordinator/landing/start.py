@@ -1,0 +1,169 @@
+"""Where landing goes on at a start, and whether Kafka still holds what has not landed yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.coordinator.landing import kafka_identity, positions
+from commitlake.coordinator.landing.judge import SOURCES
+from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.errors import IdentityError
+from commitlake.kafka.admin_client import connect
+from commitlake.kafka.topics import beginning_offsets, latest_offsets
+from commitlake.tables import Warehouse, topic_table
+
+log = logging.getLogger(__name__)
+
+
+class Begin(NamedTuple):
+    """Where landing goes on.
+
+    Attributes:
+        position: The next offset to land of each partition.
+        offsets: Where reading begins.
+        ends: What Kafka held when this was worked out.
+    """
+
+    position: Position
+    offsets: Offsets
+    ends: Offsets
+
+
+class Reached(NamedTuple):
+    """How far landing has come, and whether a row of `positions` says so."""
+
+    position: Position
+    is_recorded: bool
+
+
+NOTHING = Reached(Position(0, {}), is_recorded=False)
+"""Of a new warehouse."""
+
+
+def reached(warehouse: Warehouse, config: Config) -> Reached:
+    """How far landing has come, as the tables show: also those of an older version, which had no `positions`."""
+    recorded = positions.newest(warehouse)
+    if recorded is not None:
+        return Reached(recorded, is_recorded=True)
+    return Reached(_of_older_version(warehouse, config.kafka.topic_prefix), is_recorded=False)
+
+
+def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
+    """Compares the position with what Kafka holds, and records it where no row of `positions` does.
+
+    Without that row, what the first landing has written before it was cut short would look like all that has landed,
+    and the next start would not know where a log ended when that was accepted.
+
+    Args:
+        warehouse: remembers where the logs began at its first start.
+        config: says where Kafka is, and what is accepted.
+        come: how far landing has come.
+
+    Raises:
+        IdentityError: Kafka no longer holds all that has not landed, or a log ends below the next offset to land.
+        KafkaError: Kafka is out of reach.
+    """
+    first, last = _by_source(beginning_offsets(config, SOURCES), config), ends(config, SOURCES)
+    begins = kafka_identity.remember(warehouse, config, first)
+    known = come.position.with_partitions(
+        {
+            source: {number: begins.get(source, {}).get(number, 0) for number in numbers}
+            for source, numbers in first.items()
+        }
+    )
+    known = _with_leftover(warehouse, known, last)
+    for source, numbers in first.items():
+        for number, oldest in numbers.items():
+            known = _compared(known, source, number, (oldest, last[source][number]), config)
+    if known.again != come.position.again:
+        known = replace(known, landing_id=max(known.landing_id, come.position.landing_id + 1))
+    if known.again != come.position.again or not come.is_recorded:
+        positions.append(warehouse, known)
+    offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
+    return Begin(known, offsets, last)
+
+
+def _with_leftover(warehouse: Warehouse, known: Position, last: Offsets) -> Position:
+    """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end."""
+    cut = [(source, at) for source, ends in last.items() for at, end in ends.items() if end < known.reads(source, at)]
+    leftover = positions.leftover(warehouse, known) if cut else None
+    if leftover is not None:
+        for source, at in cut:
+            known = known.advanced({source: {at: leftover.end(source, at)}})
+    return known
+
+
+def _compared(known: Position, source: str, number: int, held: tuple[int, int], config: Config) -> Position:
+    """The position after a look at what Kafka holds of one partition, from its oldest offset up to its end."""
+    oldest, end = held
+    at = known.reads(source, number)
+    place = f"{config.kafka.topic(source)}, partition {number}"
+    following = f"{at} is the next to {'land' if at == known.next(source, number) else 'read'}"
+    if at < oldest:
+        _lost(f"{place} begins at offset {oldest}, but {following}", at, oldest, config)
+        return known.advanced({source: {number: oldest}})
+    if end < at:
+        _lost(f"{place} ends at offset {end}, but {following}", end, at, config)
+        return known.cut(source, number, end)
+    return known
+
+
+def ends(config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
+    """The next offset that each partition of Kafka topics gets, by source.
+
+    Raises:
+        KafkaError: Kafka is out of reach, or does not know one of them.
+    """
+    with connect(config) as client:
+        return latest_offsets(client, config, sources)
+
+
+def _lost(what: str, low: int, high: int, config: Config) -> None:
+    """An end below the next offset: an unclean leader election or a restored broker; its offsets come a second time."""
+    if not config.accept.lost_range:
+        msg = (
+            f"{what}: records at the offsets {low} to {high - 1} are lost; check that this is the right Kafka, or set "
+            "accept.lost_range to go on without them"
+        )
+        raise IdentityError(msg)
+    log.warning("%s: going on without the offsets %d to %d", what, low, high - 1)
+
+
+def _by_source(offsets: dict[str, dict[int, int]], config: Config) -> dict[str, dict[int, int]]:
+    return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in offsets.items()}
+
+
+_COMMITS = 1_000
+"""How far back the marker of a landing is looked for: version 0.1 wrote it again when it was 20 commits back."""
+
+
+def _of_older_version(warehouse: Warehouse, prefix: str) -> Position:
+    """Version 0.1 kept offsets in the markers of its commits to `op`.
+
+    The newest landing may have been cut short, so landing goes on at its begin, and what it has written is left out.
+    """
+    for marker in warehouse.markers("op", _COMMITS):
+        if "landing_id" in marker and "tables" in marker:
+            offsets = {
+                topic.removeprefix(prefix): {int(number): offset for number, offset in numbers.items()}
+                for topic, numbers in marker["from"].items()
+            }
+            return Position(marker["landing_id"], offsets)
+    return _by_tables(warehouse)
+
+
+def _by_tables(warehouse: Warehouse) -> Position:
+    """The highest offsets that stand in the tables, for a warehouse without markers, which may be a new one."""
+    offsets: dict[str, dict[int, int]] = {}
+    for table in ["op", "half", "delayed", "rejected", *map(topic_table, warehouse.topics())]:
+        ends = positions.coordinates(warehouse, table).groupBy("source", "partition").agg(F.max("offset").alias("last"))
+        for row in ends.collect():
+            numbers = offsets.setdefault(row["source"], {})
+            numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
+    return Position(0, offsets)

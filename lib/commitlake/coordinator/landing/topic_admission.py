@@ -1,0 +1,49 @@
+"""Which destination topics there are: a new one is admitted as long as there is room, the first to come first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.coordinator.landing import judge
+from commitlake.tables import Warehouse
+
+
+class Topics:
+    """The topics that have a table.
+
+    Args:
+        warehouse: the tables.
+        most: `topics.max`.
+        on_new: called with all topics after new ones were admitted.
+    """
+
+    def __init__(self, warehouse: Warehouse, most: int, on_new: Callable[[set[str]], object]) -> None:
+        self._warehouse, self._most, self._on_new = warehouse, most, on_new
+        listed = warehouse.listed_topics()
+        self._names = listed or warehouse.found_topics()
+        warehouse.add_topics(self._names - listed)
+
+    @property
+    def names(self) -> set[str]:
+        """All of them."""
+        return set(self._names)
+
+    def admit(self, judged: DataFrame) -> None:
+        """Creates the tables of new topics, until there are `topics.max`.
+
+        Args:
+            judged: judged records; those that go to `half`, `delayed` or a topic's table may name new topics.
+        """
+        room = max(0, self._most - len(self._names))
+        named = judged.where(~F.col("target").isin(judge.OP, judge.REJECTED) & ~F.col("topic").isin(*self._names))
+        first = named.groupBy("topic").agg(F.min("stored_at").alias("first_stored")).orderBy("first_stored", "topic")
+        found = [row["topic"] for row in first.limit(2 * room).collect()]
+        # A catalog may have no room for a table of that name; the topic is not admitted then.
+        new = [topic for topic in found if self._warehouse.may_hold(topic)][:room]
+        self._warehouse.add_topics(new)
+        if new:
+            self._names.update(new)
+            self._on_new(self.names)

@@ -1,0 +1,62 @@
+"""Records at offsets that were used before: the end of a log was lost, and it grows a second time.
+
+An offset names one message for ever, also in the tables. So these records change nothing, and each is in `rejected`.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.coordinator.landing import judge
+from commitlake.coordinator.landing.positions import Position
+from commitlake.protocol.states import OFFSET_USED_BEFORE
+from commitlake.spark.frames import materialized
+from commitlake.tables import Warehouse
+
+_RECORD = ["source", "partition", "offset", "detail"]
+
+
+class UsedOffsets:
+    """The offsets that a run reads a second time.
+
+    Args:
+        warehouse: the tables.
+        begun: the position at the start.
+    """
+
+    def __init__(self, warehouse: Warehouse, begun: Position) -> None:
+        self._used = _are_used(begun)
+        self._told = materialized(_told(warehouse).where(self._used))
+
+    def refuse(self, judged: DataFrame) -> DataFrame:
+        """Judged records: those at such offsets are refused, whatever else they are, without those told before.
+
+        A landing that was cut short may have told some. Another record may have stood at the same offset after an
+        earlier cut, so it is `detail`, with the append time, that says whether it was this one.
+        """
+        refused = judge.rejecting(judged, self._used, OFFSET_USED_BEFORE, _detail())
+        return refused.join(F.broadcast(self._told), _RECORD, "left_anti")
+
+
+def _are_used(begun: Position) -> Column:
+    used = F.lit(False)
+    for source, numbers in begun.again.items():
+        for number, low in numbers.items():
+            here = (F.col("source") == source) & (F.col("partition") == number)
+            used |= here & (F.col("offset") >= low) & (F.col("offset") < begun.next(source, number))
+    return used
+
+
+def _told(warehouse: Warehouse) -> DataFrame:
+    rows = warehouse.read("rejected").where(F.col("reason") == OFFSET_USED_BEFORE)
+    return rows.withColumnsRenamed({"kafka_partition": "partition", "kafka_offset": "offset"}).select(*_RECORD)
+
+
+def _detail() -> Column:
+    """What happened, and what to do. A function of the record alone, since it is compared."""
+    what = (
+        "the end of this Kafka log was lost, and this record got an offset that names another one of before; "
+        "it changed nothing: send it again. Appended at "
+    )
+    return F.concat(F.lit(what), F.unix_millis("stored_at").cast("string"), F.lit(" ms since epoch"))

@@ -1,0 +1,222 @@
+"""Keeps a warehouse small and quick: old rows go, small files become few, files that nobody uses any more vanish.
+
+It also saves what is open, so that the next start is quick.
+
+Every batch writes a file or more for each queue and table, so a table that gets a batch a second has 14 000 files
+after an hour, and every batch looks through their list.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType
+
+from commitlake.config import Config
+from commitlake.coordinator.landing import positions
+from commitlake.coordinator.maintenance import retention
+from commitlake.coordinator.recovery import rebuild
+from commitlake.errors import CommitLakeError, root_reason
+from commitlake.protocol.clock import now_ms
+from commitlake.spark import session
+from commitlake.spark.frames import materialized
+from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
+from commitlake.tables.schemas import FILE_RETENTION, interval
+
+log = logging.getLogger(__name__)
+
+_FEW_FILES = 16
+"""A table with no more files needs no compaction: 4 queues with a small rest of files each."""
+_DELETE_EVERY = 0.01
+"""A part of the retention: to find that nothing is old costs 10 s of CPU, and a hundredth later is early enough."""
+_VACUUM_EVERY = 0.25
+"""A part of the time for which files are kept: a table's directory holds at most a quarter more than it has to."""
+_HOUR_MS = 3_600_000
+Pause = Callable[[], AbstractContextManager[object]]
+"""A context in which no batch runs."""
+
+
+@dataclass
+class Report:
+    """What a run did, by table: rows deleted, files compacted, what failed; `kept` says why no row was deleted."""
+
+    deleted: dict[str, int] = field(default_factory=dict)
+    compacted: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    kept: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        rows = ", ".join(f"{name} {count}" for name, count in self.deleted.items()) or self.kept or "none"
+        files = ", ".join(f"{name} {count}" for name, count in self.compacted.items()) or "none"
+        failed = f"; failed, and is tried again: {'; '.join(self.failed)}" if self.failed else ""
+        return f"rows deleted: {rows}; files compacted: {files}{failed}"
+
+
+class Maintenance:
+    """Maintains the tables of one warehouse, in Spark sessions of its own: some settings hold for it only.
+
+    Args:
+        warehouse: the tables; with the guard of a coordinator an older one maintains nothing under a newer one.
+        config: the configuration.
+        pause: a context in which no batch of this process runs, while rows are deleted.
+        go_on: asked between two tables; False ends the run.
+    """
+
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        config: Config,
+        pause: Pause = nullcontext,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._config, self._pause, self._go_on = config, pause, go_on
+        self._warehouse, self._files = (
+            warehouse.beside(session.beside(warehouse.spark, config, settings))
+            for settings in (session.HISTORY_SETTINGS, session.MAINTENANCE_SETTINGS)
+        )
+        self._next_delete = time.monotonic()
+        self._next_vacuum: dict[str, float] = {}
+
+    def run(self) -> Report:
+        """Deletes old rows, compacts tables with many files, and vacuums each from time to time.
+
+        A failure on one table is logged, and tried again by the next run; the others proceed.
+        """
+        report, now = Report(), time.monotonic()
+        self._files.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")  # of this thread's jobs
+        save = partial(rebuild.save_open_rows, self._warehouse, self._config.transaction)
+        self._try(save, "saving what is open", report)
+        with self._pause():
+            # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM
+            # takes for left behind is.
+            pass
+        if now >= self._next_delete:
+            self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
+            self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
+        for shown, name, keep_ms in self._tables():
+            if self._go_on():
+                self._try(partial(self._tidy, report, shown, name, keep_ms), shown, report)
+        return report
+
+    def _try(self, step: Callable[[], None], name: str, report: Report) -> None:
+        try:
+            step()
+        except (PySparkException, Py4JError, CommitLakeError) as error:
+            if self._go_on():
+                report.failed.append(f"{name}: {root_reason(error)}")
+
+    def _delete_old_rows(self, report: Report) -> None:
+        with self._pause():  # a landing that is under way looks like one that was cut short
+            cut, report.kept = self._cut()
+        if cut is None:
+            return
+        for step in retention.steps(self._warehouse, cut):
+            if self._go_on():
+                self._delete(report, step, cut)
+
+    def _cut(self) -> tuple[retention.Cut | None, str]:
+        timing, now = self._config, now_ms()
+        stored = now - max(timing.maintenance.retention_ms, timing.transaction.op_park_time_ms)
+        ended = stored - timing.transaction.op_park_time_ms
+        last = self._warehouse.newest_batch()
+        if last < 0:
+            return None, "none, nothing has ended yet"
+        newest = positions.newest(self._warehouse)
+        if newest is None or positions.leftover(self._warehouse, newest) is not None:
+            # The next start leaves out what stands in the tables, so that must stay.
+            return None, "none, a landing was cut short; start the coordinator first"
+        return retention.Cut(last, ended, stored), ""
+
+    def _delete(self, report: Report, step: retention.Step, cut: retention.Cut) -> None:
+        old = materialized(step.rows())
+        count = old.count()
+        if not count:
+            return
+        if not report.deleted:
+            self._tell(cut)
+        same = " AND ".join([f"t.{name} = old.{name}" for name in step.on] + _bounds(old, step.on))
+        with self._pause():  # a MERGE makes Spark compute cached frames of a batch again
+            guarded = self._warehouse.guard.rows(old)
+            merge = self._warehouse.table(step.table).alias("t").merge(guarded.alias("old"), same)
+            merge.whenMatchedDelete().execute()
+        report.deleted[step.table] = count
+
+    def _tell(self, cut: retention.Cut) -> None:
+        """An audit must know what may be gone before the first row is."""
+        moment = self._warehouse.spark.sql(
+            f"SELECT timestamp_millis({cut.stored_ms}) AS ended_before, current_timestamp() AS maintained_at"
+        )
+        self._warehouse.append(moment, "maintenance")
+
+    def _tables(self) -> Iterator[tuple[str, str, int]]:
+        """What a report calls each table, its name, and the time for which its unused files are kept."""
+        keep = self._config.maintenance
+        for name in TABLES:
+            yield name, name, keep.file_retention_ms
+        for topic in sorted(self._warehouse.topics()):
+            yield f"topics/{topic}", topic_table(topic), keep.topic_file_retention_ms
+
+    def _tidy(self, report: Report, shown: str, name: str, keep_ms: int) -> None:
+        table, now = self._files.table(name), time.monotonic()
+        files, properties = table.detail().select("numFiles", "properties").collect()[0]
+        if properties.get(FILE_RETENTION) != interval(keep_ms):
+            with self._pause():  # an append beside it would fail
+                self._files.set_property(name, FILE_RETENTION, interval(keep_ms))
+        if files > _FEW_FILES:
+            report.compacted[shown] = _compact(table)
+        if now >= self._next_vacuum.get(name, now):  # it lists all files, so not more often than needed
+            table.vacuum(keep_ms / _HOUR_MS)
+            log_cleanup.forget(table, keep_ms)
+            self._next_vacuum[name] = now + keep_ms / 1_000 * _VACUUM_EVERY
+
+
+def _bounds(old: DataFrame, on: Sequence[str]) -> list[str]:
+    """Conditions that let Delta skip the files beyond what goes: a MERGE finds none by itself."""
+    numbers = [name for name in on if old.schema[name].dataType in (IntegerType(), LongType())]
+    ends = old.agg(*map(F.min, numbers), *map(F.max, numbers)).collect()[0]
+    lows, highs = ends[: len(numbers)], ends[len(numbers) :]
+    return [f"t.{name} BETWEEN {low} AND {high}" for name, low, high in zip(numbers, lows, highs, strict=True)]
+
+
+def _compact(table: DeltaTable) -> int:
+    done = table.optimize().executeCompaction().select("metrics.numFilesRemoved").collect()
+    return int(done[0]["numFilesRemoved"])
+
+
+def at_intervals(
+    maintenance: Maintenance, interval_ms: int, stopping: threading.Event, ended: Callable[[], None]
+) -> threading.Thread:
+    """Runs maintenance in a thread until `stopping`; a failure is logged and tried again, and stops nothing.
+
+    Args:
+        maintenance: what is run.
+        interval_ms: time between the end of a run and the next one.
+        stopping: ends the thread when it is set.
+        ended: called after each run.
+    """
+
+    def serve() -> None:
+        while not stopping.wait(interval_ms / 1_000):
+            try:
+                report = maintenance.run()
+                log.log(logging.WARNING if report.failed else logging.INFO, "maintenance: %s", report)
+                ended()
+            except Exception as error:  # without this thread the tables' files would grow for ever
+                if not stopping.is_set():
+                    log.warning("maintenance failed, and is tried again: %s", root_reason(error))
+
+    thread = threading.Thread(target=serve, name="maintenance", daemon=True)
+    thread.start()
+    return thread

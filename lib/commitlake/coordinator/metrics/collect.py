@@ -1,0 +1,199 @@
+"""The figures: what was counted since this start, and what the tables and Kafka say now."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from commitlake.clients.consumer import overview
+from commitlake.config import Config
+from commitlake.config.places import is_local, local_path
+from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
+from commitlake.coordinator.landing.positions import Position
+from commitlake.coordinator.rounds import Rounds
+from commitlake.errors import WarehouseError
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.states import LANDING_REASONS, Delivery, Reason, Refusal, State
+from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions.tables import Tables, moment, opened
+
+log = logging.getLogger(__name__)
+
+_PENDING = f"""
+SELECT topic, count(*) AS n, max({{now}} - epoch_ms(stored_at)) / 1000 AS oldest
+FROM {open_transactions.VIEW} GROUP BY ALL ORDER BY n DESC
+"""
+_WAITING = """
+SELECT (SELECT count(*) FROM delayed WHERE deliver_at > {moment})
+     + (SELECT count(*) FROM transactions WHERE state = 'COMMITTED' AND deliver_at > {moment})
+     - (SELECT count(*) FROM deliveries WHERE deliver_at > {moment}) AS n
+"""
+
+
+_MOST_TOPICS = 50
+_OTHERS = "_others"
+
+
+class Names:
+    """Topics that metrics tell by name: the first ones. Producers name topics, and Prometheus keeps each for weeks."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def label(self, topic: str) -> str:
+        """The name of a topic, or the one that all others share."""
+        if len(self._known) < _MOST_TOPICS:
+            self._known.add(topic)
+        return topic if topic in self._known else _OTHERS
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the figures come from.
+
+    Attributes:
+        config: of the coordinator.
+        rounds: of this run.
+        counters: of this run.
+        position: how far landing came.
+        ends: the next offset of each partition in Kafka, by topic without prefix.
+        epoch: number of this start.
+        names: topics that are told by name.
+    """
+
+    config: Config
+    rounds: Rounds
+    counters: Counters
+    position: Callable[[], Position]
+    ends: Callable[[], Mapping[str, Mapping[int, int]]]
+    epoch: int
+    names: Names = field(default_factory=Names)
+
+
+def collect(sources: Sources) -> Iterable[Metric]:
+    """All metrics, as docs/operations.md lists them."""
+    yield from of_rounds(sources)
+    yield from of_counters(sources.counters)
+    yield from of_lag(sources)
+    yield from of_disk(sources)
+    try:
+        with opened(sources.config.warehouse) as tables:
+            yield from of_tables(tables, sources.names)
+        yield from of_consumers(sources.config)
+    except WarehouseError as error:  # HDFS, or a catalog: the rest is worth having
+        log.info("no figures of the tables: %s", error)
+
+
+def of_rounds(sources: Sources) -> Iterable[Metric]:
+    """What the rounds of this run took, and when maintenance ended."""
+    rounds = sources.rounds
+    if rounds.maintained_at is not None:
+        yield _one("maintained_timestamp_seconds", "when maintenance ended last", rounds.maintained_at / 1_000)
+    yield _one("epoch", "number of this start", sources.epoch)
+    yield _counted("rounds", "rounds", (), {(): rounds.count})
+    yield _counted("round_records", "records that rounds landed", (), {(): rounds.records})
+    took: dict[tuple[str, ...], float] = {("judge",): rounds.judge_s, ("write",): rounds.write_s}
+    yield _counted("round_seconds", "what rounds took, by step", ("step",), took)
+    yield _one("alive_timestamp_seconds", "when a round ended or none was needed", rounds.alive_at / 1_000)
+
+
+def of_lag(sources: Sources) -> Iterable[Metric]:
+    """Records in Kafka that have not landed."""
+    position = sources.position()
+    lag = {
+        topic: sum(max(0, end - position.next(topic, number)) for number, end in ends.items())
+        for topic, ends in sources.ends().items()
+    }
+    yield _family("landing_lag_records", "records in Kafka that have not landed", "topic", lag)
+
+
+def of_disk(sources: Sources) -> Iterable[Metric]:
+    """Room on the disk of a local warehouse."""
+    warehouse = sources.config.warehouse
+    if is_local(warehouse):
+        space = shutil.disk_usage(local_path(warehouse))
+        yield _one("disk_free_ratio", "the part of the warehouse's disk that is free", space.free / space.total)
+
+
+def of_counters(counters: Counters) -> Iterable[Metric]:
+    """What has ended, was rejected and asked since this start."""
+    ends = [(state.name, reason.name) for state in State for reason in Reason]
+    yield _counted("ended", "half messages that ended", ("state", "reason"), counters.of("ended", ends))
+    deliveries = counters.of("deliveries", [(each.name,) for each in (Delivery.DELIVERED, Delivery.RECALLED)])
+    yield _counted("deliveries", "delayed messages that ended", ("state",), deliveries)
+    reasons = [(each,) for each in (*(each.name for each in Refusal), *LANDING_REASONS)]
+    yield _counted("rejected", "records rejected", ("reason",), counters.of("rejected", reasons))
+    checks = counters.of("checks", [("sent",), ("repeated",)])
+    yield _counted("checks_sent", "checks sent", (), {(): checks["sent",]})
+    yield _counted("checks_repeated", "checks sent again", (), {(): checks["repeated",]})
+    yield _counted("checks_answered", "answers to checks", (), counters.of("answers", [()]))
+    yield _ages("end_seconds", "from a half message to its end", counters.ended)
+    yield _ages("delivered_late_seconds", "from the due time of a delayed message to its delivery", counters.late)
+
+
+def of_tables(tables: Tables, names: Names) -> Iterable[Metric]:
+    """What the tables say now."""
+    now = now_ms()
+    tables.open("transactions", "delayed", "deliveries")
+    open_transactions.make(tables)
+
+    def rows(sql: str) -> list[dict[str, Any]]:
+        return list(tables.rows(sql.format(now=now, moment=moment(now))).to_pylist())
+
+    pending = rows(_PENDING)
+    by_topic: Counter[str] = Counter()
+    for row in pending:
+        by_topic[names.label(row["topic"])] += row["n"]
+    yield _family("pending", "transactions that are pending", "topic", by_topic)
+    oldest = max((row["oldest"] for row in pending), default=0.0)
+    yield _one("oldest_pending_seconds", "age of the oldest pending transaction", oldest)
+    (waiting,) = rows(_WAITING)
+    yield _one("delayed_waiting", "messages that are due later", waiting["n"])
+    kept = ("half", "op", "transactions", "checks", "rejected")
+    yield _family("table_files", "files of a table", "table", {name: tables.files(name).num_rows for name in kept})
+    logs = {name: tables.log_length(name) for name in kept}
+    yield _family("table_log_entries", "files in the log of a table", "table", logs)
+
+
+def of_consumers(config: Config) -> Iterable[Metric]:
+    """How far groups of consumers are behind; as many of them are told by name as topics."""
+    labels, now = ["consumer_group", "topic"], now_ms() / 1_000
+    behind = GaugeMetricFamily("commitlake_consumer_behind", "messages that a group has not passed", labels=labels)
+    oldest = GaugeMetricFamily("commitlake_consumer_oldest_seconds", "age of the oldest of them", labels=labels)
+    for group, topic, count, visible_at in islice(overview.lags(config), _MOST_TOPICS):
+        behind.add_metric([group, topic], count)
+        oldest.add_metric([group, topic], 0 if visible_at is None else now - visible_at.timestamp())
+    return behind, oldest
+
+
+def _one(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"commitlake_{name}", text, value=value)
+
+
+def _family(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"commitlake_{name}", text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counted(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], float]) -> Metric:
+    family = CounterMetricFamily(f"commitlake_{name}", text, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family
+
+
+def _ages(name: str, text: str, ages: Ages) -> Metric:
+    sums = ages.sums
+    buckets = [(str(float(bound)), number) for bound, number in zip(BOUNDS_S, sums.within, strict=True)]
+    return HistogramMetricFamily(
+        f"commitlake_{name}", text, buckets=[*buckets, ("+Inf", sums.number)], sum_value=sums.seconds
+    )

@@ -1,0 +1,135 @@
+"""The first act of every start: complete the batch that a kill cut short, from its ledger rows alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.coordinator.coordination import check_requests, topic_rows
+from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
+from commitlake.protocol.states import Source
+from commitlake.tables import Warehouse, topic_table
+from commitlake.tables.columns import coordinate
+from commitlake.tables.spans import spans_of, within
+
+_MARKED = ("transactions", "deliveries", "discarded", "checks", "reentries", "batches")
+_REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 knew none
+_SHOWN = ["source", "source_queue", "source_offset"]
+_FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
+
+
+def complete_last_batch(warehouse: Warehouse) -> int:
+    """Completes the newest batch; returns its batch_id, -1 when there was none yet.
+
+    A batch is whole when it stands in `batches`. If not, its ledger rows are final all the same: what they make
+    visible, or discard, is written now where it is missing. Refusals and checks need no completion: what was not
+    written is still open.
+    """
+    with ThreadPoolExecutor(len(_MARKED)) as pool:
+        newest = dict(zip(_MARKED, pool.map(warehouse.newest_batch, _MARKED), strict=True))
+    last = max(newest.values())
+    if newest["batches"] == last:
+        return last
+    ended = warehouse.read("transactions").where(F.col("batch_id") == last)
+    delivered = warehouse.read("deliveries").where(F.col("batch_id") == last)
+    _complete_topics(warehouse, ended, delivered, last)
+    _complete_discarded(warehouse, ended, last)
+    done = warehouse.spark.sql(f"SELECT CAST({last} AS BIGINT) AS batch_id, current_timestamp() AS completed_at")
+    warehouse.append(done, "batches", {"batch_id": last})
+    return last
+
+
+def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame, batch_id: int) -> None:
+    shown = {
+        Source.HALF: _shown(delivered, Source.HALF).union(
+            ended.where(SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
+        ),
+        Source.MESSAGES: _shown(delivered, Source.MESSAGES),
+    }
+    topics = sorted({row["topic"] for each in shown.values() for row in each.select("topic").distinct().collect()})
+    if not topics:
+        return
+    ends = ended.select("resolved_at").union(delivered.select("resolved_at"))
+    # The batch's time: no row ends before it was stored.
+    now = int(ends.agg(F.unix_millis(F.min("resolved_at"))).collect()[0][0])
+    frames = [
+        topic_rows.topic_rows(_at(warehouse.read(table), shown[src]), src, batch_id, now)
+        for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
+    ]
+    for topic in topics:
+        warehouse.ensure_topic(topic)
+    warehouse.guard.fence(topics)
+    there = [
+        warehouse.read(topic_table(topic))
+        .where(F.col("batch_id") == batch_id)
+        .select(F.lit(topic).alias("topic"), *_SHOWN)
+        for topic in topics
+    ]
+    missing = reduce(DataFrame.union, frames).join(reduce(DataFrame.union, there), ["topic", *_SHOWN], "left_anti")
+    topic_rows.publish(warehouse, missing, topics, {"batch_id": batch_id})
+
+
+def _shown(delivered: DataFrame, src: Source) -> DataFrame:
+    """Where the messages are that these rows of `deliveries` made visible, and of which topic."""
+    of_source = delivered.where((F.col("state") == "DELIVERED") & (F.col("source") == src.name.lower()))
+    return of_source.select("queue", "queue_offset", "topic")
+
+
+def _at(messages: DataFrame, places: DataFrame) -> DataFrame:
+    """The messages at some places, without reading the bodies of others."""
+    at = places.toDF("queue", "queue_offset", "topic").select("queue", "queue_offset")
+    near = messages.where(within(spans_of(at, "queue", "queue_offset"), "queue", "queue_offset"))
+    return near.join(F.broadcast(at), ["queue", "queue_offset"], "left_semi")
+
+
+def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> None:
+    missing_rows = ended.where("state = 'DISCARDED'").select(
+        coordinate("queue", "half_offset").alias("at"),
+        *("reason", "checks", "round"),
+        F.col("resolved_at").alias("discarded_at"),
+        "batch_id",
+    )
+    there = (
+        warehouse.read("discarded")
+        .where(F.col("batch_id") == batch_id)
+        .select(coordinate("queue", "queue_offset").alias("at"))
+    )
+    missing = missing_rows.join(there, "at", "left_anti")
+    if missing.isEmpty():
+        return
+    places = ended.where("state = 'DISCARDED'").select("queue", "half_offset")
+    near = warehouse.read("half").where(within(spans_of(places, "queue", "half_offset"), "queue", "queue_offset"))
+    half = near.withColumn("at", coordinate("queue", "queue_offset"))
+    warehouse.append(half.join(F.broadcast(missing), "at"), "discarded", {"batch_id": batch_id})
+
+
+def resend_checks(warehouse: Warehouse, config: Config) -> None:
+    """Sends the newest checks again: a kill before Kafka would leave a producer unasked for an interval.
+
+    A start goes on when they can't be sent: it needs none of them, and would fail each time.
+    """
+    checks = warehouse.read("checks")
+    last = warehouse.newest_batch("checks")
+    ended = warehouse.read("transactions").select("queue", "half_offset", "round")
+    asked = (
+        checks.where(F.col("batch_id") == last).join(ended, ["queue", "half_offset", "round"], "left_anti").persist()
+    )
+    if last < 0 or asked.isEmpty():
+        return
+    spans = spans_of(asked, "queue", "half_offset")
+    half = warehouse.read("half").where(within(spans, "queue", "queue_offset"))
+    checked = half.join(
+        F.broadcast(asked.selectExpr("queue", "half_offset AS queue_offset", "round", "check_no", _REPEAT)),
+        ["queue", "queue_offset"],
+    )
+    # A part of another transaction id or group is an ORPHAN.
+    firsts = asked.withColumnsRenamed({"queue": "first_queue", "half_offset": "first_offset"}).select(*_FIRST)
+    near = warehouse.read("half").where(within(spans, "first_queue", "first_offset"))
+    parts = near.join(F.broadcast(firsts), _FIRST).where("queue != first_queue OR queue_offset != first_offset")
+    parts = parts.select("first_queue", "first_offset", "queue", "queue_offset")
+    check_requests.send(config, checked, parts)
+    asked.unpersist()

@@ -1,0 +1,293 @@
+"""One coordinator a warehouse: a lock where the file system has one, and epochs everywhere (contract 4.7)."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Self
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.config.places import is_local, local_path
+from commitlake.coordinator.recovery import jvm_lock
+from commitlake.coordinator.recovery.jvm_lock import JvmLock
+from commitlake.errors import FencedError, WarehouseError
+from commitlake.protocol.version import __version__
+from commitlake.spark.frames import of_rows
+from commitlake.tables import TABLES, Warehouse, topic_table
+from commitlake.tables.warehouse import AppendGuard
+
+log = logging.getLogger(__name__)
+
+FENCED = tuple(name for name in TABLES if name != "epochs")
+"""Tables that a new epoch fences where there is no lock: an append in flight by an older coordinator then fails."""
+_PROPERTY = "commitlake.epoch"
+_ORDER = ("epoch", "started_at", "host", "pid")  # of two that took the same number, one is the newer all the same
+
+FIRST_EPOCH = 1
+_LOOK_S = 0.5
+
+
+class WarehouseLock:
+    """An OS lock on a local warehouse for the life of the process and, with a session, of its JVM.
+
+    Delta's commit is not atomic between processes on a local file system, so epochs alone would not do there. The
+    lock is taken before anything is appended: a newcomer that appended its epoch first would fence the coordinator
+    that runs. The JVM commits, and lives on for seconds when its Python is killed, so it holds a lock too.
+
+    Args:
+        directory: of the warehouse.
+        spark: the session whose JVM commits; None where none does.
+        wait_s: how long to wait for the JVM of a Python that is gone; None for `jvm_lock.WAIT_S`.
+    """
+
+    def __init__(self, directory: str, spark: SparkSession | None = None, wait_s: float | None = None) -> None:
+        self._path = local_path(directory) / ".coordinator.lock"
+        self._spark, self._wait_s = spark, jvm_lock.WAIT_S if wait_s is None else wait_s
+        self._file: IO[str] | None = None
+        self._jvm_lock = JvmLock(self._path.parent)
+
+    def __enter__(self) -> Self:
+        """Takes the lock.
+
+        Raises:
+            FencedError: another process holds it.
+            WarehouseError: the warehouse can't be written.
+        """
+        self._file = self._open()
+        try:
+            self._take()
+        except BaseException:
+            self._free()
+            raise
+        self.name_holder(epoch=None)
+        return self
+
+    def _take(self) -> None:
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise self._refusal() from error
+        self._await_jvm()
+        if self._spark is not None and not self._jvm_lock.take(self._spark):
+            raise self._refusal(self._left_behind())
+
+    def _await_jvm(self) -> None:
+        """Waits for the JVM of the Python that had the lock before."""
+        if self._jvm_lock.is_free():
+            return
+        if self._wait_s:
+            left = f"{self._holder()}{self._left_behind()}"
+            log.warning("waiting for it to end, at most %.0f s: the coordinator %s", self._wait_s, left)
+        if not self._jvm_lock.await_free(self._wait_s):
+            raise self._refusal(self._left_behind())
+
+    def _left_behind(self) -> str:
+        return f", whose Python process is gone and whose JVM, pid {self._jvm_lock.holder}, is not"
+
+    def _refusal(self, state: str = "") -> FencedError:
+        return FencedError(
+            f"another coordinator runs on this warehouse: {self._holder()}{state}; stop it first, or use another "
+            "`warehouse`"
+        )
+
+    def _holder(self) -> str:
+        return self._path.read_text(encoding="utf-8").strip() or "unknown"
+
+    def _open(self) -> IO[str]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._path.open("a+", encoding="utf-8")
+        except OSError as error:
+            msg = f"warehouse: cannot write to {self._path.parent}: {error.strerror}; choose another place, or allow it"
+            raise WarehouseError(msg) from error
+
+    def name_holder(self, epoch: int | None) -> None:
+        """Writes who holds the lock, for the error of a newcomer."""
+        if self._file is None:
+            return
+        self._file.truncate(0)
+        self._file.write(describe(socket.gethostname(), os.getpid(), epoch))
+        self._file.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Frees the lock."""
+        self._free()
+
+    def _free(self) -> None:
+        self._jvm_lock.release()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def describe(host: str, pid: int, epoch: int | None) -> str:
+    """A coordinator as errors name it.
+
+    Args:
+        host: its machine.
+        pid: its process there.
+        epoch: number of its start, None before it has one.
+    """
+    return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
+
+
+def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -> int:
+    """Appends this start to `epochs`; returns its number. That of the first one need not be looked up."""
+    newest = None if is_first else _newest(warehouse).collect()[0]["epoch"]
+    epoch = FIRST_EPOCH if newest is None else int(newest) + 1
+    values = {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "version": version}
+    row = of_rows(warehouse.spark, [values], TABLES["epochs"].schema)
+    warehouse.append(row.withColumn("started_at", F.current_timestamp()), "epochs", {"epoch": epoch})
+    return epoch
+
+
+def fence(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
+    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict.
+
+    Args:
+        warehouse: the tables.
+        epoch: number of this start.
+        names: the tables to fence.
+    """
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, _own(epoch)), names))
+
+
+class EpochGuard(AppendGuard):
+    """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` explains why it has no gap.
+
+    An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
+    from, and fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the tables. So
+    an older one's append has either read the newer epoch, or started from a version before the fence, or is committed
+    before the newer one has read anything: the fence makes the second fail as a conflict.
+    """
+
+    fences = True
+
+    def __init__(self, warehouse: Warehouse, epoch: int) -> None:
+        self._warehouse, self._epoch = warehouse, epoch
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """The rows, for as long as there is no newer epoch when they are written."""
+        newest = _newest(self._warehouse, self._epoch)
+        own = F.struct(F.lit(self._epoch).cast("bigint"), F.lit(socket.gethostname()), F.lit(os.getpid()))
+        error = F.raise_error(F.lit("a newer epoch has begun"))
+        passes = F.when(F.struct("epoch", "host", "pid") == own, True).otherwise(error)
+        return rows.where(newest.select(passes).scalar())
+
+    def for_tables(self, warehouse: Warehouse) -> AppendGuard:
+        """The same guard for the same tables in another session."""
+        return EpochGuard(warehouse, self._epoch)
+
+    def fence(self, topics: Iterable[str]) -> None:
+        """Fences topic tables: those of a batch that was cut short, and each before this run first lands rows in it."""
+        fence(self._warehouse, self._epoch, map(topic_table, topics))
+
+
+def check(warehouse: Warehouse, epoch: int) -> None:
+    """Stops an older coordinator, and one of two that started at the same moment and took the same number.
+
+    Raises:
+        FencedError: a newer one has started.
+    """
+    newest = _newest(warehouse, epoch).collect()[0]
+    if (newest["epoch"], newest["host"], newest["pid"]) != (epoch, socket.gethostname(), os.getpid()):
+        other = describe(newest["host"], newest["pid"], newest["epoch"])
+        msg = (
+            f"another coordinator has taken over this warehouse: {other}; this one (epoch {epoch}) stops; run only one"
+        )
+        raise FencedError(msg)
+
+
+def _newest(warehouse: Warehouse, since: int = FIRST_EPOCH) -> DataFrame:
+    """The newest start, one row; of nulls when there is none. `since` saves the files of older ones."""
+    found = warehouse.read("epochs").where(F.col("epoch") >= since)
+    return found.agg(F.max(F.struct(*_ORDER)).alias("newest")).select("newest.*")
+
+
+def _own(epoch: int) -> str:
+    return describe(socket.gethostname(), os.getpid(), epoch)
+
+
+@contextmanager
+def lock(config: Config, spark: SparkSession, wait_s: float | None = None) -> Iterator[WarehouseLock | None]:
+    """The lock of a local warehouse, None of another.
+
+    Args:
+        config: says where the warehouse is.
+        spark: any session of the application that commits.
+        wait_s: as of `WarehouseLock`.
+
+    Raises:
+        FencedError: another coordinator holds it.
+    """
+    if is_local(config.warehouse):
+        with WarehouseLock(config.warehouse, spark, wait_s) as taken:
+            yield taken
+    else:
+        yield None
+
+
+def await_lock(config: Config, spark: SparkSession, is_stopping: Callable[[], bool]) -> None:
+    """Waits until nobody holds the lock of a local warehouse, or `is_stopping`."""
+    is_told = False
+    while not is_stopping():
+        try:
+            with lock(config, spark, wait_s=0):
+                return
+        except FencedError as error:
+            if not is_told:
+                log.warning("standing by: %s", error)
+            is_told = True
+            time.sleep(_LOOK_S)
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """That this process owns the warehouse: by a lock, or by its epoch alone.
+
+    Attributes:
+        lock: the lock of a local warehouse.
+        epoch: number of this start, 0 before it.
+        is_new: whether no coordinator ever ran there.
+    """
+
+    lock: WarehouseLock | None = None
+    epoch: int = 0
+    is_new: bool = False
+
+
+def own(warehouse: Warehouse, lock: WarehouseLock | None) -> Ownership:
+    """Creates the tables, begins an epoch, and fences an older coordinator where there is no lock.
+
+    Args:
+        warehouse: gets a guard for its appends where there is no lock.
+        lock: the lock that is held, None where there can be none.
+
+    Raises:
+        FencedError: a newer coordinator has started meanwhile.
+    """
+    is_new = lock is not None and not warehouse.holds("epochs") and not warehouse.holds("half")
+    warehouse.create(is_new=is_new)
+    epoch = begin_epoch(warehouse, __version__, is_first=is_new)
+    if lock is not None:
+        lock.name_holder(epoch)
+        return Ownership(lock, epoch, is_new=epoch == FIRST_EPOCH)
+    warehouse.guard = EpochGuard(warehouse, epoch)
+    check(warehouse, epoch)  # a fence of the older of two would stop the newer
+    fence(warehouse, epoch, FENCED)
+    return Ownership(None, epoch)  # two may be the first

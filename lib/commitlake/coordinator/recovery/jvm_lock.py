@@ -1,0 +1,101 @@
+"""The lock of the JVM that commits, beside that of the Python process: a killed Python leaves its JVM for some seconds.
+
+It is on a file of its own, as some network file systems make a `flock` out of the lock that Java takes, and Python's
+would then keep out its own JVM. Java's are POSIX locks: closing the file anywhere in a process frees that process's
+lock, so Python looks whether it is free, and a JVM opens the file only to take it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import SparkSession
+
+from commitlake.config.places import JVM_LOCK
+from commitlake.errors import WarehouseError, root_reason
+
+WAIT_S = 30.0
+"""How long a start waits for the JVM of a Python that was killed; it ends within a few seconds."""
+_LOOK_S = 0.2
+_FOR_EVER_DAYS = 36_500
+
+
+class JvmLock:
+    """For the process that has the warehouse's `flock`, so that no other Python is between a look and `take`.
+
+    Args:
+        directory: of the warehouse.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory.absolute() / JVM_LOCK
+        self._channel: Any = None
+        self._kept: Any = None
+
+    @property
+    def holder(self) -> str:
+        """The process id of the JVM that took it last."""
+        return self._path.read_text(encoding="utf-8").strip() or "unknown"
+
+    def await_free(self, seconds: float) -> bool:
+        """Waits until no JVM holds it; returns whether that is so within `seconds`."""
+        until = time.monotonic() + seconds
+        while not (is_free := self.is_free()) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return is_free
+
+    def is_free(self) -> bool:
+        """Whether no JVM holds it.
+
+        Raises:
+            WarehouseError: the file can't be locked.
+        """
+        try:
+            with self._path.open("r+b") as file:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return True
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from error
+        return True
+
+    def take(self, spark: SparkSession) -> bool:
+        """Lets the JVM of a session take it, if it is free, until `release` or the end of that JVM.
+
+        Raises:
+            WarehouseError: the file can't be locked.
+        """
+        jvm: Any = spark.sparkContext._jvm
+        try:
+            channel = jvm.java.io.RandomAccessFile(str(self._path), "rw").getChannel()
+            if channel.tryLock() is None:  # by the last call of a Python that was killed just now
+                channel.close()
+                return False
+        except Py4JJavaError as error:
+            raise self._unusable(root_reason(error)) from error
+        # Java closes what nobody refers to, and with Python go all its references: a timer of the JVM has one too.
+        days = jvm.java.util.concurrent.TimeUnit.DAYS
+        self._kept = jvm.java.util.concurrent.CompletableFuture().completeOnTimeout(channel, _FOR_EVER_DAYS, days)
+        self._channel = channel
+        self._path.write_text(str(jvm.java.lang.ProcessHandle.current().pid()), encoding="utf-8")
+        return True
+
+    def release(self) -> None:
+        """Frees it, if it is held: the JVM of a notebook lives on."""
+        if self._channel is not None:
+            with suppress(Py4JError, OSError):  # a JVM that is gone holds nothing
+                self._channel.close()
+                self._kept.cancel(True)
+            self._channel = self._kept = None
+
+    def _unusable(self, reason: str) -> WarehouseError:
+        return WarehouseError(
+            f"warehouse: cannot lock {self._path}: {reason}; choose a file system with locks, or allow it"
+        )

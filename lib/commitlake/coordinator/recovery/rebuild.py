@@ -1,0 +1,207 @@
+"""What is open, from the tables alone: the input rows with which every start of coordination begins.
+
+The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign
+checkpoint, a changed state layout, changed timing keys and another number of shuffle partitions are all the same
+case: the ordinary start. Decided history is read by its key columns only, and nothing decided is decided or reported
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from commitlake.config import Config, TransactionConfig
+from commitlake.coordinator.coordination.input_rows import (
+    OPENED,
+    delayed_rows,
+    half_rows,
+    op_rows,
+    stored_rows,
+    waiting_rows,
+)
+from commitlake.coordinator.recovery import saved_rows
+from commitlake.coordinator.recovery.open_checks import with_checks
+from commitlake.coordinator.recovery.saved_rows import BEGINNING, Point
+from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Source
+from commitlake.spark import session
+from commitlake.spark.frames import materialized
+from commitlake.tables import Warehouse
+from commitlake.tables.columns import coordinate_sql, hashed_sql
+from commitlake.tables.spans import spans_of, within
+
+_SMALL = 1_000_000
+"""Records that have landed, below which plain settings do: a start is two seconds shorter then."""
+_HALVES = (Kind.HALF, Kind.PART)
+_OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.LISTED)
+_AT_OP = ["op_queue", "op_offset", "admin"]
+_IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
+_OWN_PLACE = coordinate_sql(
+    f"IF(kind = {int(Kind.PART)}, part_queue, queue)", f"IF(kind = {int(Kind.PART)}, part_offset, offset)"
+)
+
+
+def session_for(warehouse: Warehouse, config: Config, records: int) -> SparkSession:
+    """A session that can join history, however long: 20 million keys sorted in two partitions do not fit 2 GiB.
+
+    Args:
+        warehouse: the tables.
+        config: the configuration.
+        records: how many records have landed since the rows were saved.
+    """
+    return session.beside(warehouse.spark, config, session.HISTORY_SETTINGS if records > _SMALL else None)
+
+
+def save_open_rows(warehouse: Warehouse, timing: TransactionConfig) -> None:
+    """Saves what is open, so that a start need not look through what came before."""
+    at, since = saved_rows.reached(warehouse), saved_rows.newest(warehouse, timing)
+    if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
+        saved_rows.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
+
+
+def open_rows(
+    warehouse: Warehouse, timing: TransactionConfig, since: Point = BEGINNING, until: Point | None = None
+) -> DataFrame:
+    """All input rows that are not done with, as the tables show while nothing lands.
+
+    Args:
+        warehouse: the tables.
+        timing: next deadlines follow it, so changed timing keys hold from the next start on.
+        since: what was open before, and from where to look.
+        until: where the tables were; what has landed or was written later is left for later. None: all of it.
+    """
+    look = _Look(warehouse, since, until)
+    halves = with_checks(_open_halves(look, timing), warehouse, since, timing)
+    every = [halves, _open_ops(look), _open_delayed(look), _open_waiting(look)]
+    found = every[0]
+    for rows in every[1:]:
+        found = found.unionByName(rows)
+    return found
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Rows of the tables between two points."""
+
+    warehouse: Warehouse
+    since: Point
+    until: Point | None
+
+    def landed(self, table: str, condition: str = "true", *, source: str, offset: str = "queue_offset") -> DataFrame:
+        """What has landed, with `landed` (ms): the batch that first saw it came right after, so park times go on."""
+        place = (source, "queue", offset)
+        rows = self.warehouse.read(table).where(f"{condition} AND {self.since.landed_since(*place)}")
+        if self.until is not None:
+            rows = rows.where(f"NOT {self.until.landed_since(*place)}")
+        return rows.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
+
+    def written(self, table: str) -> DataFrame:
+        """What batches have written: also later ones, since an end is final."""
+        return self.warehouse.read(table).where(self.since.written_since())
+
+    def opened(self, rows: DataFrame) -> DataFrame:
+        """Rows that batches have written to be open from then on, not those of later batches."""
+        return rows if self.until is None else rows.where(f"batch_id <= {self.until.batch_id}")
+
+    def with_saved(self, rows: DataFrame, *kinds: Kind) -> DataFrame:
+        """`rows`, and the saved ones of these kinds."""
+        if self.since.rows is None:
+            return rows
+        numbers = ", ".join(str(int(kind)) for kind in kinds)
+        return rows.unionByName(self.since.rows.where(f"kind IN ({numbers})"))
+
+    def resumed(self) -> DataFrame:
+        """What RESUMEs have opened, as rows of `INPUT_SCHEMA`."""
+        return stored_rows(self.opened(self.written("reentries").where(OPENED)))
+
+
+def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
+    """Half messages without an end in their newest round; a part waits for its first since it landed."""
+    new = half_rows(look.landed("half", source="half"), since=f"IF({_IS_FIRST}, -1, landed)")
+    due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
+    resumed = look.resumed().withColumn("due", F.expr(due))
+    every = look.with_saved(new.unionByName(resumed), *_HALVES)
+    ends = look.written("transactions").selectExpr(
+        f"{coordinate_sql('queue', 'half_offset')} AS ended_at", "round AS ended_round", "reason"
+    )
+    is_over = (F.col("ended_round") >= F.col("round")) | (F.col("reason") == "ORPHAN")
+    return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
+
+
+def _open_ops(look: _Look) -> DataFrame:
+    """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
+    asked = [
+        look.landed("op", condition, source=source, offset="op_offset")
+        for source, condition in (("op", "NOT admin"), ("admin", "admin"))
+    ]
+    new = op_rows(asked[0].unionByName(asked[1]), since="landed").where(f"kind != {int(Kind.UNKNOWN)}")
+    every = look.with_saved(new, *_OPS)
+    refused = look.warehouse.read("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
+    if look.since.rows is not None:
+        refused = refused.where(within(spans_of(every, "op_queue", "op_offset"), "kafka_partition", "kafka_offset"))
+    done = refused.selectExpr(
+        "kafka_partition AS op_queue", "kafka_offset AS op_offset", "IF(source = 'admin', 1, 0) AS admin"
+    ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
+    left = every.join(done, _AT_OP, "left_anti")
+    left = _without_ended(left, look.written("transactions"))
+    left = _without_recalled(left, look.written("deliveries"))
+    if look.since.rows is None:
+        return left
+    # The few that are left may say once more what was decided long ago: only what lies near them is read of that.
+    left = materialized(left)
+    of_half, of_messages = (spans_of(left.where(f"src = {int(src)}"), "queue", "offset") for src in Source)
+    left = _without_ended(left, look.warehouse.read("transactions").where(within(of_half, "queue", "half_offset")))
+    old = look.warehouse.read("deliveries").where(within(of_messages, "queue", "queue_offset"))
+    return _without_recalled(left, old)
+
+
+def _without_ended(ops: DataFrame, transactions: DataFrame) -> DataFrame:
+    """Without those that decided an end, or say once more what was decided. Narrow, hashed: millions are compared."""
+    ends = transactions.selectExpr(
+        f"{coordinate_sql('queue', 'half_offset')} AS e_at",
+        *("op_queue AS e_op_queue", "op_offset AS e_op_offset", "IF(reason = 'ADMIN', 1, 0) AS e_admin"),
+        f"CASE state WHEN 'COMMITTED' THEN {int(Kind.COMMIT)} "
+        f"WHEN 'ROLLED_BACK' THEN {int(Kind.ROLLBACK)} END AS e_kind",
+        f"{hashed_sql('transaction_id')} AS e_tid",
+        f"{hashed_sql('producer_group')} AS e_grp",
+    )
+    decided = "e_op_queue = op_queue AND e_op_offset = op_offset AND e_admin = admin"
+    repeats = "listed = 0 AND e_kind = kind AND e_tid = tid AND (admin = 1 OR e_grp = grp)"
+    same = f"src = {int(Source.HALF)} AND (({decided}) OR ({repeats}))"
+    at = F.expr(coordinate_sql("queue", "offset"))
+    return ops.join(ends, (at == F.col("e_at")) & F.expr(same), "left_anti")
+
+
+def _without_recalled(ops: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """Without the recalls of what was recalled."""
+    done = deliveries.where("source = 'messages' AND state = 'RECALLED'").selectExpr(
+        f"{coordinate_sql('queue', 'queue_offset')} AS r_at",
+        f"{hashed_sql('message_id')} AS r_tid",
+        f"{hashed_sql('topic')} AS r_grp",
+    )
+    same = f"src = {int(Source.MESSAGES)} AND r_tid = tid AND r_grp = grp"
+    at = F.expr(coordinate_sql("queue", "offset"))
+    return ops.join(done, (at == F.col("r_at")) & F.expr(same), "left_anti")
+
+
+def _open_delayed(look: _Look) -> DataFrame:
+    """Delayed messages that have not reached the end of their delay."""
+    new = delayed_rows(look.landed("delayed", source="messages"))
+    return _without_delivery(look.with_saved(new, Kind.DELAYED), look, Source.MESSAGES, "queue", "offset")
+
+
+def _open_waiting(look: _Look) -> DataFrame:
+    """Committed half messages with a delay that has not ended."""
+    committed = look.opened(look.written("transactions"))
+    committed = committed.where("state = 'COMMITTED' AND deliver_at IS NOT NULL")
+    new = waiting_rows(committed, "half_offset", "unix_millis(deliver_at)")
+    return _without_delivery(look.with_saved(new, Kind.WAITING), look, Source.HALF, "part_queue", "part_offset")
+
+
+def _without_delivery(rows: DataFrame, look: _Look, source: Source, queue: str, offset: str) -> DataFrame:
+    name = source.name.lower()
+    done = look.written("deliveries").where(f"source = '{name}'")
+    done = done.selectExpr(f"{coordinate_sql('queue', 'queue_offset')} AS d_at")
+    return rows.join(done, F.expr(coordinate_sql(queue, offset)) == F.col("d_at"), "left_anti")

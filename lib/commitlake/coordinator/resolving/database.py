@@ -1,0 +1,83 @@
+"""Rows of a PostgreSQL table that match what is due: the keys go there as a set, and are joined there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import pyarrow as pa
+from adbc_driver_manager.dbapi import Connection, Error
+from adbc_driver_postgresql import dbapi
+
+from commitlake.config.references import resolve
+from commitlake.coordinator.resolving.rules import Rule
+from commitlake.errors import ConfigError, DatabaseError
+from commitlake.reading.questions.tables import escaped, quoted
+
+_DUE = "commitlake_due"
+_TYPES = """
+SELECT a.attname, t.typname, t.typcategory::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = '{table}'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_PLAIN = "NSBD"
+"""Categories of types that Arrow has too: numbers, texts, booleans, times. Others, such as an enum, come as texts."""
+
+
+def matched(rule: Rule, due: pa.Table) -> pa.Table:
+    """The rows of the rule's table that match a key that is due, with the columns that the rule names.
+
+    Args:
+        rule: of a PostgreSQL table.
+        due: columns k0, k1, ...: the left sides of `rule.match`.
+
+    Raises:
+        ConfigError: there is no such table or column.
+        DatabaseError: the database refuses, or is not there.
+    """
+    url = urlsplit(rule.table)
+    options = dict(parse_qsl(url.query))
+    table = options.pop("table")
+    uri = urlunsplit(url._replace(query=urlencode({**options, **_login(rule)}, quote_via=quote)))
+    try:
+        with dbapi.connect(uri) as connection:
+            return _join(connection, rule, table, due)
+    except Error as error:
+        msg = f"checks.{rule.group}: {_reason(error)}; check {url.scheme}://{url.netloc}{url.path}, its table and user"
+        raise DatabaseError(msg) from None  # the chain shows the password
+
+
+def _login(rule: Rule) -> dict[str, str]:
+    name = f"checks.{rule.group}"
+    given = {"user": rule.user, "password": rule.password}
+    return {key: resolve(f"{name}.{key}", value) for key, value in given.items() if value is not None}
+
+
+def _join(connection: Connection, rule: Rule, table: str, due: pa.Table) -> pa.Table:
+    with connection.cursor() as cursor:
+        types = {name: (kind, category) for name, kind, category in _rows(cursor, _TYPES.format(table=escaped(table)))}
+        wanted = sorted({*rule.columns, *(right for _, right in rule.match)})
+        missing = [name for name in wanted if name not in types]
+        if missing:
+            msg = f"checks.{rule.group}: {table} has no column {missing[0]}; it has {', '.join(sorted(types))}"
+            raise ConfigError(msg)
+        cursor.adbc_ingest(_DUE, due, mode="create", temporary=True)
+        on = " AND ".join(f"b.{quoted(right)}::text = d.k{number}" for number, (_, right) in enumerate(rule.match))
+        columns = ", ".join(_read(name, *types[name]) for name in wanted)
+        cursor.execute(f"ANALYZE {_DUE}")
+        cursor.execute(f"SELECT DISTINCT {columns} FROM {table} b JOIN {_DUE} d ON {on}")
+        return cursor.fetch_arrow_table()
+
+
+def _rows(cursor: Any, sql: str) -> list[tuple[Any, ...]]:
+    cursor.execute(sql)
+    return list(cursor.fetchall())
+
+
+def _read(name: str, kind: str, category: str) -> str:
+    cast = "::double precision" if kind == "numeric" else "" if category in _PLAIN else "::text"
+    return f"b.{quoted(name)}{cast} AS {quoted(name)}"
+
+
+def _reason(error: Error) -> str:
+    return re.sub(r"\s+", " ", str(error).partition("Query was:")[0])[:200].strip()

@@ -1,0 +1,210 @@
+"""Answers checks by rules: one join for all that is due, then an op for each decision.
+
+An op answers the check that is out, as an instance of the producer group would: the coordinator decides by its own
+rules, so the same answer twice is harmless, and a kill anywhere leaves the rest to the next look.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import duckdb
+
+from commitlake.clients.delta import marks
+from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
+from commitlake.clients.delta.properties import DEADLINE, TABLES, deadline_of, places_of
+from commitlake.config import Config
+from commitlake.config.terminal import printable
+from commitlake.coordinator.resolving.rules import POSTGRESQL, Rule, rule_of
+from commitlake.errors import ConfigError, WarehouseError
+from commitlake.kafka.admin_client import many_records
+from commitlake.protocol import wire
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import OP
+from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions.tables import Tables, escaped, opened
+from commitlake.reading.table import location
+
+log = logging.getLogger(__name__)
+
+_DUE = f"(SELECT * FROM {open_transactions.VIEW} WHERE producer_group = $group AND checks > 0)"
+_BY_LOG = f"""
+SELECT transaction_id, queue, queue_offset, round, checks,
+       properties[$tables] AS places, coalesce(properties[$deadline], '0') AS deadline
+FROM {_DUE} d WHERE properties[$tables] IS NOT NULL
+"""
+_DECISIONS = """
+SELECT transaction_id, queue, queue_offset, round, checks,
+       bool_or(coalesce({commit}, false)) AS commits, bool_or(coalesce({rollback}, false)) AS rolls_back
+FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due} d WHERE {fits}) d
+LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
+GROUP BY ALL
+"""
+NOT_OURS = (
+    f"its deadline is over, and its id does not begin with {marks.PREFIX}, so nothing is written to its tables; "
+    "end it with commitlake tx commit or rollback"
+)
+
+
+class Resolver:
+    """Answers the checks of the groups that have a rule.
+
+    Args:
+        config: of the coordinator; `checks` holds the rules.
+
+    Raises:
+        ConfigError: a rule can't be used, or the warehouse can't be read without Spark.
+        ModuleNotFoundError: a rule needs a module that is an extra.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        try:
+            location(config.warehouse, "transactions")
+        except WarehouseError as error:
+            msg = f"checks: rules need a warehouse that is read without Spark: {error}; or leave the key out"
+            raise ConfigError(msg) from error
+        timeout = config.transaction.timeout_ms
+        self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
+        logs = [rule for rule in self.rules if rule.table == DELTA_LOG]
+        self._allowed = {rule.group: AllowedPlaces(config, rule.group, rule.places) for rule in logs}
+        self._answered: dict[str, set[str]] = {rule.group: set() for rule in self.rules}
+        if any(rule.table.startswith(POSTGRESQL) for rule in self.rules):
+            importlib.import_module("commitlake.coordinator.resolving.database")
+
+    def once(self, rules: Iterable[Rule] | None = None) -> Counter[str]:
+        """Answer all that rules decide now; return how many answers were COMMIT and ROLLBACK."""
+        sent: Counter[str] = Counter()
+        with opened(self._config.warehouse) as tables:
+            open_transactions.make(tables)
+            for rule in self.rules if rules is None else rules:
+                is_log = rule.table == DELTA_LOG
+                found = by_log(tables, rule, self._allowed[rule.group]) if is_log else decided(tables, rule)
+                # While a coordinator works off many answers, it has them as pending: each is sent once.
+                before, ids = self._answered[rule.group], {_check_id(row) for row in found}
+                sent += self._send(rule, [row for row in found if _check_id(row) not in before])
+                self._answered[rule.group] = ids  # not before: what failed is sent again
+        return sent
+
+    def run(self, stop: threading.Event) -> None:
+        """Look at each rule at its own interval, until told to stop."""
+        due = {rule.group: 0 for rule in self.rules}
+        while not stop.wait(0.5):
+            for rule in self.rules:
+                if due[rule.group] <= now_ms():
+                    self._try(rule)
+                    due[rule.group] = now_ms() + rule.every_ms
+
+    def _try(self, rule: Rule) -> None:
+        """Whatever fails is tried again: a file that maintenance has removed, a database that is away."""
+        try:
+            self.once([rule])
+        except Exception as error:  # without this thread no rule would ever answer again
+            log.warning("the rule checks.%s answers nothing now: %s", rule.group, error)
+
+    def _send(self, rule: Rule, rows: list[Mapping[str, Any]]) -> Counter[str]:
+        sent: Counter[str] = Counter()
+        if not rows:
+            return sent
+        with many_records(self._config.kafka) as send:
+            for row in rows:
+                record = wire.encode_op(_answer(rule, row))
+                topic = self._config.kafka.topic(OP)
+                send(topic, key=record.key, value=record.value, partition=row["queue"])
+                sent[row["decision"]] += 1
+        log.info("%s by the rule checks.%s", dict(sent), rule.group)
+        return sent
+
+
+def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
+    """The transactions that a rule decides, with their decision. Where both conditions hold it decides nothing.
+
+    Raises:
+        ConfigError: the table has no such column.
+    """
+    try:
+        sql = _DECISIONS.format(
+            commit=rule.commit, rollback=rule.rollback, on=rule.on, table=_table(tables, rule), now=now_ms(), due=_DUE,
+            fits=_fits(rule),
+        )  # fmt: skip
+        rows = tables.rows(sql, group=rule.group).to_pylist()
+    except duckdb.Error as error:
+        msg = f"checks.{rule.group}: {str(error).splitlines()[0]}; compare columns that {rule.table} has"
+        raise ConfigError(msg) from error
+    one = [row for row in rows if row["commits"] != row["rolls_back"]]
+    return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
+
+
+def by_log(tables: Tables, rule: Rule, allowed: AllowedPlaces) -> list[Mapping[str, Any]]:
+    """The transactions of `commitlake.delta_transaction` that the logs of their tables decide."""
+    found: list[Mapping[str, Any]] = []
+    for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
+        try:
+            is_over = now_ms() > deadline_of(row["deadline"])
+            places = [allowed.check(place) for place in places_of(row["places"])]
+            decision = marks.decision(places, row["transaction_id"], is_over)
+            if decision is None and is_over:
+                _warn_open(row["transaction_id"], NOT_OURS)
+        except Exception as error:  # whatever one of them says, the others are answered
+            _warn_open(row["transaction_id"], str(error) or type(error).__name__)
+            continue
+        if decision is not None:
+            found.append({**row, "decision": decision})
+    return found
+
+
+def _table(tables: Tables, rule: Rule) -> str:
+    """The business table, as DuckDB's SQL names it."""
+    if rule.table.startswith(POSTGRESQL):
+        from commitlake.coordinator.resolving.database import matched
+
+        _warn_unfit(tables, rule)
+        keys = ", ".join(f"{left} AS k{number}" for number, (left, _) in enumerate(rule.match))
+        due = tables.rows(f"SELECT DISTINCT {keys} FROM {_DUE} d WHERE {_fits(rule)}", group=rule.group)
+        tables.db.register("matched", matched(rule, due))
+        return "matched"
+    kind, _, place = rule.table.partition(":")
+    return tables.outside(place) if kind == "delta" else f"read_parquet('{escaped(place)}')"
+
+
+def _fits(rule: Rule) -> str:
+    """SQL over `d`: whether the rule's table can hold the keys. PostgreSQL refuses all of them for one with a NUL."""
+    if not rule.table.startswith(POSTGRESQL):
+        return "true"
+    return " AND ".join(f"NOT coalesce(contains({left}, chr(0)), false)" for left, _ in rule.match)
+
+
+def _warn_unfit(tables: Tables, rule: Rule) -> None:
+    key = f"concat_ws(' ', {', '.join(left for left, _ in rule.match)})"
+    sql = f"SELECT transaction_id, left({key}, 80) AS key FROM {_DUE} d WHERE NOT ({_fits(rule)})"
+    for row in tables.rows(sql, group=rule.group).to_pylist():
+        _warn_open(row["transaction_id"], f"its key {row['key']!r} has a NUL, which PostgreSQL can't hold")
+
+
+def _warn_open(transaction_id: str, reason: str) -> None:
+    """A reason may quote what a producer has sent, so it is one short line."""
+    told = printable(" ".join(reason.split())[:300])
+    log.warning("the transaction %s stays open: %s", printable(transaction_id), told)
+
+
+def _check_id(row: Mapping[str, Any]) -> str:
+    return f"{Position(row['queue'], row['queue_offset'])}-{row['round']}-{row['checks']}"
+
+
+def _answer(rule: Rule, row: Mapping[str, Any]) -> wire.OpRecord:
+    first = Position(row["queue"], row["queue_offset"])
+    return wire.OpRecord(
+        transaction_id=row["transaction_id"],
+        producer_group=rule.group,
+        decision=row["decision"],
+        half_messages=(first,),
+        from_check=True,
+        check_id=_check_id(row),
+        remark=f"by the rule checks.{rule.group} of the coordinator",
+    )

@@ -1,0 +1,216 @@
+"""A rule of the key `checks`: how a business table answers for the transactions of a producer group.
+
+`match` joins columns of the half message with those of the table; `commit` and `rollback` are conditions on columns of
+the table, on `absent` (it has no such row) and on `age` (of the half message, beside a text such as '10m').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from commitlake.clients.delta.allowed_places import DELTA_LOG
+from commitlake.config.references import is_reference
+from commitlake.config.values import duration
+from commitlake.errors import ConfigError
+from commitlake.protocol.durations import duration_ms
+
+POSTGRESQL = "postgresql://"
+_EXAMPLE = f"{POSTGRESQL}HOST/DATABASE?table=NAME"
+HALF_COLUMNS = ("keys", "message_id", "transaction_id")
+_ABSENT, _AGE = "absent", "age"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule as SQL for DuckDB, over `d` (due transactions) and `b` (the business table).
+
+    Attributes:
+        group: the producer group.
+        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`, or `delta-log`.
+        match: pairs that the join compares: SQL over `d`, and a column of the table.
+        commit: when to commit.
+        rollback: when to roll back.
+        columns: those of the table that the conditions name.
+        every_ms: how often to look.
+        user: of the database.
+        password: where the password is, such as `env:NAME`.
+        places: of `delta-log`: below these a half message may name tables.
+    """
+
+    group: str
+    table: str
+    match: tuple[tuple[str, str], ...]
+    commit: str
+    rollback: str
+    columns: tuple[str, ...]
+    every_ms: int
+    user: str | None = None
+    password: str | None = None
+    places: tuple[str, ...] = ()
+
+    @property
+    def on(self) -> str:
+        """The join's condition."""
+        return " AND ".join(f"{left} = CAST(b.{_name(right)} AS VARCHAR)" for left, right in self.match)
+
+
+def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> Rule:
+    """Read a rule.
+
+    Args:
+        group: the producer group.
+        given: its keys and values, as in the configuration.
+        timeout_ms: `transaction.timeout`: a local transaction may run so long, so nothing is absent before.
+
+    Raises:
+        ConfigError: a condition can't be read, or would roll back what may still be running.
+    """
+    name = f"checks.{group}"
+    if given["table"] == DELTA_LOG:
+        return Rule(
+            group, DELTA_LOG, (), "false", "false", (), _every(name, given), places=tuple(given.get("places", ()))
+        )
+    if "places" in given:
+        msg = f"{name}.places: {given['places']} is for table: {DELTA_LOG} only; leave it out"
+        raise ConfigError(msg)
+    if "match" not in given:
+        msg = f"{name}.match: it is missing; write for example match: keys = id"
+        raise ConfigError(msg)
+    every = _every(name, given)
+    table = given["table"].removeprefix("jdbc:")
+    _check_table(name, table, given.get("password"))
+    conditions = [_parsed(f"{name}.{each}", given.get(each, "false")) for each in ("commit", "rollback")]
+    for each, tree in zip(("commit", "rollback"), conditions, strict=True):
+        _check_absent(f"{name}.{each}", tree, timeout_ms)
+    named = {column.name for tree in conditions for column in tree.find_all(exp.Column)} - {_ABSENT, _AGE}
+    return Rule(
+        group=group,
+        table=table,
+        match=_pairs(f"{name}.match", given["match"]),
+        commit=_condition(conditions[0]),
+        rollback=_condition(conditions[1]),
+        columns=tuple(sorted(named)),
+        every_ms=every,
+        user=given.get("user"),
+        password=given.get("password"),
+    )
+
+
+def _every(name: str, given: Mapping[str, Any]) -> int:
+    try:
+        return duration(1)(given.get("every", "30s"))
+    except ValueError as error:
+        msg = f"{name}.every: {given['every']!r} is not allowed; allowed is {error}"
+        raise ConfigError(msg) from error
+
+
+def _check_table(name: str, table: str, password: str | None) -> None:
+    if not table.startswith(("delta:", "parquet:", POSTGRESQL)):
+        kind = table.partition(":")[0]
+        msg = f"{name}.table: '{kind}:' is not allowed; give delta:PLACE, parquet:PLACE, {_EXAMPLE} or {DELTA_LOG}"
+        raise ConfigError(msg)
+    url = urlsplit(table)
+    if table.startswith(POSTGRESQL) and (not parse_qs(url.query).get("table") or url.password is not None):
+        msg = f"{name}.table: it names no table, or a password; write {_EXAMPLE}, and user and password as keys"
+        raise ConfigError(msg)
+    if password is not None and not is_reference(password):
+        msg = f"{name}.password: a secret is not allowed here; write where it is, as env:NAME or file:/path"
+        raise ConfigError(msg)
+
+
+def _parsed(name: str, text: str) -> exp.Expr:
+    try:
+        tree = sqlglot.parse_one(text, dialect="duckdb")
+    except SqlglotError as error:
+        msg = f"{name}: {text!r} can't be read: {str(error).splitlines()[0]}; give a condition"
+        raise ConfigError(msg) from error
+    if not isinstance(tree, exp.Condition) or tree.find(exp.Query):
+        msg = f"{name}: {text!r} is no condition; compare columns with AND, OR and NOT"
+        raise ConfigError(msg)
+    return tree
+
+
+def _pairs(name: str, text: str) -> tuple[tuple[str, str], ...]:
+    """The join: in each equation the half message's column stands left."""
+    tree = _parsed(name, text)
+    equations = list(tree.flatten()) if isinstance(tree, exp.And) else [tree]
+    found = []
+    for each in equations:
+        left, right = each.args.get("this"), each.args.get("expression")
+        is_equation = isinstance(each, exp.EQ) and isinstance(right, exp.Column)
+        if not is_equation or not isinstance(left, exp.Expr) or not _is_of_half(left):
+            msg = f"{name}: {text!r} is not allowed; write {' or '.join(HALF_COLUMNS)} or properties['x'] = column"
+            raise ConfigError(msg)
+        assert isinstance(right, exp.Expr)
+        found.append((_qualified(left), right.name))
+    return tuple(found)
+
+
+def _is_of_half(left: exp.Expr) -> bool:
+    if isinstance(left, exp.Bracket):
+        return isinstance(left.this, exp.Column) and left.this.name == "properties"
+    return isinstance(left, exp.Column) and left.name in HALF_COLUMNS
+
+
+def _name(column: str) -> str:
+    return exp.to_identifier(column).sql(dialect="duckdb")
+
+
+def _qualified(tree: exp.Expr) -> str:
+    def qualify(node: exp.Expr) -> exp.Expr:
+        return exp.column(node.name, table="d") if isinstance(node, exp.Column) else node
+
+    return tree.copy().transform(qualify).sql(dialect="duckdb")
+
+
+def _condition(tree: exp.Expr) -> str:
+    """A condition over `b`, `absent` and `age`; a missing row makes all else unknown."""
+
+    def look_up(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, exp.Column):
+            return exp.column(node.name, table="d" if node.name in (_ABSENT, _AGE) else "b")
+        is_beside_age = isinstance(node, exp.Literal) and node.is_string and _is_about_age(node.parent)
+        ms = duration_ms(node.name) if is_beside_age else None
+        return node if ms is None else exp.Literal.number(ms)
+
+    sql = tree.transform(look_up).sql(dialect="duckdb")
+    return sql.replace(f"d.{_ABSENT}", "(b.commitlake_here IS NULL)").replace(f"d.{_AGE}", "d.age_ms")
+
+
+def _is_about_age(node: object) -> bool:
+    return isinstance(node, exp.Expr) and any(column.name == _AGE for column in node.find_all(exp.Column))
+
+
+def _check_absent(name: str, tree: exp.Expr, timeout_ms: int) -> None:
+    """Every `absent` needs an age beside it, beyond which no local transaction runs any more."""
+    for column in tree.find_all(exp.Column):
+        if column.name != _ABSENT:
+            continue
+        beside = column.find_ancestor(exp.And)
+        ages = [] if beside is None else _least_ages(beside)
+        if not ages or max(ages) < timeout_ms:
+            msg = (
+                f"{name}: 'absent' is not allowed without an age beside it of at least transaction.timeout "
+                f"({timeout_ms}ms): the local transaction may still run; write absent AND age > '10m'"
+            )
+            raise ConfigError(msg)
+
+
+def _least_ages(both: exp.Expr) -> list[int]:
+    """Ages in ms that `age > '10m'` and the like ask for, among the members of an AND."""
+    found = []
+    for each in both.flatten():
+        if isinstance(each, exp.GT | exp.GTE) and isinstance(each.this, exp.Column) and each.this.name == _AGE:
+            ms = duration_ms(each.expression.name)
+            if ms is None:
+                msg = f"age is compared with {each.expression.sql()}; give a text with a unit, such as '10m'"
+                raise ConfigError(msg)
+            found.append(ms)
+    return found

@@ -1,0 +1,95 @@
+"""What the last rounds took: a log line for each, and the newest one for metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+from commitlake.protocol.clock import now_ms
+
+log = logging.getLogger(__name__)
+
+FORMAT = "COMMITLAKE_LOG_FORMAT"
+_SLOW_S = 10.0
+"""Rounds of a load that two cores can carry take up to 5 s."""
+_SLOW_ROUNDS = 3
+_TELL_EVERY_S = 600.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of landing and coordination.
+
+    Attributes:
+        ended_at: ms since epoch, UTC.
+        records: how many records of Kafka it landed.
+        judge_s: seconds in which they were read and judged.
+        write_s: seconds until they were written and what they decided was visible.
+    """
+
+    ended_at: int
+    records: int
+    judge_s: float
+    write_s: float
+
+    def line(self) -> str:
+        """As it is logged: words, or JSON where the environment variable COMMITLAKE_LOG_FORMAT is json."""
+        if os.environ.get(FORMAT) == "json":
+            return json.dumps({"event": "round", **asdict(self)})
+        return f"round: {self.records} records, judged in {self.judge_s:.2f} s, visible {self.write_s:.2f} s later"
+
+
+class Rounds:
+    """The rounds of this run. Safe to use in any thread.
+
+    Args:
+        interval_ms: `trigger_interval`.
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        self._lock = threading.Lock()
+        self._most_s = max(_SLOW_S, 5 * interval_ms / 1_000)
+        self._slow = 0
+        self._told_at = float("-inf")
+        self.count = self.records = 0
+        self.judge_s = self.write_s = 0.0
+        """What all rounds took."""
+        self.newest: Round | None = None
+        self.alive_at = now_ms()
+        """When a round ended last, or was found not to be needed."""
+        self.maintained_at: int | None = None
+        """When a run of maintenance ended last."""
+
+    def add(self, records: int, judge_s: float, write_s: float) -> None:
+        """A round has ended."""
+        done = Round(now_ms(), records, judge_s, write_s)
+        with self._lock:
+            self.count += 1
+            self.records += records
+            self.judge_s += judge_s
+            self.write_s += write_s
+            self.newest, self.alive_at = done, done.ended_at
+        log.info("%s", done.line())
+        self._look_whether_behind(judge_s + write_s)
+
+    def idle(self) -> None:
+        """Nothing was to be done."""
+        self.alive_at = now_ms()
+        self._slow = 0
+
+    def maintained(self) -> None:
+        """A run of maintenance has ended."""
+        self.maintained_at = now_ms()
+
+    def _look_whether_behind(self, took_s: float) -> None:
+        """Spark's own warning names no cause, and comes each time that a round is longer than the interval."""
+        self._slow = self._slow + 1 if took_s > self._most_s else 0
+        if self._slow >= _SLOW_ROUNDS and time.monotonic() - self._told_at > _TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            told = (self._slow, self._most_s, took_s)
+            what = "falling behind: %d rounds in a row took longer than %.0f s, the newest %.1f s; "
+            log.warning(f"{what}give the coordinator more cores, or look at Sizing in docs/operations.md", *told)

@@ -1,0 +1,114 @@
+"""The state machine of a segment: half messages meet their ops, checks fall due, delays end.
+
+`advance` is the whole of coordination for one segment and one batch; the order of its steps is the protocol:
+
+1. merge what has landed with what is open;
+2. attach further half messages to their first (`parts`);
+3. apply ops, the earliest first (`ops`);
+4. an UNKNOWN ends the check that it answers (`answers`);
+5. deadlines of what is still open: checks and discards (`deadlines`);
+6. recalls, then delays that have ended (`delays`);
+7. report what has waited `op_park_time` for its message as unmatched, and drop it (`park`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commitlake.errors import DoubledError
+from commitlake.protocol.statemachine import answers, deadlines, delays, ops, park, parts
+from commitlake.protocol.statemachine.model import Rules, Segment, Step
+from commitlake.protocol.statemachine.rows import EVENT, Rows, concat
+from commitlake.protocol.states import Kind
+
+_OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)
+
+
+def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | None = None) -> Step:
+    """Applies what arrived and what is due at `now` to a segment.
+
+    Args:
+        state: `ROW`s that were open after the last batch.
+        arrived: `ROW`s that this batch brought, in any order.
+        now: the batch's time, ms since epoch, UTC.
+        rules: the timing rules.
+        landed: landed time, ms since epoch, UTC: no deadline, park time or delay runs ahead of it. None: they run with
+            `now`.
+
+    Raises:
+        DoubledError: a half message or a delayed one came that is open already.
+    """
+    clock = now if landed is None else min(now, landed)
+    segment = _merge(state, arrived, now, rules)
+    parts.attach(segment)
+    ops.apply(segment)
+    answers.apply(segment, rules)
+    deadlines.sweep(segment, clock, now, rules)
+    delays.sweep(segment, clock)
+    park.sweep(segment, clock, rules)
+    return Step(segment.open_rows(), concat(segment.events, EVENT), _wake_at(segment, rules))
+
+
+def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
+    old, new = _split(state), _split(arrived)
+    halves = concat([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
+    new_parts, new_ops = park.stamp_seen(new["parts"], now), park.stamp_seen(new["ops"], now)
+    return Segment(
+        halves=_each_once(halves[np.argsort(halves["offset"], kind="stable")], "offset"),
+        parts=concat([_without(old["parts"], new_parts), new_parts]),
+        ops=concat([old["ops"], new_ops]),
+        listed=concat([old["listed"], new["listed"]]),
+        timers=_timers(old["timers"], new["timers"]),
+        answers=new["answers"],
+        fresh_ops=len(new_ops),
+        fresh_parts=len(new_parts),
+    )
+
+
+def _split(rows: Rows) -> dict[str, Rows]:
+    kind = rows["kind"]
+    return {
+        "halves": rows[kind == Kind.HALF],
+        "parts": rows[kind == Kind.PART],
+        "ops": rows[np.isin(kind, _OPS)],
+        "listed": rows[kind == Kind.LISTED],
+        "answers": rows[kind == Kind.UNKNOWN],
+        "timers": rows[(kind == Kind.DELAYED) | (kind == Kind.WAITING)],
+    }
+
+
+def _timers(old: Rows, new: Rows) -> Rows:
+    timers = concat([old, new])
+    if len(new):
+        order = np.lexsort((timers["part_offset"], timers["part_queue"], timers["offset"]))
+        _each_once(timers[order], "offset", "part_queue", "part_offset")
+    return timers
+
+
+def _each_once(ordered: Rows, *key: str) -> Rows:
+    """The rows, sorted by `key`. A row that came twice would be decided, and shown, twice."""
+    again = np.logical_and.reduce([ordered[name][1:] == ordered[name][:-1] for name in key])
+    if again.any():
+        twice = ordered[1:][again][0]
+        msg = f"the message at offset {twice['offset']} came to its segment a second time"
+        raise DoubledError(msg)
+    return ordered
+
+
+def _without(old: Rows, new: Rows) -> Rows:
+    """`old` without those that `new` has again: a reopened part replaces its parked row, so that it can't end twice."""
+    if not len(old) or not len(new):
+        return old
+    return old[~np.isin(parts.part_key(old), parts.part_key(new))]
+
+
+def _wake_at(segment: Segment, rules: Rules) -> int | None:
+    parked = np.concatenate([segment.parts["since"], segment.ops["since"]])
+    times = np.concatenate(
+        [
+            deadlines.next_deadline(segment.halves, rules),
+            segment.timers["deliver_at"],
+            parked[parked >= 0] + rules.op_park_ms,
+        ]
+    )
+    return int(times.min()) if len(times) else None

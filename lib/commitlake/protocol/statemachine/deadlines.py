@@ -1,0 +1,89 @@
+"""When a check is due, and when an open transaction is discarded (contract 4.3 to 4.5)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commitlake.protocol.statemachine.decide import decide
+from commitlake.protocol.statemachine.model import Rules, Segment
+from commitlake.protocol.statemachine.parts import parts_of
+from commitlake.protocol.statemachine.rows import ABSENT, EVENT, Longs, Rows, make
+from commitlake.protocol.states import Event, Reason, State
+
+LONGEST_PAUSE_MS = 3_600_000
+
+
+def stamp_first_due(halves: Rows, rules: Rules) -> Rows:
+    """Set the first deadline of half messages without one: when the age exceeds the timeout, so 1 ms after it.
+
+    An immunity takes the place of the timeout, also when it is shorter, as in RocketMQ.
+    """
+    halves["since"] = np.where(halves["since"] < 0, halves["stored"], halves["since"])
+    immunity = halves["immunity"].astype(np.int64) * 1000
+    grace = np.where(immunity >= 0, immunity, rules.timeout_ms)
+    halves["due"] = np.where(halves["due"] < 0, halves["stored"] + grace + 1, halves["due"])
+    return halves
+
+
+def _expires_at(halves: Rows, rules: Rules) -> Longs:
+    """A round may last `retention`, from the broker's append time or from its RESUME."""
+    return np.asarray(halves["since"] + rules.retention_ms + 1)
+
+
+def next_deadline(halves: Rows, rules: Rules) -> Longs:
+    """The next deadline of each open half message, ms since epoch, UTC."""
+    return np.asarray(np.minimum(halves["due"], _expires_at(halves, rules)))
+
+
+def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
+    """How long a check is out, in ms, before it is sent again for the `repeat + 1`-th time.
+
+    The pause doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated whatever its
+    group answers meanwhile; and a group that works off a backlog, or was away for an hour, is asked a few times only.
+    """
+    doubled = rules.check_repeat_ms * 2.0 ** np.minimum(repeat, 40)
+    return np.minimum(doubled, max(LONGEST_PAUSE_MS, rules.check_repeat_ms)).astype(np.int64)
+
+
+def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
+    """Check or discard what is still open after the ops of this batch.
+
+    One check of a transaction is out at a time. The deadline of one that is out is when to repeat it; of one that was
+    answered, when to ask the next, or, after `check_max` of them, to discard. Of two deadlines that have passed, the
+    earlier one gives the reason. However many intervals were missed, one check is enough.
+
+    Args:
+        segment: the open segment.
+        landed: landed time, ms since epoch, UTC: deadlines run with it.
+        now: the batch's time, ms since epoch, UTC. Repeats count from it, since landed time may be hours behind and
+            catch up within a minute.
+        rules: the timing rules.
+    """
+    halves = segment.halves
+    due, expires = halves["due"], _expires_at(halves, rules)
+    is_out = halves["repeat"] >= 0
+    exhausted = (due <= landed) & ~is_out & (halves["checks"] >= rules.check_max)
+    expired = (expires <= landed) & ~(exhausted & (due < expires))
+    gone = exhausted | expired
+    _check(segment, np.flatnonzero((due <= landed) & ~gone), now, rules)
+    reason = np.where(expired, Reason.EXPIRED, Reason.CHECK_MAX)[gone]
+    decide(segment, np.flatnonzero(gone), State.DISCARDED, reason)
+
+
+def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
+    """Ask each once more, the same question if it is out and the next one if not, with all parts that have landed."""
+    if not len(due):
+        return
+    halves = segment.halves
+    halves["checks"][due] += halves["repeat"][due] == ABSENT
+    halves["repeat"][due] += 1
+    halves["due"][due] = now + pause_before_repeat(halves["repeat"][due], rules)
+    checked = halves[due]
+    same = {name: checked[name] for name in ("offset", "checks", "repeat", "round")}
+    _emit(segment, Event.CHECK, checked, **same)
+    parts, _ = parts_of(segment, checked["offset"])
+    _emit(segment, Event.CHECK_PART, parts, queue=parts["part_queue"], offset=parts["part_offset"])
+
+
+def _emit(segment: Segment, event: Event, rows: Rows, **columns: object) -> None:
+    segment.events.append(make(EVENT, len(rows), event=event, anchor_offset=rows["offset"], **columns))

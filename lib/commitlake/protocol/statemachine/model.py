@@ -1,0 +1,75 @@
+"""What the rules work on: the timing rules, an open segment, and the outcome of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from commitlake.protocol.statemachine.rows import Rows, concat
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The timing rules (contract 4.2 to 4.5).
+
+    Attributes:
+        timeout_ms: age of a half message at its first check.
+        check_interval_ms: time from the answer UNKNOWN to the next check.
+        check_repeat_ms: time after which a check that nobody answered is sent again for the first time.
+        check_max: answered checks before a transaction is discarded.
+        retention_ms: how long a round of a transaction may last.
+        op_park_ms: how long an op or a part waits for its message.
+    """
+
+    timeout_ms: int
+    check_interval_ms: int
+    check_repeat_ms: int
+    check_max: int
+    retention_ms: int
+    op_park_ms: int
+
+
+@dataclass
+class Segment:
+    """What is open in a segment, and the events of this batch.
+
+    Attributes:
+        halves: open first half messages, sorted by offset.
+        parts: further half messages: attached to their open first (`since` is -1), or parked (`since` is when it was
+            first seen, ms since epoch, UTC).
+        ops: ops that wait for their message.
+        listed: further half messages that these ops list.
+        timers: messages with a delay that has not ended.
+        answers: what arrived to say that the outcome is still unknown.
+        fresh_ops: the last so many of `ops` arrived in this batch.
+        fresh_parts: the last so many of `parts` arrived in this batch.
+        events: arrays of `EVENT`s.
+    """
+
+    halves: Rows
+    parts: Rows
+    ops: Rows
+    listed: Rows
+    timers: Rows
+    answers: Rows
+    fresh_ops: int
+    fresh_parts: int
+    events: list[Rows] = field(default_factory=list)
+
+    def open_rows(self) -> Rows:
+        """All rows that the next batch needs."""
+        return concat([self.halves, self.parts, self.ops, self.listed, self.timers])
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of a batch.
+
+    Attributes:
+        state: `ROW`s that are still open.
+        events: `EVENT`s of this batch.
+        wake_at: when the next deadline is, ms since epoch, UTC; None: nothing is open.
+    """
+
+    state: Rows
+    events: Rows
+    wake_at: int | None

@@ -1,0 +1,5 @@
+"""The version of the software, which each start writes down."""
+
+from __future__ import annotations
+
+__version__ = "0.2.0"

@@ -1,0 +1,58 @@
+"""Whether a coordinator runs on a warehouse, seen from outside of it; nothing is locked or written."""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from commitlake.config import Config
+from commitlake.config.places import JVM_LOCK, SIGN_OF_LIFE, is_local, local_path
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions.tables import Tables, epoch_ms
+from commitlake.reading.table import file_time_ms
+
+# `struct flock`, up to the last field that is read: that of Linux, and that of macOS and the BSDs.
+_LINUX = struct.Struct("hhqqi")
+_BSD = struct.Struct("qqihh")
+_WRITTEN = {"batches": "completed_at", "epochs": "started_at"}
+"""Tables that tell when a coordinator did something."""
+
+
+def runs(config: Config) -> bool:
+    """Whether a coordinator holds a local warehouse; of another, whether it has given a sign of life lately.
+
+    Raises:
+        WarehouseError: the warehouse can't be read here.
+    """
+    if is_local(config.warehouse):
+        return _is_locked(local_path(config.warehouse) / JVM_LOCK)
+    sign = file_time_ms(config.warehouse, SIGN_OF_LIFE)
+    return sign is not None and now_ms() - sign <= config.standby_after_ms
+
+
+def last_seen_ms(tables: Tables, config: Config) -> int:
+    """When a coordinator gave its last sign of life, or wrote last; ms since epoch, UTC."""
+    sign = None if is_local(config.warehouse) else file_time_ms(config.warehouse, SIGN_OF_LIFE)
+    written = [tables.greatest(name, column) for name, column in _WRITTEN.items()]
+    return max([sign or 0, *(epoch_ms(at) for at in written if at is not None)])
+
+
+def _is_locked(path: Path) -> bool:
+    """Asks who holds the lock of the JVM that commits: to take it for a moment could stop a start."""
+    is_bsd = sys.platform != "linux"
+    asked = _BSD.pack(0, 0, 0, fcntl.F_WRLCK, 0) if is_bsd else _LINUX.pack(fcntl.F_WRLCK, 0, 0, 0, 0)
+    try:
+        with path.open("rb") as file:
+            found = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+    except FileNotFoundError:
+        return False
+    kind = _BSD.unpack(found)[3] if is_bsd else _LINUX.unpack(found)[0]
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def text_of(at_ms: int) -> str:
+    """A moment for people, UTC."""
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"

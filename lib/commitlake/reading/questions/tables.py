@@ -1,0 +1,169 @@
+"""The tables of a warehouse as views of an in-memory DuckDB, each at its newest version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from commitlake.config.places import has_scheme
+from commitlake.errors import WarehouseError
+from commitlake.reading.table import Options, Table, location
+
+
+class Tables:
+    """Opens tables when they are asked for.
+
+    Args:
+        db: where the views are made.
+        warehouse: where the tables are.
+        options: deltalake's `storage_options`.
+    """
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, warehouse: str, options: Options = None) -> None:
+        self.db, self._warehouse, self._options = db, warehouse, options
+        self._open: dict[str, Table] = {}
+
+    def open(self, *names: str) -> None:
+        """Make views of tables, under their names.
+
+        On a local disk DuckDB reads the files itself: it skips row groups by their statistics and Bloom filters, and is
+        some three times as fast as through Arrow, which reads from object stores.
+
+        Raises:
+            WarehouseError: one of them is not there.
+        """
+        for name in names:
+            if name not in self._open:
+                self._open[name] = Table(location(self._warehouse, name), self._options)
+                self._make(name, self._open[name])
+
+    def topic(self, topic: str) -> str | None:
+        """Make a view of a topic's table, and return its name; None when there is no such table."""
+        name = f"topics/{topic}"
+        try:
+            self.open(name)
+        except WarehouseError:
+            return None
+        return quoted(name)
+
+    def outside(self, place: str) -> str:
+        """Make a view of a Delta table outside the warehouse, and return its name."""
+        name = f"outside {len(self._open)}"
+        self._open[name] = Table(place, self._options)
+        self._make(name, self._open[name])
+        return quoted(name)
+
+    def files(self, name: str) -> pa.Table:
+        """The files of a table, with their statistics."""
+        self.open(name)
+        return self._open[name].files()
+
+    def log_length(self, name: str) -> int:
+        """How many files the log of a table has."""
+        self.open(name)
+        return self._open[name].log_length()
+
+    def rows(self, sql: str, **parameters: object) -> pa.Table:
+        """The rows of a query; only parameters that it names are given to it."""
+        return self.db.sql(sql, params=_named(sql, parameters) or None).to_arrow_table()
+
+    def make(self, name: str, sql: str, **parameters: object) -> None:
+        """Keep the rows of a query as a temporary table."""
+        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}", _named(sql, parameters))
+
+    def greatest(self, name: str, column: str) -> Any:
+        """The greatest value of a column, by the statistics of the files; None where there is none."""
+        files = self.files(name)
+        return pc.max(files[f"max.{column}"]).as_py() if f"max.{column}" in files.column_names else None
+
+    def _make(self, name: str, table: Table) -> None:
+        columns = ", ".join(map(_typed, table.schema))
+        if has_scheme(table.place):
+            self.db.register(f"arrow {name}", table.dataset())
+            source = f'"arrow {name}"'
+        else:
+            source = _files(table)
+        empty = ", ".join(f"NULL::{_kind(field.type)} AS {quoted(field.name)}" for field in table.schema)
+        body = f"SELECT {columns} FROM {source}" if source else f"SELECT {empty} WHERE false"
+        self.db.execute(f"CREATE VIEW {quoted(name)} AS {body}")
+
+
+@contextmanager
+def opened(warehouse: str, options: Options = None) -> Iterator[Tables]:
+    """Tables of a warehouse; times are UTC."""
+    with duckdb.connect(":memory:") as db:
+        db.execute("SET TimeZone = 'UTC'")
+        yield Tables(db, warehouse, options)
+
+
+def _files(table: Table) -> str:
+    """DuckDB's call that reads all files of a local table."""
+    paths = [str(Path(table.place) / unquote(path)) for path in table.files()["path"].to_pylist()]
+    listed = ", ".join(f"'{escaped(path)}'" for path in paths)
+    types = ", ".join(f"{name}: {_kind(table.schema.field(name).type)}" for name in table.partitions)
+    hive = f", hive_partitioning = true, hive_types = {{{types}}}" if types else ", hive_partitioning = false"
+    return f"read_parquet([{listed}], union_by_name = true{hive})" if paths else ""
+
+
+HAS_KEY = "list_contains(string_split(keys, ' '), $keys)"
+"""SQL: whether the business keys of a message, which spaces separate, have the parameter `keys` among them."""
+
+
+def moment(at_ms: int) -> str:
+    """SQL of a moment, from ms since epoch, UTC."""
+    return f"TIMESTAMPTZ '{datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec='milliseconds')}'"
+
+
+def epoch_ms(at: datetime) -> int:
+    """Ms since epoch, UTC."""
+    return int(at.timestamp() * 1_000)
+
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_KINDS = {
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.string(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.bool_(): "BOOLEAN",
+    _TIMESTAMP: "TIMESTAMPTZ",
+}
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_map(kind):
+        return f"MAP({_kind(kind.key_type)}, {_kind(kind.item_type)})"
+    if pa.types.is_list(kind):
+        return f"{_kind(kind.value_type)}[]"
+    if pa.types.is_struct(kind):
+        return f"STRUCT({', '.join(f'{quoted(field.name)} {_kind(field.type)}' for field in kind)})"
+    return _KINDS[kind]
+
+
+def _typed(field: pa.Field) -> str:
+    """A column; what Spark writes by default is a timestamp without a zone, in the eyes of DuckDB."""
+    name = quoted(field.name)
+    return f"{name}::TIMESTAMPTZ AS {name}" if field.type == _TIMESTAMP else name
+
+
+def _named(sql: str, parameters: Mapping[str, object]) -> dict[str, object]:
+    """Those that the query names: DuckDB refuses others."""
+    return {name: value for name, value in parameters.items() if f"${name}" in sql}
+
+
+def quoted(name: str) -> str:
+    """A name as SQL, of DuckDB and of PostgreSQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def escaped(text: str) -> str:
+    """A text between single quotes of SQL."""
+    return text.replace("'", "''")

@@ -1,0 +1,147 @@
+"""Transactions: lists of them, and the whole history of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from commitlake.protocol.states import Kind
+from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions.tables import HAS_KEY, Tables, epoch_ms, moment
+
+PENDING = "PENDING"
+STATES = (PENDING, "COMMITTED", "ROLLED_BACK", "DISCARDED")
+COLUMNS = (
+    *("transaction_id", "producer_group", "topic", "state", "reason", "checks"),
+    *("queue", "queue_offset", "stored_at"),
+)
+
+DETAILS = ("message_id", "keys", "round")
+
+# A RESUME opens a round, and each that ends has a row; a first half message that was reopened since is pending. These
+# few are a table of their own: beside 20 million rows DuckDB takes them for many.
+_LATER = f"""
+SELECT queue, half_offset, round FROM transactions WHERE round > 0
+UNION SELECT queue, "offset", round FROM reentries WHERE kind = {int(Kind.HALF)} AND round > 0
+"""
+_ENDED = """
+CREATE OR REPLACE TEMP VIEW ended AS
+SELECT t.transaction_id, t.producer_group, t.topic, t.state, t.reason, t.checks, t.round, t.queue,
+       t.half_offset AS queue_offset, t.message_id, t.stored_at, t.resolved_at
+FROM transactions t
+WHERE NOT EXISTS (SELECT 1 FROM later l
+                  WHERE l.queue = t.queue AND l.half_offset = t.half_offset AND l.round > t.round)
+"""
+_KEYED = f"""
+SELECT DISTINCT queue_offset FROM half WHERE keys = $keys OR (contains(keys, ' ') AND {HAS_KEY})
+"""
+_MINUTE_MS = 60_000
+_FIRST = """
+SELECT e.*, h.tags, h.keys, h.properties
+FROM found e JOIN half h ON h.queue = e.queue AND h.queue_offset = e.queue_offset
+WHERE h.first_queue = h.queue AND h.first_offset = h.queue_offset
+"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which transactions; what is None does not count.
+
+    Attributes:
+        states: of `STATES`.
+        group: producer group.
+        topic: destination of the first half message.
+        reason: why it ended.
+        older_than_ms: its first half message was stored so long ago, or longer.
+        since_ms: its first half message was stored after that, ms since epoch, UTC.
+        keys: a business key of the first half message.
+        where: an SQL condition on the columns of `half` and `transactions`.
+    """
+
+    states: tuple[str, ...] = STATES
+    group: str | None = None
+    topic: str | None = None
+    reason: str | None = None
+    older_than_ms: int | None = None
+    since_ms: int | None = None
+    keys: str | None = None
+    where: str | None = None
+
+    def conditions(self, now_ms: int) -> str:
+        """SQL for the columns that pending and ended transactions share."""
+        pairs = (("producer_group", "group"), ("topic", "topic"), ("reason", "reason"))
+        found = [f"{column} = ${name}" for column, name in pairs if getattr(self, name) is not None]
+        found += [f"state IN ({', '.join(repr(state) for state in self.states)})"]
+        if self.older_than_ms is not None:
+            found.append(f"stored_at <= {moment(now_ms - self.older_than_ms)}")
+        if self.since_ms is not None:
+            found.append(f"stored_at >= {moment(self.since_ms)}")
+        return " AND ".join(found)
+
+    def more(self) -> str:
+        """SQL for the columns of the first half message."""
+        found = [] if self.keys is None else [HAS_KEY]
+        found += [] if self.where is None else [f"({self.where})"]
+        return " AND ".join(found) or "true"
+
+    def parameters(self) -> dict[str, object]:
+        """Values of the parameters in both."""
+        return {"group": self.group, "topic": self.topic, "reason": self.reason, "keys": self.keys}
+
+
+def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None) -> pa.Table:
+    """Transactions, the newest first: `COLUMNS`, age_ms, and those of `DETAILS`.
+
+    Args:
+        tables: of the warehouse.
+        wanted: which ones.
+        now_ms: from which ages count, ms since epoch, UTC.
+        limit: at most so many.
+    """
+    parts = []
+    if PENDING in wanted.states:
+        open_transactions.make(tables)
+        conditions = f"{wanted.conditions(now_ms)} AND {wanted.more()}"
+        sql = f"SELECT {_shown(now_ms)} FROM {open_transactions.VIEW} WHERE {conditions}"
+        parts.append(tables.rows(sql, **wanted.parameters()))
+    if set(wanted.states) != {PENDING}:
+        parts.append(_ended(tables, wanted, now_ms, limit))
+    rows = pa.concat_tables(parts)
+    rows = rows.sort_by([("stored_at", "descending"), ("queue", "ascending"), ("queue_offset", "ascending")])
+    return rows if limit is None else rows.slice(0, limit)
+
+
+def _shown(now_ms: int) -> str:
+    return f"{', '.join(COLUMNS)}, {now_ms} - epoch_ms(stored_at) AS age_ms, {', '.join(DETAILS)}"
+
+
+def _ended(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None) -> pa.Table:
+    """Candidates first, by the narrow ledger; then the first half messages among them."""
+    tables.open("transactions", "reentries", "half")
+    tables.make("later", _LATER)
+    tables.db.execute(_ENDED)
+    conditions = wanted.conditions(now_ms)
+    begins = ["true"] if limit is None else _begins(tables)
+    if wanted.keys is not None:
+        begins = [_keyed(tables, wanted.keys)]
+    for begin in begins:
+        tables.make("found", f"SELECT * FROM ended WHERE {conditions} AND {begin}", **wanted.parameters())
+        sql = f"SELECT {_shown(now_ms)} FROM ({_FIRST}) WHERE {wanted.more()}"
+        rows = tables.rows(sql, **wanted.parameters())
+        if limit is not None and rows.num_rows >= limit:
+            break
+    return rows
+
+
+def _keyed(tables: Tables, keys: str) -> str:
+    """A condition that skips nearly all files; `more` compares the keys of what it leaves."""
+    offsets = tables.rows(_KEYED, keys=keys)["queue_offset"].to_pylist()
+    return f"queue_offset IN ({', '.join(map(str, offsets))})" if offsets else "false"
+
+
+def _begins(tables: Tables) -> list[str]:
+    """Conditions that reach further and further back: the newest few of millions are in the last minutes."""
+    newest = tables.greatest("transactions", "stored_at")
+    reach = [] if newest is None else [epoch_ms(newest) - _MINUTE_MS * 10**power for power in range(5)]
+    return [*(f"stored_at >= {moment(begin)}" for begin in reach), "true"]

@@ -1,0 +1,1 @@
+"""What people run: the command, its questions, the audit, the report, the demo."""

@@ -1,0 +1,107 @@
+"""Forced decisions on many transactions: shown first, then sent to `admin` at a steady pace.
+
+A run that was interrupted is repeated with the same words: what was decided meanwhile no longer fits its filters.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import typer
+
+from commitlake.config import Config
+from commitlake.errors import CommitLakeError, ConfigError
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.encoding import Position
+from commitlake.reading.questions.tables import Tables, escaped, opened
+from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
+from commitlake.tools.audit.admin import Sender
+from commitlake.tools.cli import output
+from commitlake.tools.cli.options import need_address
+from commitlake.tools.cli.questions import asked
+
+_EXAMPLES = 10
+_EXISTS = re.compile(r"delta:(?P<place>.+?)\s+ON\s+(?P<own>\w+)\s*=\s*(?P<other>\w+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        decision: RESUME, COMMIT or ROLLBACK.
+        wanted: which transactions.
+        ids: of them only these; all, when empty.
+        exists_in: `delta:PATH ON <column of ours> = <column of the table>`: of them only those that the table has.
+        remark: kept in the table `op`.
+        rate: decisions a second at most.
+    """
+
+    decision: str
+    wanted: Wanted
+    ids: tuple[str, ...]
+    exists_in: str | None
+    remark: str
+    rate: int
+
+
+def run(settings: Config, plan: Plan, *, dry_run: bool, ask: bool) -> int:
+    """Show what is chosen, ask, and send; the exit code."""
+    if not dry_run:
+        need_address(settings)
+    with opened(settings.warehouse) as tables:
+        chosen = asked(lambda: chosen_by(tables, plan), "--where or --exists-in" if plan.exists_in else "--where")
+    rows = chosen.to_pylist()
+    print(f"{plan.decision} of {len(rows)} transactions{', for example:' if rows else ''}")
+    if not rows:
+        return 3
+    output.show(COLUMNS, ([row[name] for name in COLUMNS] for row in rows[:_EXAMPLES]))
+    if dry_run:
+        return 0
+    if ask and not typer.confirm(f"Send {len(rows)} decisions?"):
+        return 1
+    return _send(settings, plan, rows)
+
+
+def chosen_by(tables: Tables, plan: Plan) -> pa.Table:
+    """The transactions of a plan, the oldest first."""
+    rows = found(tables, plan.wanted, now_ms())
+    tables.db.register("chosen", rows)
+    conditions = ["true"]
+    if plan.ids:
+        ids = ", ".join(f"'{escaped(each)}'" for each in plan.ids)
+        conditions.append(f"transaction_id IN ({ids})")
+    if plan.exists_in is not None:
+        conditions.append(_exists(tables, plan.exists_in))
+    return tables.rows(f"SELECT * FROM chosen WHERE {' AND '.join(conditions)} ORDER BY stored_at, queue, queue_offset")
+
+
+def _exists(tables: Tables, given: str) -> str:
+    parsed = _EXISTS.fullmatch(given.strip())
+    if parsed is None:
+        msg = f"--exists-in: {given!r} is not allowed; write 'delta:PATH ON keys = id', with a column of each side"
+        raise ConfigError(msg)
+    view = tables.outside(parsed["place"])
+    return f"{parsed['own']} IN (SELECT {parsed['other']} FROM {view})"
+
+
+def _send(settings: Config, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Send decisions in their order, no more than `rate` a second."""
+    begun, sent = time.monotonic(), 0
+    try:
+        with Sender(settings.kafka) as sender:
+            for row in rows:
+                first = Position(row["queue"], row["queue_offset"])
+                sender.send(plan.decision, row["transaction_id"], first, plan.remark)
+                sent += 1
+                time.sleep(max(0.0, begun + sent / plan.rate - time.monotonic()))
+    except (CommitLakeError, KeyboardInterrupt) as error:
+        print(f"{sent} of {len(rows)} are sent ({error or 'interrupted'}); the same command goes on with the rest")
+        return 1
+    print(f"{sent} decisions are sent; `commitlake tx list` shows what came of them, within some seconds")
+    return 0

@@ -1,0 +1,142 @@
+"""The work of the commands, in Spark's driver; each returns its exit code."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from commitlake.config import Config
+from commitlake.config.terminal import printable
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.maintenance.run import Maintenance
+from commitlake.coordinator.recovery import fencing
+from commitlake.errors import FencedError
+from commitlake.protocol.encoding import Position
+from commitlake.spark import cluster, process, session
+from commitlake.tables import Warehouse
+from commitlake.tools.audit import admin, ledger
+from commitlake.tools.audit import audit as auditing
+from commitlake.tools.audit.audit import TopicCounts
+from commitlake.tools.cli import output
+
+MOST_ROWS = 1_000
+
+
+def run(settings: Config, *, available_now: bool = False, standby: bool = False) -> None:
+    """Run the coordinator until a signal comes.
+
+    Args:
+        settings: the configuration.
+        available_now: end when all that is there is done.
+        standby: wait first, until no other coordinator runs on the warehouse.
+    """
+    spark = session.build(settings, app_name="commitlake-run")
+    try:
+        with _started(spark, settings, available_now, standby) as coordinator:
+            if not available_now:
+                _serve(coordinator)
+    finally:
+        spark.stop()
+
+
+def _started(spark: SparkSession, settings: Config, available_now: bool, standby: bool) -> Coordinator:
+    while True:
+        coordinator = Coordinator(spark, settings)
+        if standby:
+            coordinator.stand_by()
+        try:
+            return coordinator.start(available_now=available_now)
+        except FencedError:  # another standby was quicker
+            if not standby:
+                raise
+
+
+def _serve(coordinator: Coordinator) -> None:
+    stop = process.stop_on_signals()
+    conf = coordinator.config
+    where = f"epoch={coordinator.epoch} warehouse={conf.warehouse} kafka={conf.kafka.bootstrap_servers}"
+    print(f"READY {where}", flush=True)
+    while not stop.is_set() and not coordinator.await_termination(timeout=0.2):
+        pass
+
+
+def transaction(settings: Config, transaction_id: str) -> int:
+    """Show the history of a transaction; 1 when nothing is known of it."""
+    spark = _session_on_tables(settings, "ledger")
+    return int(not _show(ledger.transaction(spark, settings.warehouse, transaction_id)))
+
+
+def pending(settings: Config) -> int:
+    """Show the transactions without an end."""
+    _show(ledger.pending(_session_on_tables(settings, "ledger"), settings.warehouse))
+    return 0
+
+
+def summary(settings: Config) -> int:
+    """Show the counts of each topic; 1 when they do not agree."""
+    rows = _show(ledger.summary(_session_on_tables(settings, "ledger"), settings.warehouse))
+    return int(not all(row["holds"] for row in rows))
+
+
+def audit(settings: Config) -> int:
+    """Compare the tables message by message; 1 when anything is not as it should be."""
+    report = auditing.audit(_session_on_tables(settings, "audit"), settings.warehouse)
+    output.show([field.name for field in fields(TopicCounts)], map(astuple, report.topics))
+    for finding in report.findings:
+        print(printable(str(finding)))
+    count = sum(finding.count for finding in report.findings)
+    print(f"{'all is well' if report.is_well else f'{count} findings'} up to batch {report.last_batch}")
+    return int(not report.is_well)
+
+
+def first_half_message(settings: Config, transaction_id: str) -> Position:
+    """Return where the first half message of a transaction stands.
+
+    Raises:
+        TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
+    """
+    return admin.first_half_message(_session_on_tables(settings, "admin"), settings.warehouse, transaction_id)
+
+
+def maintain(settings: Config) -> int:
+    """Maintain the tables once; 1 when one of them failed.
+
+    Raises:
+        FencedError: a coordinator runs on this local warehouse.
+    """
+    spark = _session_on_tables(settings, "maintain")
+    settings = cluster.resolved(spark, settings)
+    warehouse = Warehouse(spark, settings.warehouse)
+    with fencing.lock(settings, spark):
+        warehouse.create()  # those that an older version did not have
+        report = Maintenance(warehouse, settings).run()
+    print(report)
+    return int(bool(report.failed))
+
+
+def _session_on_tables(settings: Config, command: str) -> SparkSession:
+    """Return a session; without tables in the warehouse there is nothing to show."""
+    spark = session.build(settings, app_name=f"commitlake-{command}")
+    Warehouse(spark, settings.warehouse).must_exist()
+    return spark
+
+
+def _show(found: DataFrame) -> list[dict[str, object]]:
+    """Print rows, and return them; times are UTC."""
+    rows = [row.asDict() for row in _with_texts_for_times(found).limit(MOST_ROWS).collect()]
+    output.show(found.columns, (row.values() for row in rows))
+    print(f"({len(rows)} rows{', the first ones' if len(rows) == MOST_ROWS else ''})")
+    return rows
+
+
+def _with_texts_for_times(found: DataFrame) -> DataFrame:
+    """Python would show them in the zone of the machine, Spark shows them in the session's, which is UTC."""
+    times = {name for name, kind in found.dtypes if kind == "timestamp"}
+    return found.select(
+        *[
+            F.date_format(name, "yyyy-MM-dd HH:mm:ss.SSS").alias(name) if name in times else name
+            for name in found.columns
+        ]
+    )

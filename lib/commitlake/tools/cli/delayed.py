@@ -1,0 +1,42 @@
+"""The work of the commands about delayed messages; each returns its exit code."""
+
+from __future__ import annotations
+
+import typer
+
+from commitlake.config import Config
+from commitlake.kafka.admin_client import many_records
+from commitlake.protocol import wire
+from commitlake.protocol.kafka_topics import OP
+from commitlake.reading.questions.delayed import recall_of, waiting
+from commitlake.reading.questions.tables import opened
+from commitlake.tools.cli.options import need_address
+from commitlake.tools.cli.questions import FOUND, NOTHING, show
+
+_EXAMPLES = 10
+
+
+def list_waiting(settings: Config, topic: str | None, keys: str | None, limit: int, as_json: bool) -> int:
+    """Show what is waiting."""
+    with opened(settings.warehouse) as tables:
+        return show(waiting(tables, topic, keys), limit, as_json)
+
+
+def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool) -> int:
+    """Recall what has a key: shown first, then sent."""
+    if not dry_run:
+        need_address(settings)
+    with opened(settings.warehouse) as tables:
+        found = waiting(tables, topic, keys)
+    show(found, _EXAMPLES, as_json=False)
+    rows = found.to_pylist()
+    if not rows or dry_run:
+        return FOUND if rows else NOTHING
+    if ask and not typer.confirm(f"Recall {len(rows)} messages?"):
+        return 1
+    with many_records(settings.kafka) as send:
+        for row in rows:
+            record = wire.encode_recall(recall_of(row))
+            send(settings.kafka.topic(OP), key=record.key, value=record.value, partition=row["queue"])
+    print(f"{len(rows)} recalls are sent; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
+    return FOUND

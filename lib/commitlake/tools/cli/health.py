@@ -1,0 +1,20 @@
+"""The work of `commitlake doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from commitlake.config import Config
+from commitlake.config.terminal import json_line, printable
+from commitlake.tools.doctor import examine
+
+
+def doctor(settings: Config, as_json: bool) -> int:
+    """Show whether all is well; 1 when something is not."""
+    findings = list(examine(settings))
+    for finding in findings:
+        if as_json:
+            print(json_line(asdict(finding)))
+        else:
+            print(printable(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}"))
+    return int(not all(finding.is_well for finding in findings))

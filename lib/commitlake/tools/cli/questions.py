@@ -1,0 +1,136 @@
+"""The work of the commands that need no Spark; each returns its exit code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+import duckdb
+import pyarrow as pa
+
+from commitlake.config import Config
+from commitlake.config.terminal import json_line, printable
+from commitlake.errors import ConfigError
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions import overview
+from commitlake.reading.questions.history import history as transaction_history
+from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions.transactions import COLUMNS, STATES, Wanted, found
+from commitlake.tools.cli import output
+
+FOUND, NOTHING = 0, 3
+_CLEAR = "\x1b[2J\x1b[H"
+_WATCH_S = 2.0
+
+
+def wanted(
+    states: Iterable[str],
+    group: str | None,
+    topic: str | None,
+    reason: str | None,
+    older_than_ms: int | None,
+    since_ms: int | None,
+    keys: str | None,
+    where: str | None,
+) -> Wanted:
+    """What a command asks for; `since_ms` counts back from now."""
+    begin = None if since_ms is None else now_ms() - since_ms
+    names = tuple(str(state) for state in states) or STATES
+    return Wanted(names, group, topic, reason, older_than_ms, begin, keys, where)
+
+
+def repeat(watch: bool, work: Callable[[], int]) -> int:
+    """Answer once, or again and again until Ctrl-C."""
+    if not watch:
+        return work()
+    try:
+        while True:
+            print(_CLEAR, end="")
+            work()
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        return FOUND
+
+
+def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *, oldest_first: bool = False) -> int:
+    """List transactions."""
+    with opened(settings.warehouse) as tables:
+        rows = asked(lambda: found(tables, wanted, now_ms(), None if oldest_first else limit))
+    rows = rows.select([*COLUMNS, "age_ms"])
+    return show(rows.sort_by("stored_at") if oldest_first else rows, limit, as_json)
+
+
+def history(settings: Config, transaction_id: str, as_json: bool) -> int:
+    """Show what happened to a transaction."""
+    with opened(settings.warehouse) as tables:
+        found = transaction_history(tables, transaction_id)
+    if found is None:
+        print(printable(f"nothing is known of the transaction {transaction_id}"))
+        return NOTHING
+    if as_json:
+        found["events"] = [{**event, "at": _text(event["at"])} for event in found["events"]]
+        print(json_line(found))
+        return FOUND
+    named = ("producer_group", "state", "reason", "checks", "round")
+    lines = [f"{name} {found[name]}" for name in named if found[name] is not None]
+    print(printable(f"{transaction_id}: {', '.join(lines)}"))
+    output.show(list(found["half_messages"][0]) if found["half_messages"] else [], map(_values, found["half_messages"]))
+    output.show(["at", "what", "detail"], map(_values, found["events"]))
+    return FOUND
+
+
+def rejected(settings: Config, reason: str | None, since_ms: int | None, limit: int, as_json: bool) -> int:
+    """Show records that changed nothing."""
+    with opened(settings.warehouse) as tables:
+        return show(overview.rejected(tables, reason, _begin(since_ms)), limit, as_json)
+
+
+def topics(settings: Config, limit: int, as_json: bool) -> int:
+    """Show the destination topics."""
+    with opened(settings.warehouse) as tables:
+        return show(overview.topics(tables), limit, as_json)
+
+
+def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
+    """Show counts by topic, state and reason."""
+    with opened(settings.warehouse) as tables:
+        return show(overview.stats(tables, _begin(since_ms), now_ms()), 10_000, as_json)
+
+
+def asked(question: Callable[[], pa.Table], options: str = "--where") -> pa.Table:
+    """The answer; an error in a condition that somebody wrote becomes a short one.
+
+    Raises:
+        ConfigError: the condition can't be used.
+    """
+    try:
+        return question()
+    except duckdb.Error as error:
+        told = str(error).splitlines()[0]
+        msg = f"{options}: {told}; give a condition on columns of half and transactions"
+        raise ConfigError(msg) from error
+
+
+def _begin(since_ms: int | None) -> int:
+    return 0 if since_ms is None else now_ms() - since_ms
+
+
+def _values(row: Mapping[str, object]) -> Iterable[object]:
+    return map(_text, row.values())
+
+
+def show(found: pa.Table, limit: int, as_json: bool) -> int:
+    """Print rows as a table, or one JSON object a line; times are UTC."""
+    rows = found.slice(0, limit).to_pylist()
+    if as_json:
+        for row in rows:
+            print(json_line({name: _text(value) for name, value in row.items()}))
+    else:
+        output.show(found.column_names, (map(_text, row.values()) for row in rows))
+        print(f"({len(rows)} of {found.num_rows} rows)")
+    return FOUND if rows else NOTHING
+
+
+def _text(value: object) -> object:
+    return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value

@@ -1,0 +1,170 @@
+"""The commands `commitlake tx ...`: lists, histories and forced decisions, without Spark."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from commitlake.tools.cli.options import AsJson, Conf, Limit, Sets, Watch, load
+
+app = typer.Typer(
+    help="Transactions: lists, histories, forced decisions. Needs no Spark.",
+    context_settings={"help_option_names": ["--help", "-h"]},
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+
+class State(StrEnum):
+    """What a transaction may be."""
+
+    PENDING = "PENDING"
+    COMMITTED = "COMMITTED"
+    ROLLED_BACK = "ROLLED_BACK"
+    DISCARDED = "DISCARDED"
+
+
+def length(text: str) -> int:
+    """A duration such as `1h`, in ms."""
+    from commitlake.config.values import duration
+
+    try:
+        return duration()(text)
+    except ValueError as error:
+        msg = f"{text!r} is no duration; give {error}"
+        raise typer.BadParameter(msg) from error
+
+
+States = Annotated[list[State] | None, typer.Option("--state", help="Only these; may be repeated.")]
+Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only of this producer group.")]
+Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only with this destination.")]
+Reason = Annotated[str | None, typer.Option("--reason", metavar="REASON", help="Only what ended so, as CHECK_MAX.")]
+OlderThan = Annotated[
+    int | None, typer.Option("--older-than", parser=length, metavar="TIME", help="Only what is older, as 1h.")
+]
+Since = Annotated[
+    int | None, typer.Option("--since", parser=length, metavar="TIME", help="Only what was stored in the last, as 24h.")
+]
+Keys = Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Only with this business key.")]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="SQL", help="Only these: a condition on columns of half and transactions."),
+]
+
+
+@app.command("list")
+def list_(
+    state: States = None,
+    group: Group = None,
+    topic: Topic = None,
+    reason: Reason = None,
+    older_than: OlderThan = None,
+    since: Since = None,
+    keys: Keys = None,
+    where: Where = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """List transactions, the newest first. Exit code 3 when there are none."""
+    from commitlake.tools.cli import questions
+
+    settings = load(conf, sets)
+    wanted = questions.wanted(state or (), group, topic, reason, older_than, since, keys, where)
+    raise typer.Exit(questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json)))
+
+
+@app.command()
+def show(
+    transaction_id: Annotated[str, typer.Argument(metavar="ID", help="Of a transaction, or of one of its messages.")],
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Show all that happened to a transaction, in time order. Exit code 3 when nothing is known of it."""
+    from commitlake.tools.cli import questions
+
+    raise typer.Exit(questions.history(load(conf, sets), transaction_id, as_json))
+
+
+@app.command()
+def hanging(
+    older_than: OlderThan = None,
+    group: Group = None,
+    topic: Topic = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """List what is pending for longer than transaction.timeout and three check intervals, the oldest first.
+
+    Exit code 3 when there are none.
+    """
+    from commitlake.tools.cli import questions
+
+    settings = load(conf, sets)
+    age = older_than or settings.transaction.timeout_ms + 3 * settings.transaction.check_interval_ms
+    wanted = questions.wanted([State.PENDING], group, topic, None, age, None, None, None)
+    code = questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
+    raise typer.Exit(code)
+
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[TRANSACTION_ID]...", help="Or use --where and filters.")]
+Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
+As = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who; kept with the remark. Default: your login.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be decided, and send nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Rate = Annotated[int, typer.Option("--rate", min=1, help="Decisions a second at most.")]
+ExistsIn = Annotated[
+    str | None,
+    typer.Option("--exists-in", metavar="TABLE", help="Only what a Delta table has: 'delta:PATH ON keys = id'."),
+]
+
+
+def _command(decision: str, states: Sequence[State], text: str) -> None:
+    def decide(
+        remark: Remark,
+        transaction_id: Ids = None,
+        state: States = None,
+        group: Group = None,
+        topic: Topic = None,
+        reason: Reason = None,
+        older_than: OlderThan = None,
+        since: Since = None,
+        keys: Keys = None,
+        where: Where = None,
+        exists_in: ExistsIn = None,
+        dry_run: DryRun = False,
+        yes: Yes = False,
+        rate: Rate = 200,
+        name: As = None,
+        conf: Conf = None,
+        sets: Sets = None,
+    ) -> None:
+        from commitlake.tools.cli import bulk, questions
+
+        settings = load(conf, sets)
+        filters = (group, topic, reason, older_than, since, keys, where)
+        if not transaction_id and not any(filters) and not exists_in:
+            msg = "name transactions, or choose them by --where or another filter"
+            raise typer.BadParameter(msg)
+        wanted = questions.wanted(state or states, *filters)
+        told = f"{remark} (by {name or getpass.getuser()})"
+        plan = bulk.Plan(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
+        raise typer.Exit(bulk.run(settings, plan, dry_run=dry_run, ask=not yes))
+
+    decide.__doc__ = f"{text}\n\nShows how many and ten examples first, and asks. Exit code 3 when there are none."
+    app.command(decision.lower())(decide)
+
+
+_command("RESUME", [State.DISCARDED], "Reopen discarded transactions.")
+_command("COMMIT", [State.PENDING], "Commit pending transactions by force.")
+_command("ROLLBACK", [State.PENDING], "Roll pending transactions back by force.")

@@ -1,0 +1,74 @@
+"""Makes the archive of classes from which later starts are quicker (`spark.class_archive`); for the set-up of a clone.
+
+A coordinator works off a few messages on an embedded broker, in a temporary directory, in a driver of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from commitlake import config
+from commitlake.clients.producer import (
+    DefaultMQProducer,
+    Message,
+    MessageExt,
+    Transaction,
+    TransactionListener,
+    TransactionMQProducer,
+)
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.kafka.embedded import provide
+from commitlake.spark import class_archive, process, runtime, session, submit
+
+
+def main() -> None:
+    """Runs the coordinator where there is no archive yet."""
+    archive = class_archive.path(runtime.java(), session.jars_of_one_machine())
+    if archive.exists():
+        return
+    part = archive.with_suffix(f".{os.getpid()}")
+    os.environ[class_archive.MAKE] = str(part)
+    code = submit.launch(Path(__file__), [], name="commitlake-warm-up", master="local[*]")
+    if code == 0 and part.exists():
+        part.replace(archive)
+    else:  # starts are slower without it, and nothing else
+        part.unlink(missing_ok=True)
+
+
+def coordinate(_: Sequence[str]) -> None:
+    """Loads the classes: what a run loads is what a coordinator needs."""
+    with tempfile.TemporaryDirectory(prefix="commitlake-warm-up-") as place:
+        given = {"warehouse": f"{place}/warehouse", "checkpoints": f"{place}/checkpoints"}
+        with provide(config.from_mapping({"kafka.bootstrap_servers": "embedded", **given})) as conf:
+            spark = session.build(conf, app_name="commitlake-warm-up", short_lived=True)
+            Coordinator(spark, conf).start(available_now=True).stop()  # publishes what producers must know
+            _send(conf.kafka.bootstrap_servers)
+            Coordinator(spark, conf).start(available_now=True).stop()
+            spark.stop()
+
+
+class _NobodyAsks(TransactionListener):
+    """For transactions that are decided before a check is due."""
+
+    def execute_local_transaction(self, message: Message, arg: object) -> None:
+        """Never called: `begin_transaction` leaves the local transaction to its caller."""
+
+    def check_local_transaction(self, message: MessageExt) -> None:
+        """Never called."""
+
+
+def _send(servers: str) -> None:
+    with DefaultMQProducer("warm-up", bootstrap_servers=servers) as producer:
+        producer.send(Message("warm-up", "normal"))
+    with TransactionMQProducer("warm-up", _NobodyAsks(), bootstrap_servers=servers) as transactions:
+        for end in (Transaction.commit, Transaction.rollback):
+            transaction = transactions.begin_transaction()
+            transaction.send(Message("warm-up", "half"))
+            end(transaction)
+
+
+if __name__ == "__main__":
+    process.main(coordinate) if process.is_driver() else main()

@@ -1,0 +1,132 @@
+"""Starts, watches, kills and stops the instances of the order service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from commitlake.config import KafkaConfig
+from commitlake.errors import CommitLakeError
+from commitlake.tools.demo import shop
+
+_END_TIMEOUT_S = 20
+_SEND_TIMEOUT_MS = 15_000  # a loaded machine is slow, and nobody waits
+
+
+class DemoError(CommitLakeError):
+    """Raised when the demo itself goes wrong."""
+
+
+class Instance:
+    """One shop in a process of its own; it ends when its standard input does, so it can't outlive this process."""
+
+    def __init__(self, name: str, table: Path, kafka: KafkaConfig, on_kill: Callable[[], None]) -> None:
+        self.name = name
+        self.reported: Counter[str] = Counter()
+        self._on_kill = on_kill
+        self.is_killed = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", shop.__name__, json.dumps(_arguments(name, table, kafka))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the demo, which ends its shops itself
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has placed all its orders, or is dead.
+
+        Raises:
+            DemoError: it has ended and was not killed.
+        """
+        code = self._process.poll()
+        if code is not None and not self.is_killed:
+            msg = f"{self.name} ended with exit code {code}, see above; start the demo again"
+            raise DemoError(msg)
+        return self.is_killed or self.reported["done"] > 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(0 if error else _END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.reported[line.strip()] += 1
+            if self.reported["stuck"] == shop.STUCK and not self.is_killed:
+                self._kill()
+
+    def _kill(self) -> None:
+        """End it with SIGKILL, like a crash."""
+        self.is_killed = True
+        self._process.kill()
+        self._on_kill()
+
+
+class Instances:
+    """All instances of the order service; the doomed one is killed when its last orders hang.
+
+    Args:
+        table: the file of the order table.
+        kafka: where they send.
+        on_kill: called, from a thread, after the kill.
+    """
+
+    def __init__(self, table: Path, kafka: KafkaConfig, on_kill: Callable[[], None]) -> None:
+        self._start = partial(Instance, table=table, kafka=kafka, on_kill=on_kill)
+        self._stack = ExitStack()
+        self._all: dict[str, Instance] = {}
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            for name in shop.SHOPS:
+                self._all[name] = self._stack.enter_context(self._start(name))
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def placed(self) -> int:
+        """Number of orders that were placed, or that hang."""
+        return sum(each.reported["placed"] + each.reported["stuck"] for each in self._all.values())
+
+    @property
+    def are_done(self) -> bool:
+        """Whether all shops have placed their orders."""
+        return all([each.is_done for each in self._all.values()])
+
+
+def _arguments(name: str, table: Path, kafka: KafkaConfig) -> dict[str, object]:
+    link = {
+        "bootstrap_servers": kafka.bootstrap_servers,
+        "topic_prefix": kafka.topic_prefix,
+        "options": dict(kafka.options),
+        "send_msg_timeout": _SEND_TIMEOUT_MS,
+        "start_timeout": 60_000,
+    }
+    return {"name": name, "table": str(table), "kafka": link}

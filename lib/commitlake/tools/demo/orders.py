@@ -1,0 +1,139 @@
+"""The order service's own database, and the listener that ties its local transactions to messages."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from commitlake.clients.producer import LocalTransactionState, Message, MessageExt, TransactionListener
+
+TOPIC = "orders"
+REVIEW_FROM = 1_000_00
+"""Cents; an order that large is reviewed by a person before it counts."""
+PATIENCE_MS = 4_000
+"""A local transaction has ended by then; an order that is not in the table at that age is cancelled."""
+
+_SCHEMA = """
+CREATE TABLE accounts (customer TEXT PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance >= 0));
+CREATE TABLE orders (id TEXT PRIMARY KEY, customer TEXT, amount INTEGER, state TEXT NOT NULL);
+"""
+
+
+class OrderState(StrEnum):
+    """The state of an order in the order table."""
+
+    PAID = "PAID"
+    REVIEW = "REVIEW"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of `amount` cents."""
+
+    id: str
+    customer: str
+    amount: int
+
+    def to_message(self, topic: str = TOPIC) -> Message:
+        """Return the order as a message whose key is the order's id."""
+        return Message(topic, json.dumps(asdict(self)), keys=self.id)
+
+
+class OrderTable:
+    """Orders and accounts in SQLite; any number of processes may use one file.
+
+    Args:
+        path: of the SQLite file, which `create` makes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def create(self, balances: Mapping[str, int]) -> None:
+        """Create the tables, with the customers' balances in cents."""
+        with self._transaction() as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(_SCHEMA)
+            db.executemany("INSERT INTO accounts VALUES (?, ?)", balances.items())
+
+    def place(self, order: Order) -> OrderState:
+        """The local transaction: insert the order and charge the customer, both or neither.
+
+        Returns:
+            CANCELLED when neither happened: too little money, or the order was cancelled before.
+        """
+        state = OrderState.REVIEW if order.amount >= REVIEW_FROM else OrderState.PAID
+        try:
+            with self._transaction() as db:
+                db.execute("INSERT INTO orders VALUES (?, ?, ?, ?)", (order.id, order.customer, order.amount, state))
+                if state is OrderState.PAID:
+                    db.execute(
+                        "UPDATE accounts SET balance = balance - ? WHERE customer = ?", (order.amount, order.customer)
+                    )
+        except sqlite3.IntegrityError:
+            return OrderState.CANCELLED
+        return state
+
+    def state(self, order_id: str) -> OrderState | None:
+        """Return the state of an order; None when it is not there."""
+        with self._transaction() as db:
+            row = db.execute("SELECT state FROM orders WHERE id = ?", (order_id,)).fetchone()
+        return OrderState(row[0]) if row else None
+
+    def cancel(self, order_id: str) -> OrderState | None:
+        """Cancel an order that is not there, so that a late local transaction fails; return its state now."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO orders (id, state) VALUES (?, ?)", (order_id, OrderState.CANCELLED))
+        return self.state(order_id)
+
+    def paid(self) -> list[str]:
+        """Return the ids of all paid orders."""
+        with self._transaction() as db:
+            return [row[0] for row in db.execute("SELECT id FROM orders WHERE state = ?", (OrderState.PAID,))]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(self._path, timeout=30, isolation_level="IMMEDIATE")
+        with closing(connection) as db, db:
+            yield db
+
+
+class OrderListener(TransactionListener):
+    """Decides by the order table, so any instance can answer the checks of any other."""
+
+    def __init__(self, table: OrderTable) -> None:
+        self.table = table
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        """Place the order `arg`; its half message is in Kafka by now."""
+        assert isinstance(arg, Order)
+        return decision(self.table.place(arg))
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        """Look the order up; another instance may have placed it, and may be gone."""
+        assert message.keys is not None
+        state = self.table.state(message.keys)
+        if state is None and _age_ms(message) > PATIENCE_MS:
+            state = self.table.cancel(message.keys)
+        return decision(state)
+
+
+def decision(state: OrderState | None) -> LocalTransactionState:
+    """Return what the order's state means for its message; an order in review is undecided."""
+    match state:
+        case OrderState.PAID:
+            return LocalTransactionState.COMMIT_MESSAGE
+        case OrderState.CANCELLED:
+            return LocalTransactionState.ROLLBACK_MESSAGE
+        case _:
+            return LocalTransactionState.UNKNOW
+
+
+def _age_ms(message: MessageExt) -> float:
+    return time.time() * 1_000 - (message.store_timestamp or 0)

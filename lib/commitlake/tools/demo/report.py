@@ -1,0 +1,92 @@
+"""What the demo prints at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+from pyspark.sql import Row
+
+from commitlake.tables import Warehouse, topic_table
+from commitlake.tools.demo.orders import TOPIC
+from commitlake.tools.demo.scenario import Scenario
+from commitlake.tools.demo.shop import TOTAL
+
+_ROWS = 3
+_WORDS = {"DIRECT": "at once", "CHECK": "after a check", "CHECK_MAX": "still unknown after the last check"}
+
+
+def show(story: Scenario, differences: list[str], seconds: float) -> None:
+    """Print the counts, what a consumer sees, where the tables are, and whether all sides agree.
+
+    Args:
+        story: which has ended.
+        differences: between the sides; empty when they agree.
+        seconds: since the start of the demo.
+    """
+    warehouse = story.coordinator.warehouse
+    where = place(warehouse.root, TOPIC)
+    blocks = (summary(story, seconds), rows(warehouse, TOPIC), where, next_steps(warehouse), verdict(differences))
+    print("\n" + "\n\n".join("\n".join(block) for block in blocks), flush=True)
+
+
+def summary(story: Scenario, seconds: float) -> list[str]:
+    """Return the counts of transactional messages by state and reason."""
+    counts = story.counts
+    states = ("COMMITTED", "ROLLED_BACK", "DISCARDED", "PENDING")
+    return [
+        f"{counts['half']} half messages of {TOTAL} orders, after {seconds:.0f} s:",
+        *(_line(state.lower().replace("_", " "), counts[state], _reasons(counts, state)) for state in states),
+        _line("checks", counts["checks"], "sent"),
+        _line("paid orders", len(story.points.worked_on()), "have points; one of them has messages in two topics"),
+        _line("shipped", len(story.logistics.worked_on()), f"of them, {story.logistics.retried} at the second attempt"),
+        _line("rejected", counts["rejected"], "records"),
+    ]
+
+
+def _line(name: str, count: int, remark: str) -> str:
+    return f"  {name:12} {count:4}  {remark}".rstrip()
+
+
+def _reasons(counts: Counter[str], state: str) -> str:
+    by = {name.removeprefix(f"{state} "): count for name, count in counts.items() if name.startswith(f"{state} ")}
+    return ", ".join(f"{by[reason]} {_WORDS.get(reason, reason)}" for reason in sorted(by, reverse=True))
+
+
+def rows(warehouse: Warehouse, topic: str) -> list[str]:
+    """Return the first rows of a topic table, as a consumer reads them."""
+    columns = ("queue_id", "keys", "body", "stored_at", "visible_at")
+    found = warehouse.read(topic_table(topic)).select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
+    return [f"the first {_ROWS} rows of topics/{topic}, as a consumer sees them:", *map(_row, found)]
+
+
+def _row(row: Row) -> str:
+    seconds = (row["visible_at"] - row["stored_at"]).total_seconds()
+    return f"  queue {row['queue_id']}  {row['keys']}  {row['body'].decode()}  visible {seconds:.1f} s after its send"
+
+
+def place(warehouse: str, topic: str) -> list[str]:
+    """Return where the tables are, and how to read one."""
+    files = f"DeltaTable('{warehouse}/topics/{topic}').file_uris()"  # `to_pandas` with pyarrow 26 may abort at the exit
+    look = f"import pandas; from deltalake import DeltaTable; print(pandas.read_parquet({files}))"
+    return [
+        f"the tables are in {warehouse}; look with any Delta reader, for example (pip install deltalake pandas):",
+        f'  python -c "{look}"',
+    ]
+
+
+def next_steps(warehouse: Warehouse) -> list[str]:
+    """Return three commands to try on the demo's tables."""
+    beside = Path(sys.executable).with_name("commitlake")
+    program = str(beside) if beside.exists() else f"{sys.executable} -m commitlake.tools.cli"
+    lost = warehouse.read("discarded").select("transaction_id").first()
+    words = ("tx list --state DISCARDED", f"tx show {lost['transaction_id'] if lost else 'TRANSACTION_ID'}", "stats")
+    return ["try next:", *(f"  {program} {each} --set warehouse={warehouse.root}" for each in words)]
+
+
+def verdict(differences: list[str]) -> list[str]:
+    """Return whether all sides agree, and what differs if not."""
+    if differences:
+        return ["NOT all right:", *(f"  {line}" for line in differences)]
+    return ["all right: nothing is pending; order table, topic table, points and shipments hold the same orders"]

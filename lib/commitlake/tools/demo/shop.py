@@ -1,0 +1,143 @@
+"""One instance of the order service, a process of its own: places orders, then answers checks until it is stopped.
+
+Usage: python -m commitlake.tools.demo.shop JSON. Writes a line to standard output for each order, `placed` or `stuck`,
+and `done` after the last; ends when standard input does, so it never outlives the demo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from commitlake.clients.producer import LocalTransactionState, Message, TransactionMQProducer
+from commitlake.errors import MQClientException
+from commitlake.tools.demo.orders import Order, OrderListener, OrderState, OrderTable
+
+GROUP = "order-service"
+SHIPMENTS = "shipments"
+BALANCES = {"ann": 9_000_00, "bob": 9_000_00, "cy": 9_000_00, "dee": 9_000_00, "eve": 0}
+SHOPS = ("shop-1", "shop-2", "shop-3")
+DOOMED = "shop-3"
+ORDERS = 40
+"""Orders of each shop."""
+TOTAL = ORDERS * len(SHOPS)
+STUCK = 6
+"""The last orders of the doomed shop hang: half of them before, half after their local transaction."""
+PAUSE_S = 0.15
+
+
+class Mishap(Enum):
+    """What goes wrong with an order, on purpose."""
+
+    NONE = "none"
+    SILENT = "the listener gives no answer"
+    STUCK_BEFORE = "the instance hangs before the local transaction"
+    STUCK_AFTER = "the instance hangs after the local transaction"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An order, what goes wrong with it, and whether it is sent to two topics."""
+
+    order: Order
+    mishap: Mishap = Mishap.NONE
+    is_shipped: bool = False
+
+
+def plans(shop: str) -> Iterator[Plan]:
+    """Yield the orders of a shop, the same in every run."""
+    customers = list(BALANCES)
+    for number in range(1, ORDERS + 1):
+        amount = 5_00 + number * 37 % 90 * 100
+        is_first = (shop, number) == (SHOPS[0], 1)
+        order = Order(f"{shop}-{number:02}", customers[number % 5], 2_500_00 if is_first else amount)
+        yield Plan(order, _mishap(shop, number), is_shipped=(shop, number) == (SHOPS[1], 3))
+
+
+def _mishap(shop: str, number: int) -> Mishap:
+    left = ORDERS - number
+    if shop == DOOMED and left < STUCK:
+        return Mishap.STUCK_AFTER if left < STUCK // 2 else Mishap.STUCK_BEFORE
+    return Mishap.SILENT if number % 7 == 0 else Mishap.NONE
+
+
+class UnluckyListener(OrderListener):
+    """The order listener with the mishaps of the plan."""
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:  # type: ignore[override]
+        """Place the order of the plan `arg`."""
+        assert isinstance(arg, Plan)
+        if arg.mishap is Mishap.STUCK_BEFORE:
+            _hang()
+        answer = super().execute_local_transaction(message, arg.order)
+        if arg.mishap is Mishap.STUCK_AFTER:
+            _hang()
+        return None if arg.mishap is Mishap.SILENT else answer
+
+
+class Shop:
+    """Places the orders of one instance."""
+
+    def __init__(self, producer: TransactionMQProducer, table: OrderTable) -> None:
+        self._producer, self._table = producer, table
+
+    def place_all(self, name: str) -> None:
+        """Place the shop's orders in sequence; each that hangs gets a thread."""
+        for plan in plans(name):
+            if plan.mishap in (Mishap.STUCK_BEFORE, Mishap.STUCK_AFTER):
+                threading.Thread(target=self._place, args=[plan], daemon=True).start()
+            else:
+                self._place(plan)
+            time.sleep(PAUSE_S)
+        _report("done")
+
+    def _place(self, plan: Plan) -> None:
+        try:
+            if plan.is_shipped:
+                self._place_and_ship(plan.order)
+            else:
+                self._producer.send_message_in_transaction(plan.order.to_message(), plan)
+        except MQClientException as error:
+            print(f"order {plan.order.id} was not placed: {error}", file=sys.stderr, flush=True)
+        _report("placed")
+
+    def _place_and_ship(self, order: Order) -> None:
+        """Send messages to two topics in one transaction."""
+        transaction = self._producer.begin_transaction()
+        transaction.send(order.to_message())
+        transaction.send(order.to_message(SHIPMENTS))
+        if self._table.place(order) is OrderState.PAID:
+            transaction.commit()
+        else:
+            transaction.rollback()
+
+
+def _hang() -> None:
+    _report("stuck")
+    threading.Event().wait()
+
+
+def _report(word: str) -> None:
+    # One write for the whole line: two threads' prints may mix.
+    os.write(sys.stdout.fileno(), f"{word}\n".encode())
+
+
+def main() -> None:
+    """Run one instance; the argument holds its name, the order table, and the arguments of the producer."""
+    given = json.loads(sys.argv[1])
+    table = OrderTable(given["table"])
+    producer = TransactionMQProducer(GROUP, UnluckyListener(table), **given["kafka"])
+    with producer:
+        shop = Shop(producer, table)
+        threading.Thread(target=shop.place_all, args=[given["name"]], daemon=True).start()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What the page shows, read from the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions.tables import Tables, moment
+
+BUCKETS = 48
+STATES = ("COMMITTED", "ROLLED_BACK", "DISCARDED")
+_OLDEST = 15
+
+_BUCKET = "least(greatest((epoch_ms({column}) - {since}) // {width}, 0), {last})::INTEGER"
+_ENDED = """
+SELECT {bucket} AS bucket, state, count(*) AS n FROM transactions WHERE {recent} GROUP BY ALL
+"""
+_LATENCY = """
+SELECT {bucket} AS bucket, quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000 AS p50,
+       quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.99) / 1000 AS p99
+FROM transactions WHERE state = 'COMMITTED' AND {recent} GROUP BY ALL
+"""
+_AGES = f"""
+SELECT CASE WHEN age < 60 THEN 0 WHEN age < 600 THEN 1 WHEN age < 3600 THEN 2 WHEN age < 86400 THEN 3 ELSE 4
+       END AS step, count(*) AS n
+FROM (SELECT ({{now}} - epoch_ms(stored_at)) / 1000 AS age FROM {open_transactions.VIEW}) GROUP BY ALL
+"""
+AGES = ("below 1 min", "1 to 10 min", "10 to 60 min", "1 h to 1 d", "above 1 d")
+_CHECKS = """
+SELECT count(*) FILTER (c.repeat = 0) AS sent, count(*) FILTER (c.repeat > 0) AS repeated,
+       count(a.answered_at) FILTER (c.repeat = 0) AS answered,
+       quantile_cont(epoch_ms(a.answered_at) - epoch_ms(c.requested_at), 0.5) FILTER (c.repeat = 0) / 1000 AS p50_s,
+       quantile_cont(epoch_ms(a.answered_at) - epoch_ms(c.requested_at), 0.99) FILTER (c.repeat = 0) / 1000 AS p99_s
+FROM checks c LEFT JOIN (
+    SELECT check_id, min(stored_at) AS answered_at FROM op WHERE check_id IS NOT NULL GROUP BY ALL) a
+  ON a.check_id = concat_ws('-', c.queue, c.half_offset, c.round, c.check_no)
+WHERE c.requested_at >= {begin}
+"""
+_DISCARDS = """
+SELECT producer_group, topic, reason, count(*) AS messages FROM transactions
+WHERE state = 'DISCARDED' AND {recent} GROUP BY ALL ORDER BY messages DESC, producer_group, topic, reason
+LIMIT 20
+"""
+_REJECTS = """
+SELECT reason, count(*) AS records, max(rejected_at) AS newest FROM rejected
+WHERE rejected_at >= {begin} GROUP BY ALL ORDER BY records DESC, reason
+"""
+_SLOWEST = """
+SELECT producer_group, count(*) AS committed,
+       round(quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000, 1) AS p50_s,
+       round(quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.99) / 1000, 1) AS p99_s
+FROM transactions WHERE state = 'COMMITTED' AND {recent} GROUP BY ALL ORDER BY p99_s DESC, producer_group LIMIT 10
+"""
+_OPEN = f"""
+SELECT transaction_id, producer_group, topic, checks, stored_at, ({{now}} - epoch_ms(stored_at)) / 1000 AS age_s
+FROM {open_transactions.VIEW} ORDER BY stored_at, queue, queue_offset LIMIT {_OLDEST}
+"""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All that the page shows. Times are ms since epoch, UTC, or UTC without a zone.
+
+    Attributes:
+        since: the begin.
+        now: the end.
+        ended: by state, how many half messages ended in each of `BUCKETS` equal parts of the time.
+        p50: seconds from a half message to its commit in each part, None where none was committed.
+        p99: the same for 99 of 100.
+        ages: pending transactions by age, as `AGES`.
+        checks: sent, repeated, answered, p50_s, p99_s.
+        discards: rows of producer_group, topic, reason, messages.
+        rejects: rows of reason, records, newest.
+        slowest: rows of producer_group, committed, p50_s, p99_s.
+        oldest: rows of transaction_id, producer_group, topic, checks, stored_at, age_s.
+    """
+
+    since: int
+    now: int
+    ended: Mapping[str, list[int]]
+    p50: list[float | None]
+    p99: list[float | None]
+    ages: list[int]
+    checks: Mapping[str, Any]
+    discards: list[dict[str, Any]]
+    rejects: list[dict[str, Any]]
+    slowest: list[dict[str, Any]]
+    oldest: list[dict[str, Any]]
+
+    def total(self, state: str) -> int:
+        """How many half messages ended so."""
+        return sum(self.ended[state])
+
+
+def read(tables: Tables, since: int, now: int) -> Figures:
+    """Read all figures of the time from `since` to `now`, both ms since epoch, UTC."""
+    tables.open("transactions", "checks", "op", "rejected")
+    open_transactions.make(tables)
+    width = max(1, (now - since) // BUCKETS)
+    bucket = _BUCKET.format(column="resolved_at", since=since, width=width, last=BUCKETS - 1)
+    recent = f"resolved_at >= {moment(since)}"
+
+    def rows(sql: str) -> list[dict[str, Any]]:
+        return list(tables.rows(sql.format(bucket=bucket, recent=recent, begin=moment(since), now=now)).to_pylist())
+
+    ended = {state: [0] * BUCKETS for state in STATES}
+    for row in rows(_ENDED):
+        ended[row["state"]][row["bucket"]] = row["n"]
+    latency = {row["bucket"]: row for row in rows(_LATENCY)}
+    ages = {row["step"]: row["n"] for row in rows(_AGES)}
+    return Figures(
+        since=since,
+        now=now,
+        ended=ended,
+        p50=[latency[number]["p50"] if number in latency else None for number in range(BUCKETS)],
+        p99=[latency[number]["p99"] if number in latency else None for number in range(BUCKETS)],
+        ages=[ages.get(step, 0) for step in range(len(AGES))],
+        checks=rows(_CHECKS)[0],
+        discards=rows(_DISCARDS),
+        rejects=rows(_REJECTS),
+        slowest=rows(_SLOWEST),
+        oldest=rows(_OPEN),
+    )

@@ -1,0 +1,108 @@
+"""The page: figures and charts in one HTML file, for light and dark, for phones and wide screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from commitlake.config.terminal import printable, shell_word
+from commitlake.tools.report import charts
+from commitlake.tools.report.figures import AGES, STATES, Figures
+
+_STYLE = Path(__file__).with_name("page.css")
+_COMMAND = "to end it"
+_COLOURS = {"COMMITTED": "good", "ROLLED_BACK": "back", "DISCARDED": "bad", "p50": "one", "p99": "two"}
+
+
+def page(figures: Figures, warehouse: str, refresh_s: int | None = None) -> str:
+    """The HTML of a page.
+
+    Args:
+        figures: what it shows.
+        warehouse: whose they are.
+        refresh_s: how often a browser loads it again; None for never.
+    """
+    times = (_time(figures.since), _time(figures.now))
+    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
+    body = "".join(
+        [
+            f"<h1>CommitLake</h1><p>{escape(warehouse)}, {times[0]} to {times[1]} UTC</p>",
+            f'<div class="tiles">{"".join(_tile(*each) for each in _tiles(figures))}</div>',
+            f'<div class="cards">{"".join(_cards(figures, times))}</div>',
+        ]
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{again}<title>CommitLake: the last {_length(figures.now - figures.since)}</title>"
+        f"<style>{_STYLE.read_text()}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def _tiles(figures: Figures) -> Iterable[tuple[str, str]]:
+    for state in STATES:
+        yield f"{figures.total(state):,}", state.lower().replace("_", " ")
+    yield f"{sum(figures.ages):,}", "pending"
+    yield f"{figures.checks['sent']:,}", "checks"
+    yield f"{sum(row['records'] for row in figures.rejects):,}", "rejected"
+
+
+def _cards(figures: Figures, times: tuple[str, str]) -> Iterable[str]:
+    latency = {"p50": figures.p50, "p99": figures.p99}
+    yield _card("Outcomes", charts.stacked(figures.ended, times, "outcomes over time") + _key(STATES))
+    yield _card("From half message to commit, s", charts.lines(latency, times, "latency over time") + _key(latency))
+    yield _card("Pending by age", charts.lying(dict(zip(AGES, figures.ages, strict=True)), "pending by age"))
+    yield _card("Checks", _table([figures.checks], "no checks"))
+    yield _card("Discarded", _table(figures.discards, "nothing was discarded"))
+    yield _card("Rejected records", _table(figures.rejects, "nothing was rejected"))
+    yield _card("Slowest producer groups", _table(figures.slowest, "nothing was committed"))
+    ends = [
+        {**row, "to end it": f"commitlake tx rollback --remark TEXT -- {shell_word(row['transaction_id'])}"}
+        for row in figures.oldest
+    ]
+    yield _card("The oldest open", _table(ends, "nothing is open"), wide=True)
+
+
+def _card(title: str, content: str, *, wide: bool = False) -> str:
+    return f"<section{' class=wide' if wide else ''}><h2>{title}</h2>{content}</section>"
+
+
+def _tile(value: str, name: str) -> str:
+    return f"<div><b>{value}</b><span>{name}</span></div>"
+
+
+def _key(names: Iterable[str]) -> str:
+    each = [f'<i style="background:var(--{_COLOURS[name]})"></i>{name.lower().replace("_", " ")}' for name in names]
+    return f'<div class="key">{"".join(each)}</div>'
+
+
+def _table(rows: Sequence[Mapping[str, Any]], nothing: str) -> str:
+    if not rows:
+        return f"<p>{nothing}</p>"
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in rows[0])
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{_cell(name, value)}</td>' for name, value in row.items())}</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    text = escape(printable(str(value)))
+    return f"<code>{text}</code>" if name in (_COMMAND, "transaction_id") else text
+
+
+def _time(ms: int) -> str:
+    return f"{datetime.fromtimestamp(ms / 1_000, UTC):%m-%d %H:%M}"
+
+
+def _length(ms: int) -> str:
+    return f"{ms / 3_600_000:g} hours"
