@@ -4,8 +4,8 @@ python -m tests.recovery.campaign --rounds 200 --seed 1
 
 A round is traffic, a start with one to three faults (`tests/support/misfortune.py`), and a comparison: Kafka's log and
 the producers' database against the ledger and the topic tables (`oracle`), a replay of their logs and a group of
-consumers (`table_streams`), rebuilds of what is open and a dump of the state store (`live_state`). Every tenth round
-nothing goes wrong, and all must come to its end under steady traffic.
+consumers (`table_streams`), rebuilds of what is open and a dump of the state store (`live_state`). Every twentieth
+round nothing goes wrong, and all must come to its end under steady traffic.
 
 A wrong clock is Python's only: the JVM's stays right. The disk is made full where a
 tmpfs can be mounted, so as root. How long things take grows with the load of the machine.
@@ -42,8 +42,8 @@ from tests.support.shop import Shop
 from tests.support.small_disk import SmallDisk
 from tests.support.table_streams import AddedFiles, Group
 
-from commitlake.clock import now_ms
-from commitlake.ops.audit import audit
+from commitlake.protocol.clock import now_ms
+from commitlake.tools.audit.audit import audit
 
 TIMINGS = {
     "kafka.queues": 3,
@@ -59,7 +59,7 @@ TIMINGS = {
 """A second or so for all that falls due; rows stay for as long as the oracle looks at them."""
 END_S, READY_S, SETTLE_S = 90, 60, 60
 """On an idle machine: how long an end, a start and the way of all to its end may take."""
-_SETTLES_EVERY, _REBUILDS_EVERY, _READS_EVERY = 10, 4, 2
+_SETTLES_EVERY, _REBUILDS_EVERY, _READS_EVERY = 20, 4, 2
 _SHOWN_FINDINGS = 8
 _ALL = 5_000
 """Records of a landing while all comes to its end: a backlog must not be what it waits for."""
@@ -121,7 +121,7 @@ class Campaign:
         begun, until = self._begin(), 0
         if wrong.deletes_checkpoints:
             delete_checkpoints(self.lake)
-        self.traffic.burst(self._chosen.choice([5, 15, 40]))
+        self.traffic.burst(self._chosen.choice([3, 10, 30]))
         until = now_ms()
         run = self._runs.next(kills=wrong.kills)
         run.begin(wrong.plan())
@@ -236,7 +236,7 @@ class Campaign:
         run = self._runs.next(kills=False)
         run.begin(Misfortune(serves=True, most=_ALL).plan())
         _until(lambda: run.has_ended() or run.said("READY") is not None, READY_S * _patience())
-        with nullcontext() if quietly else self.traffic.steadily(0.2):
+        with nullcontext() if quietly else self.traffic.steadily(0.5):
             left = self._wait_until_there(run, until)
         run.stop()
         outcome = run.end(END_S * _patience())

@@ -77,6 +77,7 @@ def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(lake: Lak
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
 
 
+@pytest.mark.soak  # the one above, without what was cut short
 def test_a_hanging_transaction_is_asked_while_others_go_on(lake: Lake, tmp_path: Path) -> None:
     with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:
         wait_until_warm(lake, child)

@@ -23,7 +23,7 @@ from commitlake.protocol.encoding import Position
 TOPICS = ("a", "b")
 HOSTILE = b"hostile"
 """The key of a record that must be refused."""
-_PAUSE_S = 0.2
+_PAUSE_S = 0.6
 
 
 class MixedTraffic:
