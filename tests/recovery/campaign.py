@@ -72,13 +72,14 @@ class Campaign:
         place: a directory.
         seed: chooses faults and traffic.
         margin_ms: by how much a recall must come before its message is due, to count as in time.
+        spark: a session to compare with; None for one of its own, which ends with it.
     """
 
-    def __init__(self, place: Path, seed: int, margin_ms: int = 0) -> None:
+    def __init__(self, place: Path, seed: int, margin_ms: int = 0, spark: SparkSession | None = None) -> None:
         self._place, self._seed, self._margin_ms = place, seed, margin_ms
         self._stack = ExitStack()
         self._chosen = random.Random(seed)
-        self._spark: SparkSession | None = None
+        self._given = self._spark = spark
         self._number = 0
         self.found: dict[str, int] = {}
         """Findings, and in which round each came first."""
@@ -102,7 +103,7 @@ class Campaign:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._spark is not None:
+        if self._spark is not None and self._given is None:
             self._spark.stop()
         self._stack.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pyspark.sql import SparkSession
 from tests.recovery.campaign import Campaign
 from tests.support.faults import WriteFault
 from tests.support.misfortune import Action, Misfortune
@@ -15,8 +16,8 @@ ROUNDS = (
 """Frozen and killed, cut short after a landing's tables; without checkpoints."""
 
 
-def test_a_few_rounds_keep_all_promises(tmp_path: Path) -> None:
-    with Campaign(tmp_path, seed=1) as campaign:
+def test_a_few_rounds_keep_all_promises(spark: SparkSession, tmp_path: Path) -> None:
+    with Campaign(tmp_path, seed=1, spark=spark) as campaign:
         for wrong in ROUNDS:
             campaign.round(wrong)
         campaign.end()
