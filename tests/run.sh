@@ -19,7 +19,7 @@ if [[ $# -gt 0 ]]; then
   exec "$bin/python" -m pytest "$@"
 fi
 # Two processes beside each other, where memory allows: one after the other takes twice as long.
-others=(tests/unit tests/property tests/spark tests/recovery)
+others=(tests/recovery tests/spark tests/property tests/unit)
 free_kb=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo 2>/dev/null || echo 0)
 failed=0
 if ((free_kb < 12000000)); then
