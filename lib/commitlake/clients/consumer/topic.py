@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
@@ -136,12 +137,9 @@ class Topic:
         has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
         reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
         left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
-        for path, queue in _paths(files.filter(pa.array(has | left))):
-            for batch in self._rows(path, queue).columns(list(dict.fromkeys((*columns, *ORDER_COLUMNS)))):
-                keys = keys_of(batch)
-                behind = reached[queue].is_before(keys)
-                rows = batch.append_column("is_behind", pa.array(behind))
-                yield rows.filter(pa.array(behind | np.isin(keys.offset, wanted)))
+        for batch, behind in self._compared(files.filter(pa.array(has | left)), reached, columns):
+            rows = batch.append_column("is_behind", pa.array(behind))
+            yield rows.filter(pa.array(behind | np.isin(batch["source_offset"].to_numpy(), wanted)))
 
     def behind(self, cursors: Mapping[int, Cursor], most_rows: int | None = None) -> tuple[int, datetime | None]:
         """How many rows are behind the cursors of their queues, and when the oldest of them became visible.
@@ -151,17 +149,24 @@ class Topic:
             most_rows: so many are looked at; of the other files all rows count.
         """
         reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
-        files, count, looked = self._unfinished(reached), 0, 0
-        firsts, oldest = _column(files, "min.visible_at").to_pylist(), list[datetime]()
-        for (path, queue), rows, first in zip(_paths(files), files["num_records"].to_pylist(), firsts, strict=True):
-            if most_rows is not None and rows is not None and looked >= most_rows:
-                count, oldest = count + rows, [*oldest, *([] if first is None else [first])]
-                continue
-            for batch in self._rows(path, queue).columns([*ORDER_COLUMNS, "visible_at"]):
-                times = batch["visible_at"].filter(pa.array(reached[queue].is_before(keys_of(batch))))
-                count, looked = count + len(times), looked + batch.num_rows
-                oldest += [pc.min(times).as_py()] if len(times) else []
-        return count, min(oldest, default=None)
+        files = self._unfinished(reached)
+        numbers = _filled(files, "num_records", 0)
+        before = np.cumsum(numbers) - numbers
+        is_counted = before >= (_HIGHEST if most_rows is None else most_rows)
+        counted = files.filter(pa.array(is_counted))
+        count, firsts = int(numbers[is_counted].sum()), [pc.min(_column(counted, "min.visible_at")).as_py()]
+        for batch, behind in self._compared(files.filter(pa.array(~is_counted)), reached, ["visible_at"]):
+            count += int(behind.sum())
+            firsts.append(pc.min(batch["visible_at"].filter(pa.array(behind))).as_py())
+        return count, min((first for first in firsts if first is not None), default=None)
+
+    def _compared(
+        self, files: pa.Table, reached: Mapping[int, Cursor], columns: Sequence[str]
+    ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.bool_]]]:
+        """Rows of files, batch by batch, and which of them are behind the cursors of their queues."""
+        for path, queue in _paths(files):
+            for batch in self._rows(path, queue).columns(list(dict.fromkeys((*columns, *ORDER_COLUMNS)))):
+                yield batch, reached[queue].is_before(keys_of(batch))
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
         """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
