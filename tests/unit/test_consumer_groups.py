@@ -21,6 +21,7 @@ from commitlake.clients.consumer import overview
 from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
+from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.coordinator.metrics.collect import of_consumers
 from commitlake.errors import ConsumerError
@@ -236,6 +237,90 @@ def test_what_waits_before_the_place_of_a_rewind_still_comes(
     receipts.send_again(receipts.dead(), "mended", now_ms())
     assert consumed(warehouse) == ["m3"]
     assert consumed(warehouse) == []
+
+
+def test_a_rewind_that_dies_half_way_loses_nothing_that_waits(
+    warehouse: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry(most=1) if each.message_id == "m3" else each.retry("1h")
+
+    def away(*_: object) -> None:
+        raise OSError("the store is away")
+
+    for place, name in ((Group, "change"), (Receipts, "close")):
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="away"):
+            patched.setattr(place, name, away)
+            overview.rewind(config.from_mapping({"warehouse": str(warehouse)}), "orders", "points", "first")
+        kept = kept_receipts(f"{warehouse}_receipts", "points", "orders")
+        assert (len(kept.waiting()), len(kept.dead())) == (39, 1)
+    assert len(consumed(warehouse)) == 40
+
+
+def test_a_rewind_holds_though_the_turn_that_follows_it_fails_after_its_commit(
+    warehouse: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    failed = threading.Event()
+    tidy = Group._tidy
+
+    def fails_once(self: Group) -> None:
+        if (
+            rewound.is_set()
+            and threading.current_thread().name.startswith("commitlake-consumer")
+            and not failed.is_set()
+        ):
+            failed.set()
+            raise OSError("the store is away")
+        tidy(self)
+
+    rewound = threading.Event()
+    monkeypatch.setattr(Group, "_tidy", fails_once)
+    messages = consumer(warehouse)
+
+    def read() -> None:
+        with messages:
+            found.extend(each.message_id for each in messages if each.done() is None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_for(lambda: len(found) == 40)
+    time.sleep(1.5)
+    rewound.set()
+    command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")
+    wait_for(lambda: len(found) == 80)
+    messages.stop()
+    thread.join(30)
+    assert failed.is_set()
+
+
+def test_what_was_sent_again_and_done_stays_done_after_a_rewind(
+    warehouse: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry(most=1) if each.message_id == "m3" else each.done()
+    receipts = kept_receipts(f"{warehouse}_receipts", "points", "orders")
+    receipts.send_again(receipts.dead(), "mended", now_ms())
+    assert consumed(warehouse) == ["m3"]
+    command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=newest")
+    assert consumed(warehouse) == []
+    assert kept_receipts(f"{warehouse}_receipts", "points", "orders").waiting() == []
+
+
+def test_a_letter_of_a_queue_that_has_no_rows_any_more_does_not_stop_a_rewind(
+    warehouse: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry(most=1) if each.message_id == "m3" else each.done()
+    table = DeltaTable(str(warehouse / "topics" / "orders"))
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    table.delete("queue_id = 3")
+    assert command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")[0] == 0
+    assert len(consumed(warehouse)) == 30
+    assert [row["message_id"] for row in kept_receipts(f"{warehouse}_receipts", "points", "orders").dead()] == ["m3"]
 
 
 def test_a_group_is_forgotten_when_nobody_is_alive(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,8 +117,8 @@ def kept_state(receipts_at: str, group: str, topic: str, options: Options = None
 
 def kept_receipts(receipts_at: str, group: str, topic: str, options: Options = None) -> Receipts:
     """The receipts of a group, whether or not an instance of it runs."""
-    first_round = shares.first_round(kept_state(receipts_at, group, topic, options))
-    return Receipts(f"{receipts_at}/receipts", group, topic, options, first_round)
+    first_rounds = shares.first_rounds(kept_state(receipts_at, group, topic, options))
+    return Receipts(f"{receipts_at}/receipts", group, topic, options, first_rounds)
 
 
 def _earlier(place: str, options: Options, names: Mapping[str, str]) -> str | None:

@@ -160,21 +160,29 @@ class Keeper:
 
         def to(before: shares.State | None) -> shares.State:
             state = before or self._first
+            mine, places = (held, cursors) if self._follows(state) else (set(), {})
             kept.clear()
-            kept.update(held & shares.owned(state, self._me).keys())
+            kept.update(mine & shares.owned(state, self._me).keys())
             self._show_life()
-            return shares.turn(state, self._me, self._gone, queues, held, cursors, self._lease_s)
+            return shares.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
-        self._receipts.first_round = shares.first_round(state)
         has_new = self.lanes.follow(state, self._me, kept)
+        self._receipts.first_rounds = shares.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, len(state["members"])
         if has_new or time.monotonic() - self._last_look > _LOOK_S:
             self.lanes.set_waiting(self._receipts.waiting())
             self._last_look = time.monotonic()
         self._unread = queues - {int(queue) for queue, share in state["queues"].items() if share["owner"]}
+
+    def _follows(self, state: shares.State) -> bool:
+        """Whether the lanes are of this reading; after a rewind those of before must move no cursor.
+
+        Who owns a queue does not tell: a turn may fail after its commit, and before the lanes are new.
+        """
+        return shares.first_rounds(state) == self._receipts.first_rounds
 
     def _write(self) -> tuple[dict[int, Any], set[int]]:
         """Write receipts; the cursors that hold now, and the queues that must be kept."""
@@ -210,5 +218,10 @@ class Keeper:
 
     def _leave(self) -> None:
         cursors, _ = self._write()
-        self._group.change(lambda state: shares.leave(state or self._first, self._me, cursors))
+
+        def to(before: shares.State | None) -> shares.State:
+            state = before or self._first
+            return shares.leave(state, self._me, cursors if self._follows(state) else {})
+
+        self._group.change(to)
         self._group.beats.end(self._me)

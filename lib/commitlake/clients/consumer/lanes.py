@@ -207,7 +207,7 @@ class Lanes:
         mine, due = shares.owned(state, me), shares.due(state)
         with self._lock:
             kept = {queue: lane for queue, lane in self._lanes.items() if queue in mine and queue in held}
-            first = shares.first_round(state)
+            first = shares.first_rounds(state)[-1]
             new = {queue: _lane(mine[queue], first) for queue in mine if queue not in kept}
             for queue, lane in self._lanes.items():
                 lane.is_closing |= queue not in kept or due[queue] != me

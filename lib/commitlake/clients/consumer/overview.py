@@ -87,10 +87,11 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
     closing = receipts.last_round() + 1  # outranks all of before, and is outranked by all that comes
-    waiting = (*receipts.waiting(), *receipts.dead())
-    receipts.close([row for row in waiting if _is_behind(row, cursors[row["queue_id"]])], closing, now_ms())
     texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
     Group(conf.receipts_place, group, topic, options).change(lambda state: shares.rewound(state, texts, closing + 1))
+    # Afterwards: a command that dies in between lets what waits come twice, and would lose it the other way round.
+    waiting = [row for row in (*receipts.waiting(), *receipts.dead()) if row["round"] < closing]
+    receipts.close([row for row in waiting if _is_behind(row, cursors.get(row["queue_id"]))], closing, now_ms())
 
 
 def delete(conf: Config, topic: str, group: str, options: Options = None) -> None:
@@ -109,9 +110,9 @@ def delete(conf: Config, topic: str, group: str, options: Options = None) -> Non
     kept.forget()
 
 
-def _is_behind(receipt: dict[str, Any], cursor: Cursor) -> bool:
-    """Whether the message of a receipt comes after the cursor."""
-    return bool(cursor.is_before(keys_of(pa.Table.from_pylist([receipt], SCHEMA)))[0])
+def _is_behind(receipt: dict[str, Any], cursor: Cursor | None) -> bool:
+    """Whether the message of a receipt comes after the cursor; not where its queue has no rows any more."""
+    return cursor is not None and bool(cursor.is_before(keys_of(pa.Table.from_pylist([receipt], SCHEMA)))[0])
 
 
 def _known(conf: Config, topic: str, group: str, options: Options) -> None:

@@ -100,11 +100,13 @@ class Receipts:
         options: deltalake's `storage_options`.
 
     Attributes:
-        first_round: of the group's first attempts. A message that was done at its first attempt needs no thought.
+        first_rounds: those of first attempts, of each reading. A message that was done at one needs no thought.
     """
 
-    def __init__(self, place: str, group: str, topic: str, options: Options = None, first_round: int = 0) -> None:
-        self.first_round = first_round
+    def __init__(
+        self, place: str, group: str, topic: str, options: Options = None, first_rounds: tuple[int, ...] = (0,)
+    ) -> None:
+        self.first_rounds = first_rounds
         self._place, self._group, self._topic, self._options = place, group, topic, options
         self._written = 0
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
@@ -143,7 +145,7 @@ class Receipts:
         """Let the group have dead letters once more, from its first attempt on."""
         due = _time(now_ms)
         change = {"state": "RETRY", "attempt": 0, "due_at": due, "at": due, "remark": remark, "instance": INSTANCE}
-        rows = [{**row, **change, "round": max(row["round"], self.first_round) + 1} for row in letters]
+        rows = [{**row, **change, "round": max(row["round"], self.first_rounds[-1]) + 1} for row in letters]
         if rows:
             self.append(pa.Table.from_pylist(rows, SCHEMA))
 
@@ -151,7 +153,7 @@ class Receipts:
         """The highest round of any receipt of the group."""
         self._table.refresh()
         rounds = self._table.dataset().to_table(["round"], filter=self._mine())["round"]
-        return max(pc.max(rounds).as_py() or 0, self.first_round)
+        return max(pc.max(rounds).as_py() or 0, self.first_rounds[-1])
 
     def close(self, rows: Iterable[dict[str, Any]], round_: int, now_ms: int) -> None:
         """Let messages wait no more, since they are read again in a later round; `now_ms` in ms since epoch, UTC."""
@@ -203,7 +205,8 @@ class Receipts:
         return (pads.field("consumer_group") == self._group) & (pads.field("topic") == self._topic)
 
     def _is_not_simple(self) -> pads.Expression:
-        return (pads.field("state") != "DONE") | (pads.field("attempt") != 1) | (pads.field("round") > self.first_round)
+        is_first = (pads.field("attempt") == 1) & pads.field("round").isin(list(self.first_rounds))
+        return (pads.field("state") != "DONE") | ~is_first
 
     def _take_in(self, row: dict[str, Any]) -> None:
         place = place_of(row)

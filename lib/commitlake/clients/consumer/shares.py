@@ -16,7 +16,7 @@ from commitlake.clients.consumer.cursor import Cursor
 State = dict[str, Any]
 """`{"members": {name: its lease, s}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`
 
-After a rewind also `round`, that of first attempts.
+After a rewind also `rounds`, those of the first attempts of each reading.
 """
 
 EMPTY: State = {"members": {}, "queues": {}}
@@ -83,12 +83,12 @@ def rewound(state: State | None, cursors: Mapping[int, object], first_round: int
         first_round: of first attempts from now on; their receipts must outrank those of the reading before.
     """
     free = {str(queue): {"owner": None, "cursor": cursor} for queue, cursor in cursors.items()}
-    return {"members": (state or EMPTY)["members"], "queues": free, "round": first_round}
+    return {"members": (state or EMPTY)["members"], "queues": free, "rounds": [*first_rounds(state), first_round]}
 
 
-def first_round(state: State | None) -> int:
-    """The round of first attempts."""
-    return int((state or EMPTY).get("round", 0))
+def first_rounds(state: State | None) -> tuple[int, ...]:
+    """The rounds of first attempts: that of each reading, the last one now."""
+    return tuple((state or EMPTY).get("rounds", (0,)))
 
 
 def cursors(state: State) -> dict[int, Cursor]:

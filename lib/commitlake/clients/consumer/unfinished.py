@@ -78,7 +78,7 @@ def unfinished(
         db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
         most = "" if limit is None else f" LIMIT {int(limit)}"
-        params = {"first_round": shares.first_round(state)}
+        params = {"first_round": shares.first_rounds(state)[-1]}
         return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}", params=params).to_arrow_table()
 
 
