@@ -159,6 +159,15 @@ def test_metrics_tell_how_far_groups_are_behind(warehouse: Path, monkeypatch: py
     assert {group: count for group, _, count, _ in overview.lags(conf)} == {"others": 40, "points": 40}
 
 
+def test_a_group_that_can_not_be_read_takes_no_figures_of_others_away(warehouse: Path) -> None:
+    consumed(warehouse, most=10)
+    consumed(warehouse, group="broken")
+    for file in Path(f"{warehouse}_receipts/{FOLDER}/{log_name('broken', 'orders')}").glob("*.parquet"):
+        file.unlink()
+    behind, _ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
+    assert [each.value for each in behind.samples] == [30]
+
+
 @pytest.mark.parametrize(
     ("where", "expected"),
     [("first", 40), ("newest", 0), ("2026-01-01T00:00:00.030", 10), ("1767225600035", 5)],

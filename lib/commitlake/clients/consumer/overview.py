@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -16,11 +17,14 @@ from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state
 from commitlake.clients.consumer.receipts import SCHEMA
 from commitlake.clients.consumer.rows import keys_of
+from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import ConsumerError, WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options, Table, folders, location
+
+log = logging.getLogger(__name__)
 
 COLUMNS = pa.schema(
     [
@@ -34,6 +38,7 @@ COLUMNS = pa.schema(
         ("dead", pa.int64()),
     ]
 )
+UNREADABLE = (WarehouseError, *TRANSIENT)
 _LOOK_S = 0.5
 _EXACT_ROWS = 1_000_000
 
@@ -57,11 +62,16 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
 def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int, datetime | None]]:
     """For each group and topic how many messages it has not passed, and since when the oldest of them is visible.
 
-    Rows are looked at up to a million; beyond that whole files count.
+    Rows are looked at up to a million; beyond that whole files count. A group that can't be read now is left out.
     """
     for group, topic in sorted(_names(conf, options)):
-        state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
-        yield group, topic, *_behind(conf, topic, shares.cursors(state), options, _EXACT_ROWS)
+        try:
+            state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
+            found = _behind(conf, topic, shares.cursors(state), options, _EXACT_ROWS)
+        except UNREADABLE as error:
+            log.info("not known how far the group %s is behind in %s: %s", group, topic, error)
+        else:
+            yield group, topic, *found
 
 
 def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
@@ -137,8 +147,8 @@ def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
     for folder in folders(f"{conf.receipts_place}/{FOLDER}", options):
         try:
             rows = Table(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
-        except WarehouseError:
-            continue  # it is being made
+        except UNREADABLE:
+            continue  # it is being made, or broken
         yield from ((row["consumer_group"], row["topic"]) for row in rows.to_pylist() if json.loads(row["state"]))
 
 

@@ -18,7 +18,6 @@ from commitlake.config.places import is_local, local_path
 from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
 from commitlake.coordinator.landing.positions import Position
 from commitlake.coordinator.rounds import Rounds
-from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import LANDING_REASONS, Delivery, Reason, Refusal, State
 from commitlake.reading.questions import open as open_transactions
@@ -87,7 +86,7 @@ def collect(sources: Sources) -> Iterable[Metric]:
         with opened(sources.config.warehouse) as tables:
             yield from of_tables(tables, sources.names)
         yield from of_consumers(sources.config)
-    except WarehouseError as error:  # HDFS, or a catalog: the rest is worth having
+    except overview.UNREADABLE as error:  # HDFS, or a catalog: the rest is worth having
         log.info("no figures of the tables: %s", error)
 
 
