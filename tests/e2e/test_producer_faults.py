@@ -201,6 +201,24 @@ def test_what_was_not_sent_in_an_outage_is_not_sent_after_it(tmp_path: Path) -> 
     assert gone.isdisjoint(bodies)
 
 
+def test_a_send_that_joins_an_older_try_to_connect_has_all_its_time(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        kafka = Namespace(broker)
+        kafka.publish()
+        with kafka.producer(Listener(), send_msg_timeout=2_000) as producer, ThreadPoolExecutor(1) as beside:
+            producer.send(Message("orders", b"before"))
+            broker.stop()
+            for _ in range(3):  # the last ones wait for a new connection, which is tried for 2 s
+                assert failed_send(producer, Message("orders", b"unsent"))
+                producer.send_msg_timeout = 300
+            producer.send_msg_timeout = 60_000
+            sending = beside.submit(producer.send, Message("orders", b"after"))
+            time.sleep(2)
+            broker.start()
+            sending.result(60)
+            assert [record.value for record in kafka.read("messages")][-1] == b"after"
+
+
 def failed_send(producer: TransactionMQProducer, message: Message) -> Exception | None:
     """The error of a send, if there was one."""
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -136,21 +137,26 @@ class KafkaPythonEngine:
     def _current(self, timeout_ms: int) -> KafkaProducer:
         if os.getpid() != self._pid:
             raise FailedSend(FORKED)
-        with self._lock:
-            if self._spoilt is not self._client and timeout_ms <= self._timeout_ms:
-                return self._client
-            if self._renewal is None:
-                self._renewal = Future()
-                longest = max(timeout_ms, self._timeout_ms)
-                renew = threading.Thread(target=self._renew, args=(self._renewal, longest), daemon=True)
-                renew.name = "commitlake-new-client"
-                renew.start()
-            renewal = self._renewal
-        try:
-            return renewal.result(timeout_ms / 1_000)
-        except TimeoutError:
-            msg = "no new connection in time"
-            raise FailedSend(msg) from None
+        until = time.monotonic() + timeout_ms / 1_000
+        while True:
+            with self._lock:
+                if self._spoilt is not self._client and timeout_ms <= self._timeout_ms:
+                    return self._client
+                renewal = self._renewal = self._renewal or self._renewed(max(timeout_ms, self._timeout_ms))
+            try:
+                renewal.result(until - time.monotonic())
+            except TimeoutError:
+                msg = "no new connection in time"
+                raise FailedSend(msg) from None
+            except KafkaTimeoutError:  # perhaps of a send before this one, with less time
+                if time.monotonic() >= until:
+                    raise
+
+    def _renewed(self, timeout_ms: int) -> Future[KafkaProducer]:
+        renewal: Future[KafkaProducer] = Future()
+        name = "commitlake-new-client"
+        threading.Thread(target=self._renew, args=(renewal, timeout_ms), name=name, daemon=True).start()
+        return renewal
 
     def _renew(self, renewal: Future[KafkaProducer], timeout_ms: int) -> None:
         """In a thread of its own: all threads that send wait for one connection, each as long as it may."""
