@@ -44,7 +44,7 @@ setup(
     python_requires=">=3.11",
     package_dir={"": "lib"},
     packages=find_packages("lib"),
-    package_data={"commitlake": ["py.typed", "spark/*.properties", "report/*.css"]},
+    package_data={"commitlake": ["py.typed", "**/*.properties", "**/*.css"]},
     install_requires=["kafka-python>=3.0,<4", "numpy>=1.26", "PyYAML>=6", "rich>=13", "typer>=0.12"],
     extras_require={
         "consumer": CONSUMER,

@@ -53,10 +53,14 @@ def test_strict_types_find_each_of_three_mistakes_in_a_users_program_and_nothing
     assert [int(line.split(":")[1]) for line in told.splitlines() if ": error:" in line] == expected, told
 
 
-def test_the_package_ships_its_types(tmp_path: Path) -> None:
+def test_the_package_ships_its_types_and_every_other_file(tmp_path: Path) -> None:
     build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
-    assert (tmp_path / "commitlake" / "py.typed").exists()
+    shipped = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert Path("commitlake/py.typed") in shipped
+    assert shipped == {
+        path.relative_to(LIB) for path in (LIB / "commitlake").rglob("*") if path.is_file() and path.suffix != ".pyc"
+    }
 
 
 def test_dir_lists_every_name_and_types_see_the_same_ones() -> None:
