@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import random
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support.topic_table import SCHEMA, compact, message, write
@@ -15,6 +18,7 @@ from commitlake.clients.consumer import plan
 from commitlake.clients.consumer import topic as topic_module
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.topic import Topic
+from commitlake.reading.parquet import ParquetRows
 
 
 def repeated(begin: int, count: int, body: bytes) -> pa.RecordBatch:
@@ -71,3 +75,49 @@ def test_rows_of_a_large_mixed_file_come_in_order_window_by_window(
         found += window.rows["message_id"].to_pylist()
         cursor.join(window.ends[0])
     assert found == [f"m{n}" for n in range(240)]
+
+
+class UnsteadyFile(io.FileIO):
+    """A file of a store that is away at some reads."""
+
+    fails = 0
+
+    def size(self) -> int:
+        return os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.fails > 0:
+            self.fails -= 1
+            raise OSError("the store is away")
+        return super().read(-1 if size is None else size)
+
+
+@pytest.mark.parametrize("outage", [1, 2])
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("at", [0, 8])
+def test_after_an_outage_in_the_middle_of_a_file_reading_goes_on_at_the_same_row(
+    tmp_path: Path, at: int, width: int, outage: int
+) -> None:
+    schema = pa.schema([("n", pa.int64()), ("body", pa.binary())])
+    bodies = [np.random.default_rng(number).bytes(1 << 20) for number in range(16)]  # two make a batch
+    path = tmp_path / "rows.parquet"
+    pq.write_table(
+        pa.table({"n": range(16), "body": bodies}, schema),
+        path,
+        use_dictionary=False,
+        compression="none",
+        data_page_size=1 << 20,
+        write_batch_size=1,
+    )
+    with UnsteadyFile(path) as file:
+        rows, found, tries = ParquetRows(pa.PythonFile(file, "r"), schema, {}, "body"), list[int](), 0
+        while len(found) < 16:
+            if len(found) >= at and not tries:
+                file.fails = outage
+            try:
+                asked = np.arange(len(found), min(16, len(found) + width))
+                found += rows.take(asked, 64 << 20)["n"].to_pylist()
+            except OSError:
+                tries += 1
+    assert found == list(range(16))
+    assert 1 <= tries <= outage

@@ -82,9 +82,13 @@ class ParquetRows:
         if group != self._group or number < self._at:
             self._group, self._at, self._batch = group, int(self._begins[group]), None
             self._batches = self._file.iter_batches(self._batch_rows, row_groups=[group])
-        while self._batch is None or number >= self._at + self._batch.num_rows:
-            self._at += self._batch.num_rows if self._batch is not None else 0
-            self._batch = next(self._batches)
+        try:
+            while self._batch is None or number >= self._at + self._batch.num_rows:
+                self._at += self._batch.num_rows if self._batch is not None else 0
+                self._batch = next(self._batches)
+        except BaseException:
+            self._group = -1  # an iterator that has failed is over, and `_at` is not that of the batch any more
+            raise
         return self._batch, self._at
 
     def _conformed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
