@@ -21,6 +21,7 @@ from tests.support.topic_table import message, write
 import commitlake
 from commitlake.clients.consumer import keeper, subscription
 from commitlake.clients.consumer.receipts import SCHEMA, Receipts
+from commitlake.clients.consumer.rows import Rows
 from commitlake.errors import ConsumerError
 
 
@@ -144,6 +145,48 @@ def test_a_message_that_stays_open_stops_its_own_queue_before_memory_is_full(
         assert f"queue 0 of orders is not read further before message {held[0].position} is done" in caplog.text
         held[0].done()
         wait_for(lambda: len(found) == 47)
+
+
+def windows_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, Rows) for each in gc.get_objects())
+
+
+def test_what_is_finished_behind_an_open_message_takes_no_memory(tmp_path: Path) -> None:
+    for batch in range(10):  # a window each; those of queue 1 are never all finished before the first is
+        write(tmp_path, "orders", [message(batch * 10 + queue, batch=batch, queue=queue) for queue in (0, 1, 1, 1)])
+        before = windows_in_memory()
+    found: list[Any] = []
+
+    def handle(each: Any) -> None:
+        found.append(each.message_id)
+        if len(found) == 1:
+            held.append(each)
+        else:
+            each.done()
+
+    held: list[Any] = []
+    with running(consumer(tmp_path, poll="50ms"), handle):
+        for batch in range(10, 20):
+            write(tmp_path, "orders", [message(batch * 10 + queue, batch=batch, queue=queue) for queue in (0, 1)])
+            wait_for(lambda: f"m{batch}1" in found)  # noqa: B023
+        wait_for(lambda: windows_in_memory() - before <= 3)
+        held[0].done()
+    assert rest(tmp_path) == []
+
+
+def test_open_messages_keep_only_so_many_windows_in_memory(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscription, "MOST_WINDOW_BYTES", 1)
+    monkeypatch.setattr(subscription, "_STALLED_S", 0.2)
+    held: list[Any] = []
+    with running(consumer(warehouse, poll="50ms"), held.append):
+        wait_for(lambda: "1 messages of orders are handed over and not finished" in caplog.text)
+        while held:
+            held.pop().done()
+            time.sleep(0.05)
+    assert len(rest(warehouse)) < 40
 
 
 def waiting(offset: int) -> pa.Table:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 BatchPlace = tuple[int, int, int, int]
 NOTHING: BatchPlace = (-1, -1, -1, -1)
 _NO_NORMAL = (-1, -1)
+_FEW = 16  # of so few messages sorting takes longer than looking at each
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class Cursor:
 
     def advance_to_end(self, keys: Keys) -> None:
         """Go on behind all these messages, in any order."""
+        if len(keys.batch) < _FEW:
+            for fields in zip(*(column.tolist() for column in keys._columns()), strict=True):
+                self.advance(*fields)
+            return
         normal = keys.batch < 0
         for mine in (~normal, *(normal & (keys.queue == queue) for queue in np.unique(keys.queue[normal]))):
             rows = keys.where(mine)

@@ -56,6 +56,19 @@ class Handed:
         return not (self.finished or self.is_given_back)
 
 
+@dataclass(eq=False, slots=True)
+class Passed:
+    """Messages of one queue behind one that is open; they are finished, and their rows need no memory any more.
+
+    Attributes:
+        end: behind the last of them; also the end of a window.
+        kept_bytes: what they took.
+    """
+
+    end: Cursor
+    kept_bytes: int = 0
+
+
 @dataclass(eq=False)
 class Lane:
     """One queue.
@@ -64,8 +77,8 @@ class Lane:
         cursor: before the first message that is not finished.
         read_to: where the next window begins.
         round: of first attempts.
-        handed: first attempts in order, and the ends of windows.
-        kept_bytes: memory of these, most of which are finished when one in front is open for long.
+        handed: first attempts in order, and what is passed among them.
+        kept_bytes: of all these; a restart gets them again, and most are finished when one in front is open for long.
         retries: what waits for its next attempt, and what is in somebody's hands again.
         is_closing: another instance reads it, or is due to; nothing more is handed over.
     """
@@ -73,7 +86,7 @@ class Lane:
     cursor: Cursor
     read_to: Cursor
     round: int = 0
-    handed: deque[Handed | Cursor] = field(default_factory=deque)
+    handed: deque[Handed | Passed] = field(default_factory=deque)
     kept_bytes: int = 0
     retries: Retries = field(default_factory=Retries)
     is_closing: bool = False
@@ -84,17 +97,32 @@ class Lane:
         self.kept_bytes += handed.kept_bytes
 
     def settle(self) -> None:
-        """Move the cursor over all that is finished in front."""
-        passed: dict[int, tuple[Rows, list[int]]] = {}
-        while self.handed and (isinstance(self.handed[0], Cursor) or self.handed[0].finished):
-            first = self.handed.popleft()
-            if isinstance(first, Cursor):
-                self.cursor.join(first)
+        """Move the cursor over all that is finished in front; of what is finished behind keep the ends."""
+        kept: deque[Handed | Passed] = deque()
+        while self.handed:
+            passed = self._finished()
+            if kept:
+                kept.append(passed)
             else:
-                self.kept_bytes -= first.kept_bytes
-                passed.setdefault(id(first.rows), (first.rows, []))[1].extend(first.indexes)
-        for rows, indexes in passed.values():
-            self.cursor.advance_to_end(rows.keys.where(np.asarray(indexes)))
+                self.cursor.join(passed.end)
+                self.kept_bytes -= passed.kept_bytes
+            if self.handed:
+                kept.append(self.handed.popleft())
+        self.handed = kept
+
+    def _finished(self) -> Passed:
+        """Take what is finished, up to the next message that is not."""
+        end, kept_bytes, rows_of = Cursor(), 0, dict[int, tuple[Rows, list[int]]]()
+        while self.handed and (isinstance(self.handed[0], Passed) or self.handed[0].finished):
+            first = self.handed.popleft()
+            kept_bytes += first.kept_bytes
+            if isinstance(first, Passed):
+                end.join(first.end)
+            else:
+                rows_of.setdefault(id(first.rows), (first.rows, []))[1].extend(first.indexes)
+        for rows, indexes in rows_of.values():
+            end.advance_to_end(rows.keys.where(np.asarray(indexes)))
+        return Passed(end, kept_bytes)
 
     def front(self) -> Handed | None:
         """The first that the cursor has not passed."""
@@ -102,7 +130,7 @@ class Lane:
 
     def is_held(self) -> bool:
         """Whether the queue must stay here: it is read, or messages are in hand, for the first time or again."""
-        in_hand = any(not isinstance(each, Cursor) and each.is_open for each in self.handed)
+        in_hand = any(isinstance(each, Handed) and each.is_open for each in self.handed)
         return not self.is_closing or in_hand or bool(self.retries.out)
 
 
@@ -112,6 +140,7 @@ class Lanes:
     Attributes:
         open: messages that are handed over and not finished.
         open_bytes: bytes of their rows, each message taken as the mean of the rows that were read with it.
+        window_bytes: bytes of the windows that have one of them: one message keeps all of its window in memory.
         finished: how many were finished so far.
         due_ms: when the next message may be due again, ms since epoch, UTC.
     """
@@ -120,7 +149,7 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
         self._receipts: list[Receipt] = []
         self._lock = threading.Lock()
-        self.open = self.open_bytes = self.finished = 0
+        self.open = self.open_bytes = self.window_bytes = self.finished = 0
         self.due_ms = NEVER
 
     def reading(self) -> dict[int, Lane]:
@@ -162,7 +191,7 @@ class Lanes:
         with self._lock:
             if not lane.is_closing:
                 lane.read_to.join(end)
-                lane.handed.append(end)
+                lane.handed.append(Passed(end))
 
     def finish(self, handed: Handed, receipt: Receipt) -> None:
         """Note what became of messages; only the first time counts."""
@@ -254,9 +283,12 @@ class Lanes:
         )
 
     def _count(self, handed: Handed, sign: int) -> None:
-        count = sign * len(handed.indexes)
+        count, rows = sign * len(handed.indexes), handed.rows
         self.open += count
-        self.open_bytes += count * handed.rows.bytes_a_row
+        self.open_bytes += count * rows.bytes_a_row
+        if rows.open == 0 or rows.open + count == 0:
+            self.window_bytes += sign * rows.table.nbytes
+        rows.open += count
 
 
 def _position(handed: Handed) -> str:

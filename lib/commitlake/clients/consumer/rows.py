@@ -19,11 +19,16 @@ Place = tuple[Any, ...]
 
 
 class Rows:
-    """Rows of a topic table; a value becomes a Python object when somebody asks for it."""
+    """Rows of a topic table; a value becomes a Python object when somebody asks for it.
+
+    Attributes:
+        open: how many of them are handed over and not finished.
+    """
 
     def __init__(self, rows: pa.Table) -> None:
         self.table = rows.combine_chunks()
         self.keys = keys_of(self.table)
+        self.open = 0
         self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
         self._columns = {name: self.table[name] for name in self.table.column_names}
 

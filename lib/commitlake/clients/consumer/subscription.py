@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN, MOST_OPEN_BYTES = 10_000, 64 << 20
 """Messages that were handed over and are not finished, and bytes of their rows."""
+MOST_WINDOW_BYTES = 256 << 20
+"""Of windows that have such a message: each keeps all of its window in memory."""
 MOST_KEPT_BYTES = 512 << 20
 """Of messages that are finished behind one that is open; a restart gets them again."""
 _LOOK_S, _STALLED_S = 0.01, 5.0
@@ -312,4 +314,7 @@ class Subscription:
 
     def _is_full(self) -> bool:
         lanes = self._keeper.lanes
-        return not self._is_unbounded and (lanes.open >= MOST_OPEN or lanes.open_bytes >= MOST_OPEN_BYTES)
+        is_full = (
+            lanes.open >= MOST_OPEN or lanes.open_bytes >= MOST_OPEN_BYTES or lanes.window_bytes >= MOST_WINDOW_BYTES
+        )
+        return is_full and not self._is_unbounded
