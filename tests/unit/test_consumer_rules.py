@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from commitlake.clients.consumer import shares
 from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.filters import Filter, condition_sql
+from commitlake.clients.consumer.retries import Retries
+from commitlake.clients.consumer.rows import place_of
 from commitlake.errors import ConsumerError
 
 ROWS = pa.table(
@@ -141,3 +146,27 @@ def test_a_beat_that_stands_still_tells_that_an_instance_is_gone_by_the_own_cloc
     assert watch.gone({"a": 1, "b": 2}, 109) == set()
     assert watch.gone({"a": 1, "b": 2}, 111) == {"a"}
     assert watch.gone({"a": 1, "b": 2}, 111, {"a": 60, "b": 1}) == set(), "it beats as often as its own lease needs"
+
+
+def receipt(offset: int, due_ms: int, attempt: int) -> dict[str, Any]:
+    place = {"source": "half", "source_queue": 0, "source_offset": offset, "source_index": 0}
+    return {**place, "state": "RETRY", "attempt": attempt, "due_at": datetime.fromtimestamp(due_ms / 1_000, UTC)}
+
+
+def test_a_retry_waits_for_its_pause_though_the_table_was_looked_at_while_it_was_due() -> None:
+    retries = Retries()
+    first = [receipt(1, 1_000, 1), receipt(2, 1_001, 1)]
+    retries.replace(first)
+    handed = retries.due(2_000, 100)
+    retries.replace(first)  # neither is in somebody's hands yet
+    assert [retries.begin(place_of(row)) for row in handed] == [True, True]
+    retries.note(receipt(1, 9_000, 2))
+    assert (retries.due(2_000, 100), retries.due_ms()) == ([], 9_000)
+    assert [row["attempt"] for row in retries.due(9_000, 100)] == [2]
+
+
+def test_what_was_put_off_is_not_due_at_its_first_time() -> None:
+    retries = Retries()
+    retries.replace([receipt(1, 1_000, 1)])
+    retries.put_off(place_of(receipt(1, 1_000, 1)), 5_000)
+    assert (retries.due(2_000, 100), retries.due_ms()) == ([], 5_000)

@@ -25,6 +25,7 @@ class Retries:
     def __init__(self) -> None:
         self.out: set[Place] = set()
         self._waiting: dict[Place, Waiting] = {}
+        self._due: dict[Place, int] = {}  # an entry of the heap with another time is of an attempt before
         self._heap: list[tuple[int, int, Place]] = []
 
     def __len__(self) -> int:
@@ -33,21 +34,20 @@ class Retries:
 
     def replace(self, receipts: Iterable[Waiting]) -> None:
         """Take over what the table says of this queue."""
-        self._waiting = {place_of(row): row for row in receipts if place_of(row) not in self.out}
-        self._heap = [(_ms(row), next(_NUMBERS), place) for place, row in self._waiting.items()]
-        heapq.heapify(self._heap)
+        self._waiting, self._due, self._heap = {}, {}, []
+        for row in receipts:
+            if place_of(row) not in self.out:
+                self._wait(row)
 
     def note(self, receipt: Waiting) -> None:
         """A receipt is in the table."""
-        place = place_of(receipt)
-        self.out.discard(place)
+        self.out.discard(place_of(receipt))
         if receipt["state"] == "RETRY":
-            self._waiting[place] = receipt
-            heapq.heappush(self._heap, (_ms(receipt), next(_NUMBERS), place))
+            self._wait(receipt)
 
     def due_ms(self) -> float:
         """When the next message is due, ms since epoch, UTC."""
-        while self._heap and self._heap[0][2] not in self._waiting:
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
 
@@ -60,6 +60,7 @@ class Retries:
 
     def begin(self, place: Place) -> bool:
         """The message is handed over, unless it was meanwhile."""
+        self._due.pop(place, None)
         if self._waiting.pop(place, None) is None:
             return False
         self.out.add(place)
@@ -67,8 +68,11 @@ class Retries:
 
     def put_off(self, place: Place, due_ms: int) -> None:
         """The message can't be handed over yet; it is due again then (ms since epoch, UTC)."""
+        if place in self._waiting:
+            self._due[place] = due_ms
+            heapq.heappush(self._heap, (due_ms, next(_NUMBERS), place))
+
+    def _wait(self, receipt: Waiting) -> None:
+        place, due_ms = place_of(receipt), int(receipt["due_at"].timestamp() * 1_000)
+        self._waiting[place], self._due[place] = receipt, due_ms
         heapq.heappush(self._heap, (due_ms, next(_NUMBERS), place))
-
-
-def _ms(row: Waiting) -> int:
-    return int(row["due_at"].timestamp() * 1_000)
