@@ -168,6 +168,15 @@ def test_a_group_that_can_not_be_read_takes_no_figures_of_others_away(warehouse:
     assert [each.value for each in behind.samples] == [30]
 
 
+def test_a_topic_that_can_not_be_read_is_not_0_behind(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    consumed(warehouse, most=10)
+    (warehouse / "topics" / "orders" / "_delta_log" / f"{1:020}.json").write_text("{torn")
+    behind, oldest = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
+    assert (behind.samples, oldest.samples) == ([], [])
+    (row,) = map(json.loads, command(warehouse, capsys, "--json")[1].splitlines())
+    assert (row["behind"], row["oldest_visible_at"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("where", "expected"),
     [("first", 40), ("newest", 0), ("2026-01-01T00:00:00.030", 10), ("1767225600035", 5)],
@@ -232,6 +241,30 @@ def test_a_retry_of_the_second_reading_outranks_what_the_first_one_gave_up(
     assert consumed(warehouse) == ["m3"]
     assert consumed(warehouse) == []
     assert left(warehouse) == {}
+
+
+def test_two_rewinds_at_one_moment_begin_rounds_of_their_own(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one's round must outrank what was given up in the first one's reading."""
+    consumed(warehouse)
+    conf = config.from_mapping({"warehouse": str(warehouse)})
+    change = Group.change
+
+    def rewind_first(self: Group, to: Any) -> Any:
+        monkeypatch.setattr(Group, "change", change)
+        overview.rewind(conf, "orders", "points", "first")
+        with consumer(warehouse, follow=False) as messages:
+            for each in messages:
+                each.retry(most=1) if each.message_id == "m3" else each.done()
+        return change(self, to)
+
+    monkeypatch.setattr(Group, "change", rewind_first)
+    overview.rewind(conf, "orders", "points", "first")
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry("1ms") if each.message_id == "m3" else each.done()
+    time.sleep(0.01)
+    assert left(warehouse) == {"m3": "RETRY"}
+    assert consumed(warehouse) == ["m3"]
 
 
 def test_what_waits_before_the_place_of_a_rewind_still_comes(

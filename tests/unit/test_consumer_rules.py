@@ -78,10 +78,23 @@ def test_rows_of_batches_come_before_others_in_the_order_of_the_contract() -> No
         ("region <> 'eu'", ["k2 k3"]),
         ("TAGS = 'paid' OR keys LIKE '%k3'", ["k1", "k2 k3"]),
         ("region > 5", []),
+        ("gift", ["k2 k3"]),
+        ("NOT (gift) OR region = 'eu'", ["k1"]),
     ],
 )
 def test_a_condition_on_properties_is_rocketmqs(where: str, expected: list[str]) -> None:
     assert kept(where=where) == expected
+
+
+@pytest.mark.parametrize("where", ["1", "-n < 0", "n LIKE 5", "'yes'"])
+def test_a_condition_that_no_message_can_be_asked_is_refused_before_there_is_one(where: str) -> None:
+    with pytest.raises(ConsumerError, match="where: "):
+        Filter(None, where)
+
+
+def test_a_condition_that_a_message_shows_to_be_wrong_is_an_error_with_its_text() -> None:
+    with pytest.raises(ConsumerError, match=r"where: \"n IN \(5, 'x'\)\" can't be used"):
+        kept(where="n IN (5, 'x')")
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,24 @@ def test_whatever_an_exception_says_is_a_remark(tmp_path: Path) -> None:
     assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: unknown ?")]
 
 
+class WordlessError(Exception):
+    """Its text names what is not there."""
+
+    def __str__(self) -> str:
+        raise KeyError("field")
+
+
+def test_an_exception_that_can_not_say_what_it_is_about_is_a_retry_as_any_other(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(3)])
+
+    def handle(each: Any) -> None:
+        if each.message_id == "m1":
+            raise WordlessError
+
+    consumer(tmp_path, follow=False).run(handle, most=1)
+    assert left(tmp_path) == [("m1", "DEAD", 1, "WordlessError")]
+
+
 def test_a_long_line_behind_a_message_that_fails_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,7 @@
 """Which messages a group wants, as RocketMQ has it: a tag expression, and an SQL condition on properties.
 
 Names in a condition are those of properties; `TAGS` and `KEYS` are columns. A property is a text: beside a number it
-counts as one, beside TRUE or FALSE as that, and where it is neither, or not there, the message is not wanted.
+counts as one, beside TRUE or FALSE, or alone, as that, and where it is neither, or not there, the message is not wanted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ _NODES = (
     *(*_COMPARED, exp.Like, exp.Is, exp.And, exp.Or, exp.Not, exp.Paren, exp.Neg),
     *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null),
 )
+_TEXTS = pa.map_(pa.string(), pa.string())
+_TRIED = pa.table(
+    {"tags": pa.nulls(1, pa.string()), "keys": pa.nulls(1, pa.string()), "properties": pa.array([[]], _TEXTS)}
+)
+"""A message on which a condition is tried first: what can't be used ends a consumer before it has any."""
 _ALLOWED = "comparisons, BETWEEN, IN, LIKE and IS NULL of properties, joined by AND, OR and NOT"
 
 
@@ -38,8 +43,9 @@ class Filter:
 
     def __init__(self, tags: str | None, where: str | None) -> None:
         self._tags = tags_of(tags)
-        self._where = None if where is None else condition_sql(where)
-        self._duckdb = duckdb.connect(":memory:", config={"threads": 1}) if where is not None else None
+        self._given, self._where = where, None if where is None else condition_sql(where)
+        self._duckdb = duckdb.connect(":memory:", config={"threads": 1})
+        self.keep(_TRIED)
 
     def condition(self) -> str:
         """The same in DuckDB's SQL, over the columns tags, keys and properties."""
@@ -48,14 +54,27 @@ class Filter:
         return f"{tags} AND coalesce(({self._where or 'true'}), false)"
 
     def keep(self, rows: pa.Table) -> pa.Table:
-        """The wanted rows, in the same order."""
+        """The wanted rows, in the same order.
+
+        Raises:
+            ConsumerError: the condition can't be used.
+        """
         if self._tags is not None:
             rows = rows.filter(pc.is_in(rows["tags"], pa.array(self._tags, pa.string())))
-        if self._duckdb is not None and rows.num_rows:
-            self._duckdb.register("messages", rows.select(["tags", "keys", "properties"]))
-            kept = self._duckdb.sql(f"SELECT coalesce(({self._where}), false) AS kept FROM messages").to_arrow_table()
-            rows = rows.filter(kept["kept"])
-        return rows
+        return rows.filter(self._fits(rows)) if self._where is not None and rows.num_rows else rows
+
+    def _fits(self, rows: pa.Table) -> pa.ChunkedArray:
+        self._duckdb.register("messages", rows.select(_TRIED.column_names))
+        try:
+            found = self._duckdb.sql(f"SELECT ({self._where}) AS fits FROM messages").to_arrow_table()["fits"]
+        except duckdb.Error as error:
+            told = str(error).splitlines()[0]
+            msg = f"where: {self._given!r} can't be used: {told}; allowed are {_ALLOWED}"
+            raise ConsumerError(msg) from error
+        if found.type != pa.bool_():
+            msg = f"where: {self._given!r} is a value and no condition; allowed are {_ALLOWED}"
+            raise ConsumerError(msg)
+        return pc.fill_null(found, False)
 
 
 def condition_sql(where: str) -> str:
@@ -88,8 +107,12 @@ def _look_up(node: exp.Expression) -> exp.Expression:
 
 
 def _kind_beside(column: exp.Expression) -> str | None:
-    """The type of the constants that a column is compared with, None for texts."""
+    """The type that stands for a property here: of the constants beside it, None for texts; alone it is a condition."""
     compared = column.parent
+    while isinstance(compared, exp.Paren):
+        compared = compared.parent
+    if compared is None or isinstance(compared, (exp.And, exp.Or, exp.Not)):
+        return "BOOLEAN"
     if not isinstance(compared, _COMPARED):
         return None
     for other in compared.find_all(exp.Literal, exp.Boolean):

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+from deltalake.exceptions import TableNotFoundError
 
 from commitlake.clients.consumer import shares
 from commitlake.clients.consumer.arguments import start_ms
@@ -52,8 +53,8 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
 
     Returns:
         Columns consumer_group, topic, members (that are there, or were killed and not missed yet), queues,
-        behind (messages that the group has not passed, wanted or not), oldest_visible_at (of these), waiting (for
-        their next attempt), dead (letters).
+        behind (messages that the group has not passed, wanted or not; null where the topic can't be read now),
+        oldest_visible_at (of these), waiting (for their next attempt), dead (letters).
     """
     rows = [_row(conf, *names, options) for names in _names(conf, options)]
     return pa.Table.from_pylist(rows, COLUMNS).sort_by([("consumer_group", "ascending"), ("topic", "ascending")])
@@ -96,9 +97,15 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     _known(conf, topic, group, options)
     cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
-    closing = receipts.last_round() + 1  # outranks all of before, and is outranked by all that comes
     texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
-    Group(conf.receipts_place, group, topic, options).change(lambda state: shares.rewound(state, texts, closing + 1))
+    closing = 0
+
+    def rewound(before: shares.State | None) -> shares.State:
+        nonlocal closing  # outranks all of before, also of a rewind at the same moment, and is outranked by what comes
+        closing = max(receipts.last_round(), shares.first_rounds(before)[-1]) + 1
+        return shares.rewound(before, texts, closing + 1)
+
+    Group(conf.receipts_place, group, topic, options).change(rewound)
     # Afterwards: a command that dies in between lets what waits come twice, and would lose it the other way round.
     waiting = [row for row in (*receipts.waiting(), *receipts.dead()) if row["round"] < closing]
     receipts.close([row for row in waiting if _is_behind(row, cursors.get(row["queue_id"]))], closing, now_ms())
@@ -155,10 +162,14 @@ def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
 def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, Any]:
     state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
-    behind, oldest = _behind(conf, topic, shares.cursors(state), options)
+    behind: tuple[int | None, datetime | None] = None, None
+    try:
+        behind = _behind(conf, topic, shares.cursors(state), options)
+    except UNREADABLE as error:
+        log.warning("not known how far the group %s is behind in %s: %s", group, topic, error)
     return {
         **{"consumer_group": group, "topic": topic, "members": len(state["members"]), "queues": len(state["queues"])},
-        **{"behind": behind, "oldest_visible_at": oldest},
+        **dict(zip(("behind", "oldest_visible_at"), behind, strict=True)),
         **{"waiting": len(receipts.waiting()), "dead": len(receipts.dead())},
     }
 
@@ -168,6 +179,9 @@ def _behind(
 ) -> tuple[int, datetime | None]:
     """How many messages a group has not passed, and since when the oldest of them is visible."""
     try:
-        return Topic(location(conf.warehouse, f"topics/{topic}"), options).behind(cursors, most_rows)
-    except WarehouseError:
-        return 0, None
+        table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+    except WarehouseError as error:
+        if isinstance(error.__cause__, TableNotFoundError):
+            return 0, None  # somebody has deleted it
+        raise
+    return table.behind(cursors, most_rows)

@@ -164,8 +164,9 @@ class Runner:
         try:
             self._handler(message)
         except Exception as error:  # a handler may raise anything: the message comes again
-            log.warning("the handler failed at %r: %s: %s", message, type(error).__name__, error)
-            return None if message.finished else f"{type(error).__name__}: {error}"[:_LONGEST_REMARK]
+            told = _told(error)
+            log.warning("the handler failed at %r: %s", message, told)
+            return None if message.finished else told[:_LONGEST_REMARK]
         if not message.finished:
             message.done()
         return None
@@ -177,14 +178,16 @@ class Runner:
 
     def _look_again(self, pool: ThreadPoolExecutor) -> None:
         """Begin with what is due again, and let queues go that another instance is to read."""
-        while not self._is_over.wait(_LOOK_S):
-            with self._lock:
-                lines = list(self._lines.items())
-            for key, line in lines:
-                self._warn_of(line)
-                if line.due_s is not None and self._is_given_back(key, line):
-                    continue
-                self._begin(pool, key, line)
+        try:
+            while not self._is_over.wait(_LOOK_S):
+                with self._lock:
+                    lines = list(self._lines.items())
+                for key, line in lines:
+                    self._warn_of(line)
+                    if line.due_s is None or not self._is_given_back(key, line):
+                        self._begin(pool, key, line)
+        except BaseException as error:
+            self._fail(error)
 
     def _warn_of(self, line: Line) -> None:
         if line.failed and len(line.messages) > _LONG_LINE:
@@ -215,6 +218,13 @@ class Runner:
                 if not any(line.due_s is None or line.due_s <= now for line in lines):
                     return
             time.sleep(_LOOK_S)
+
+
+def _told(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own `__str__` fails
+        return type(error).__name__
 
 
 def _key(message: ReceivedMessage) -> Hashable:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import duckdb
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from commitlake.clients.consumer import overview
@@ -86,7 +87,7 @@ def collect(sources: Sources) -> Iterable[Metric]:
         with opened(sources.config.warehouse) as tables:
             yield from of_tables(tables, sources.names)
         yield from of_consumers(sources.config)
-    except overview.UNREADABLE as error:  # HDFS, or a catalog: the rest is worth having
+    except (*overview.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: the rest is worth having
         log.info("no figures of the tables: %s", error)
 
 
