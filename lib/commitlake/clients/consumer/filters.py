@@ -1,7 +1,7 @@
 """Which messages a group wants, as RocketMQ has it: a tag expression, and an SQL condition on properties.
 
 Names in a condition are those of properties; `TAGS` and `KEYS` are columns. A property is a text: beside a number it
-counts as one, beside TRUE or FALSE, or alone, as that, and where it is neither, or not there, the message is not wanted.
+counts as one, beside TRUE or FALSE or alone as that, and where it is neither, or not there, the message is not wanted.
 """
 
 from __future__ import annotations
