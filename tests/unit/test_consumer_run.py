@@ -41,6 +41,13 @@ def test_a_handler_gets_all_messages_and_what_it_returned_from_is_done(tmp_path:
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_without_follow_ends_after_the_last_message_and_not_before(tmp_path: Path, threads: int) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(5)])
+    consumer(tmp_path, follow=False).run(lambda _: time.sleep(0.3), threads=threads)
+    assert left(tmp_path) == []
+
+
 def test_an_exception_is_a_retry_after_growing_pauses_and_at_last_a_dead_letter(tmp_path: Path) -> None:
     write(tmp_path, "orders", [message(n, batch=0) for n in range(3)])
     calls: list[tuple[str, int, float]] = []

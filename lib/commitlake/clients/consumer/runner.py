@@ -93,6 +93,9 @@ class Runner:
                 for message in messages:
                     self._accept(pool, message)
                 self._wait_for_lines()
+                self._is_over.set()
+                clock.join()
+                pool.shutdown()  # works off what was handed over last; told to stop, it begins no more
             finally:
                 self._stop.set()
                 self._is_over.set()
