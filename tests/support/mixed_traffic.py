@@ -33,6 +33,7 @@ class MixedTraffic:
         self.lake, self.shop, self.queues = lake, shop, lake.config.kafka.queues
         self.chosen, self.queue, self.sent = random.Random(seed), 0, 0
         self._names = itertools.count()
+        self._resumed: set[tuple[str, int]] = set()
         self._kinds: dict[Callable[[str], None], int] = {
             self._committed: 5,
             self._rolled_back: 2,
@@ -87,13 +88,18 @@ class MixedTraffic:
         return tid
 
     def resume_discarded(self, most: int) -> int:
-        """An administrator reopens some that stand as discarded; the shop has decided them meanwhile."""
+        """An administrator reopens some that stand as discarded; the shop has decided them meanwhile.
+
+        Each discard once: it stands in the table until a start has come to the RESUME, and a second one is refused.
+        """
         ended = newest(self.lake.rows("transactions"))
         gone = [row for row in ended.values() if row["state"] == "DISCARDED" and row["reason"] == "CHECK_MAX"]
         firsts = [row for row in gone if row["message_id"] == row["transaction_id"]]
+        firsts = [row for row in firsts if (row["transaction_id"], row["round"]) not in self._resumed]
         some = self.chosen.sample(firsts, min(most, len(firsts)))
         for row in some:
             tid, at = row["transaction_id"], Position(row["queue"], row["half_offset"])
+            self._resumed.add((tid, row["round"]))
             self.shop.decide(tid, self.chosen.choice(["COMMIT", "ROLLBACK"]))
             lost_with_kafka(lambda tid=tid, at=at: self.lake.admin("RESUME", tid, at))  # type: ignore[misc]
         return len(some)
