@@ -62,7 +62,8 @@ class KafkaPythonEngine:
 
     def __init__(self, connect: Connect, timeout_ms: int, explain: Explain) -> None:
         self._connect, self._timeout_ms, self._explain = connect, timeout_ms, explain
-        self._client = connect(timeout_ms, True)
+        self._client, self._made_for_ms = connect(timeout_ms, True), timeout_ms
+        self._awaited_until = 0.0  # the last of those who wait for a new client, by a monotonic clock
         self._spoilt: KafkaProducer | None = None
         self._renewal: Future[KafkaProducer] | None = None
         self._lock = threading.Lock()
@@ -140,35 +141,43 @@ class KafkaPythonEngine:
         until = time.monotonic() + timeout_ms / 1_000
         while True:
             with self._lock:
-                if self._spoilt is not self._client and timeout_ms <= self._timeout_ms:
+                if self._spoilt is not self._client and timeout_ms <= self._made_for_ms:
                     return self._client
-                renewal = self._renewal = self._renewal or self._renewed(max(timeout_ms, self._timeout_ms))
+                self._timeout_ms = max(self._timeout_ms, timeout_ms)
+                self._awaited_until = max(self._awaited_until, until)
+                renewal = self._renewal = self._renewal or self._renewed()
             try:
                 renewal.result(until - time.monotonic())
             except TimeoutError:
                 msg = "no new connection in time"
                 raise FailedSend(msg) from None
-            except KafkaTimeoutError:  # perhaps of a send before this one, with less time
-                if time.monotonic() >= until:
-                    raise
 
-    def _renewed(self, timeout_ms: int) -> Future[KafkaProducer]:
+    def _renewed(self) -> Future[KafkaProducer]:
         renewal: Future[KafkaProducer] = Future()
         name = "commitlake-new-client"
-        threading.Thread(target=self._renew, args=(renewal, timeout_ms), name=name, daemon=True).start()
+        threading.Thread(target=self._renew, args=(renewal,), name=name, daemon=True).start()
         return renewal
 
-    def _renew(self, renewal: Future[KafkaProducer], timeout_ms: int) -> None:
-        """In a thread of its own: all threads that send wait for one connection, each as long as it may."""
-        try:
-            new = self._connect(timeout_ms, False)
-        except Exception as error:
-            with self._lock:
-                self._renewal = None
-            renewal.set_exception(error)
-            return
+    def _renew(self, renewal: Future[KafkaProducer]) -> None:
+        """In a thread of its own: all threads that send wait for one connection, each as long as it may.
+
+        It is tried again, some seconds each time, as long as any of them waits.
+        """
+        while True:
+            made_for_ms = self._timeout_ms
+            try:
+                new = self._connect(made_for_ms, False)
+                break
+            except Exception as error:
+                with self._lock:
+                    is_awaited = not self._is_closed and time.monotonic() < self._awaited_until
+                    if is_awaited and isinstance(error, KafkaTimeoutError):
+                        continue
+                    self._renewal = None
+                renewal.set_exception(error)
+                return
         with self._lock:
-            old, self._client, self._timeout_ms, self._renewal = self._client, new, timeout_ms, None
+            old, self._client, self._made_for_ms, self._renewal = self._client, new, made_for_ms, None
             is_closed = self._is_closed
         renewal.set_result(new)
         log.info("connected to Kafka again")

@@ -32,6 +32,8 @@ METADATA_AGE_MS = 30_000
 """How long an added queue may stay unknown; Kafka's own default is 5 minutes."""
 _NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
 
+_TRY_MS = 5_000
+"""The longest try of a new connection; there is another as long as anybody waits for it."""
 _LEAST_MS = 1_000
 """Shorter time-outs bound what a send waits, and not the client's requests: no connection would come about."""
 _OWN = {"acks", "enable_idempotence", "max_request_size", "key_serializer", "value_serializer"}
@@ -149,7 +151,7 @@ class KafkaLink:
             "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 2),
         }
         if not is_first:
-            own["bootstrap_timeout_ms"] = min(bound, given["bootstrap_timeout_ms"])
+            own["bootstrap_timeout_ms"] = min(bound, _TRY_MS, given["bootstrap_timeout_ms"])
         return KafkaProducer(**given | own)
 
     def stop(self, timeout_s: float) -> None:
