@@ -33,7 +33,7 @@ METADATA_AGE_MS = 30_000
 _NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
 
 _TRY_MS = 5_000
-"""The longest try of a new connection; there is another as long as anybody waits for it."""
+"""The longest try of a connection, which a shutdown can't end; there is another as long as anybody wants it."""
 _LEAST_MS = 1_000
 """Shorter time-outs bound what a send waits, and not the client's requests: no connection would come about."""
 _OWN = {"acks", "enable_idempotence", "max_request_size", "key_serializer", "value_serializer"}
@@ -150,8 +150,8 @@ class KafkaLink:
             # message waits for the op before it: 250 transactions a second of a thread in place of 430.
             "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 2),
         }
-        if not is_first:
-            own["bootstrap_timeout_ms"] = min(bound, _TRY_MS, given["bootstrap_timeout_ms"])
+        tried_ms = self._start_timeout_ms // 2 if is_first else min(bound, given["bootstrap_timeout_ms"])
+        own["bootstrap_timeout_ms"] = tried_ms  # only the first one is not tried again
         return KafkaProducer(**given | own)
 
     def stop(self, timeout_s: float) -> None:
@@ -181,7 +181,7 @@ class KafkaLink:
             **{name: value for name, value in self._more.items() if name in client.DEFAULT_CONFIG},
             "metadata_max_age_ms": METADATA_AGE_MS,
             **python_options(self.kafka),
-            "bootstrap_timeout_ms": self._start_timeout_ms // 2,
+            "bootstrap_timeout_ms": min(_TRY_MS, self._start_timeout_ms // 2),
             "allow_auto_create_topics": False,
         }
 
