@@ -36,7 +36,7 @@ STEPS = {
     "judge": "commitlake.coordinator.landing.land:Landing.judge",
     "writes": "commitlake.coordinator.landing.land:Landing.writes",
     "complete_landing": "commitlake.coordinator.landing.land:Landing.complete",
-    "coordinate": "commitlake.coordinator.chain:Chain.coordinate",
+    "coordinate": "commitlake.coordinator.round:Round.commit",
     "write_ledger": "commitlake.coordinator.coordination.batch:Batch.write_ledger",
     "publish": "commitlake.coordinator.coordination.batch:Batch.publish",
     "write_rest": "commitlake.coordinator.coordination.batch:Batch.write_rest",

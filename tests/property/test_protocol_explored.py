@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.property.protocol import AS_BUILT, COMMIT, DISCARD, ROLLBACK, STEPS, Order, Protocol, Sent, World
 
-from commitlake.coordinator.coordination.commit import Committer
+from commitlake.coordinator.round import Round
 
 ONE = Sent(halves=1, ops=((0, COMMIT),), normal=0)
 NORMAL = Sent(halves=0, ops=(), normal=2)
@@ -166,5 +166,5 @@ def test_each_step_stands_for_a_function_of_the_code() -> None:
 
 
 def test_the_steps_of_a_batch_have_the_order_of_the_code() -> None:
-    called = re.findall(r"batch\.(\w+)\(\)", inspect.getsource(Committer.__call__))
+    called = re.findall(r"batch\.(\w+)\(\)", inspect.getsource(Round.commit))
     assert [name for name in called if name in AS_BUILT.batch] == list(AS_BUILT.batch)

@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
-from commitlake.coordinator.chain import Chain
 from commitlake.coordinator.coordination import input_table
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
@@ -21,7 +20,9 @@ from commitlake.coordinator.landing.positions import Position
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import rebuild, saved_rows
 from commitlake.coordinator.recovery.fencing import EpochGuard
+from commitlake.coordinator.scheduler import Scheduler
 from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
 
@@ -126,17 +127,17 @@ def test_available_now_discards_nothing_whose_op_kafka_held_in_time(
     for number in range(50):
         lake.message(f"m{number}", number % 2)
     at, stored, rounds = lake.half("t"), now_ms(), 0
-    land = Chain._land_and_coordinate
+    play = Scheduler._play
 
-    def slow(self: Chain, landed: Landed) -> None:
+    def slow(self: Scheduler, landed: Landed | None) -> None:
         nonlocal rounds
-        land(self, landed)
+        play(self, landed)
         rounds += 1
         if rounds == 1:
             lake.op("COMMIT", "t", at)
             time.sleep(max(0.0, (stored + 30_500 - now_ms()) / 1_000))
 
-    monkeypatch.setattr(Chain, "_land_and_coordinate", slow)
+    monkeypatch.setattr(Scheduler, "_play", slow)
     lake.run(spark, transaction_check_max=0, transaction_timeout="30s")
     assert rounds > 1
     assert lake.rows("transactions") == []
@@ -167,9 +168,8 @@ def test_files_of_dropped_input_rows_are_deleted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_table, "_PART", 5)
-    table = InputTable(spark, str(tmp_path / "inputs"), BrokerClock())
-    table.create(of_rows(spark, [], INPUT_SCHEMA))
+    table = InputTable(spark, str(tmp_path / "inputs"), BrokerClock(), of_rows(spark, [], INPUT_SCHEMA))
     rows = table.ticks([SegmentKey(0, 0, 0)]).localCheckpoint()
     for _ in range(25):
-        table.append(rows)
+        table.append(rows, ABSENT)
     assert {place.name for place in (tmp_path / "inputs").glob("part=*")} == {"part=3", "part=4", "part=5"}

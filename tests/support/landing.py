@@ -40,8 +40,8 @@ def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bo
     clock = BrokerClock()
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
     leftover = positions.leftover(warehouse, begun.position) if looks else None
-    landing = Landing(warehouse, rules, topics, Once(warehouse, config.topics.dedup, clock), begun.position, clock)
-    landing.leave_out(leftover)
+    once, judgement = Once(warehouse, config.topics.dedup, clock), judge.judgement(rules)
+    landing = Landing(warehouse, rules, judgement, topics, once, begun.position, clock, leftover)
 
     place = f"{config.scratch}/landing/{uuid.uuid4()}"
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.unit.test_config import load
 
-from commitlake.coordinator.chain import Chain
 from commitlake.coordinator.landing.landed_time import LandedTime
 from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import KafkaError
 from commitlake.kafka.topics import latest_offsets
 
@@ -65,30 +66,35 @@ def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
     assert steps[-1] > 1_900
 
 
+def scheduler(clock: Any, time: LandedTime, held: Callable[[], Offsets]) -> Scheduler:
+    """One that only asks Kafka what it holds."""
+    context, nothing = SimpleNamespace(config=load(), clock=clock), cast(Any, SimpleNamespace())
+    return Scheduler(cast(Any, context), nothing, time, held, nothing, 0)
+
+
 def test_the_time_is_taken_before_kafka_is_asked() -> None:
     """What comes between the two is below the ends, and later than landed time."""
     times = [1_000]
     clock = SimpleNamespace(now_ms=lambda: times[-1])
-    around = SimpleNamespace(config=load(), clock=clock, inputs=SimpleNamespace())
 
     def asked() -> Offsets:
         times.append(2_000)
         return held(10, 5)
 
-    chain = Chain(cast(Any, around), cast(Any, SimpleNamespace()), LandedTime(), asked)
-    chain._ask()
-    assert chain._pass(at(10, 5)) == 1_000
+    time = LandedTime()
+    scheduler(clock, time, asked)._ask()
+    assert time.landed(at(10, 5)) == 1_000
 
 
 def test_while_kafka_is_away_it_stands_still() -> None:
-    around = SimpleNamespace(config=load(), clock=SimpleNamespace(now_ms=lambda: 1_000), inputs=SimpleNamespace())
+    clock = SimpleNamespace(now_ms=lambda: 1_000)
 
     def away() -> Offsets:
         raise KafkaError("away")
 
-    chain = Chain(cast(Any, around), cast(Any, SimpleNamespace()), LandedTime(), away)
-    chain._ask()
-    assert chain._pass(at(10, 5)) == -1
+    time = LandedTime()
+    scheduler(clock, time, away)._ask()
+    assert time.landed(at(10, 5)) == -1
 
 
 def test_an_answer_without_a_topic_is_an_error_and_not_an_empty_topic() -> None:

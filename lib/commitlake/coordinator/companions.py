@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 
 from commitlake.config import Config
-from commitlake.coordinator.chain import Chain
 from commitlake.coordinator.landing import start as landing_start
+from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import SetupError
 from commitlake.protocol.kafka_topics import LANDED
 
 
 @contextmanager
-def telling(config: Config, chain: Chain, epoch: int, health: Callable[[], str | None]) -> Iterator[None]:
+def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[], str | None]) -> Iterator[None]:
     """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.
 
     Raises:
@@ -30,7 +30,7 @@ def telling(config: Config, chain: Chain, epoch: int, health: Callable[[], str |
     with _extra("metrics.port"):
         from commitlake.coordinator.metrics import collect, server
     ends = partial(landing_start.ends, config, LANDED)
-    sources = collect.Sources(config, chain.rounds, chain.counters, lambda: chain.position, ends, epoch)
+    sources = collect.Sources(config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch)
     with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
         yield
 

@@ -19,10 +19,8 @@ from commitlake import config as configuration
 from commitlake.config import Config
 from commitlake.config.places import is_local
 from commitlake.coordinator import companions
-from commitlake.coordinator.chain import Chain
 from commitlake.coordinator.coordination import query
-from commitlake.coordinator.coordination.batch import Surroundings
-from commitlake.coordinator.coordination.commit import Committer
+from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.coordination.recent import RecentHalves
 from commitlake.coordinator.dedup.once import Once
@@ -32,12 +30,14 @@ from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.landed_time import DECIDING, LandedTime
-from commitlake.coordinator.landing.positions import Offsets
+from commitlake.coordinator.landing.positions import Offsets, Position
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
 from commitlake.coordinator.recovery import fencing, recover
 from commitlake.coordinator.recovery.fencing import Ownership
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
+from commitlake.coordinator.recovery.recover import Recovered
+from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import CommitLakeError, StreamError, root_reason
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.admin_client import probe
@@ -89,7 +89,7 @@ class Coordinator:
         self._stopping = threading.Event()
         self._queries: list[StreamingQuery] = []
         self._forwarders: list[ToKafka] = []
-        self._chain: Chain | None = None
+        self._scheduler: Scheduler | None = None
         self._error: CommitLakeError | None = None
         self._awaited_at = -_NOBODY_WAITS_S
 
@@ -150,46 +150,49 @@ class Coordinator:
         landed_time, asked = LandedTime(), self._clock.now_ms()
         begin = landing_start.begin(self.warehouse, self.config, come)
         landed_time.ask(asked, {source: begin.ends[source] for source in DECIDING})
-        inputs = InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock)  # step 3
-        once = Once(self.warehouse, self.config.topics.dedup, self._clock)
+        rules = judge.LandingRules.of(self.config)
         with ThreadPoolExecutor(1) as pool:
-            made = pool.submit(self._landing, begin, once)
-            if is_new:
-                recovered = recover.of_new_warehouse(inputs)
-            else:
-                recovered = recover.recover(self.warehouse, self.config, inputs, begin.position)
-            lands = made.result()
-        once.load()  # after the batch that a kill cut short is complete
-        around = Surroundings(  # step 4
-            self.config, self.warehouse, self._clock, RecentHalves(self.warehouse), inputs, once
+            judgement = pool.submit(judge.judgement, rules)
+            found = self._recovered(begin.position)  # step 3
+        known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
+        once = Once(self.warehouse, self.config.topics.dedup, self._clock)  # after what a kill cut short is complete
+        landing = Landing(
+            self.warehouse, rules, judgement.result(), known, once, begin.position, self._clock, found.leftover
         )
-        lands.leave_out(recovered.leftover)
+        context = Context(self.config, self.warehouse, self._clock, RecentHalves(self.warehouse), found.inputs, once)
         held = Held(self.config, DECIDING)
         self._stack.callback(held.close)
-        chain = self._chain = Chain(around, lands, landed_time, held.ends)
-        write = chain.unless_stopping(Committer(around, recovered.last_batch + 1, chain))
-        if not available_now:
-            self._forward(available_now=False)
-        chain.coordinate_with(
-            lambda: self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
-        )
-        if not available_now:  # else what was open is worked off with what lands first, in one batch
-            chain.begin()
-        landing = self._land(chain, begin.offsets, available_now)
-        if available_now:
-            self._work_off(landing)
+        start = partial(self._coordinate, found.inputs)
+        scheduler = Scheduler(context, landing, landed_time, held.ends, start, found.last_batch + 1)
+        self._scheduler = scheduler  # from here on `stop` waits for its rounds
+        if available_now:  # what was open is worked off with what lands first, in one batch
+            self._work_off(scheduler, self._land(scheduler, begin.offsets, available_now=True))
             self._forward(available_now=True)
         else:
-            self._serve()  # step 5
+            self._forward(available_now=False)
+            scheduler.begin()  # step 4
+            self._land(scheduler, begin.offsets, available_now=False)
+            self._serve(scheduler)  # step 5
 
-    def _land(self, chain: Chain, offsets: Offsets, available_now: bool) -> StreamingQuery:
+    def _recovered(self, position: Position) -> Recovered:
+        def made(opened: DataFrame) -> InputTable:
+            return InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock, opened)
+
+        if self._owner.is_new:
+            return recover.of_new_warehouse(self.warehouse, made)
+        return recover.recover(self.warehouse, self.config, made, position)
+
+    def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        return self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
+
+    def _land(self, scheduler: Scheduler, offsets: Offsets, *, available_now: bool) -> StreamingQuery:
         scratch = self._scratch("landing")
 
         def land(raw: DataFrame, batch_id: int) -> None:
-            chain.round(raw, landing_query.ends_of(self.spark, self.config, scratch, batch_id))
+            scheduler.round(raw, landing_query.ends_of(self.spark, self.config, scratch, batch_id))
 
-        query = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
-        return self._keep(query)
+        started = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
+        return self._keep(started)
 
     def _own(self) -> None:
         cluster.check(self.spark, self.config)
@@ -205,11 +208,6 @@ class Coordinator:
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
         clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics(), self._clock))
-
-    def _landing(self, begin: landing_start.Begin, once: Once) -> Landing:
-        rules = judge.LandingRules.of(self.config)
-        known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
-        return Landing(self.warehouse, rules, known, once, begin.position, self._clock)
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
@@ -230,47 +228,43 @@ class Coordinator:
         self._queries.append(started)
         return started
 
-    def _work_off(self, landing: StreamingQuery) -> None:
-        assert self._chain is not None
+    def _work_off(self, scheduler: Scheduler, landing: StreamingQuery) -> None:
         while landing.isActive and not self._stopping.is_set():
             self._stopping.wait(0.05)
         self._raise_failure()
-        self._chain.coordinate()  # what was open, where nothing landed
-        self._chain.tick()
+        scheduler.finish()
         self._raise_failure()
 
-    def _health(self) -> str | None:
+    def _health(self, scheduler: Scheduler) -> str | None:
         """What is wrong, None when nothing is."""
-        assert self._chain is not None
         if self._error is not None or any(not each.isActive for each in self._queries):
-            return f"a query has ended: {self._error or self._chain.failure}"
-        silent_s = (now_ms() - self._chain.rounds.alive_at) / 1_000
+            return f"a query has ended: {self._error or scheduler.failure}"
+        silent_s = (now_ms() - scheduler.rounds.alive_at) / 1_000
         most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
         return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
 
-    def _serve(self) -> None:
-        assert self._chain is not None
-        self._stack.enter_context(companions.telling(self.config, self._chain, self.epoch, self._health))
+    def _serve(self, scheduler: Scheduler) -> None:
+        health = partial(self._health, scheduler)
+        self._stack.enter_context(companions.telling(self.config, scheduler, self.epoch, health))
         companions.answer_by_rules(self.config, self._stopping)
-        threading.Thread(target=self._tick_and_watch, name="commitlake-ticks", daemon=True).start()
+        threading.Thread(target=self._tick_and_watch, args=[scheduler], name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
-            tidy = Maintenance(self.warehouse, self.config, self._chain.between_rounds, go_on)
-            ended = self._chain.rounds.maintained
+            tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
+            ended = scheduler.rounds.maintained
             thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
             # Where there is a lock it must not be free while a commit of ours is under way.
             self._stack.callback(thread.join, _STOP_TIMEOUT_S)
 
-    def _tick_and_watch(self) -> None:
+    def _tick_and_watch(self, scheduler: Scheduler) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it."""
-        assert self._chain is not None
         asked_at = time.monotonic()
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
             try:
                 if time.monotonic() - asked_at > _CLOCK_S:
                     asked_at = time.monotonic()
                     topics.publish_settings(self.config, self.warehouse.topics(), self._clock)
-                self._chain.tick()
+                scheduler.tick()
             except Exception as error:  # Kafka may be away; what ended a query is reported below
                 log.debug("no tick: %s", error)
             for forwarder in self._forwarders:
@@ -319,7 +313,7 @@ class Coordinator:
             self._raise_if_fenced()
         except CommitLakeError as error:
             return error
-        failure = self._chain.failure if self._chain else None
+        failure = self._scheduler.failure if self._scheduler else None
         failure = {each.name: each.failure for each in self._forwarders}.get(name, failure)
         if isinstance(failure, CommitLakeError):
             return failure
@@ -339,8 +333,8 @@ class Coordinator:
         Safe to call twice, and from a signal handler's thread.
         """
         self._stopping.set()
-        if self._chain is not None:
-            self._chain.stop(_STOP_TIMEOUT_S)
+        if self._scheduler is not None:
+            self._scheduler.stop(_STOP_TIMEOUT_S)
         try:
             for each in reversed(self._queries):
                 _stop_quietly(each)

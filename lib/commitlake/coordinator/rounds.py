@@ -21,7 +21,7 @@ _TELL_EVERY_S = 600.0
 
 
 @dataclass(frozen=True)
-class Round:
+class Took:
     """One round of landing and coordination.
 
     Attributes:
@@ -58,7 +58,7 @@ class Rounds:
         self.count = self.records = 0
         self.judge_s = self.write_s = 0.0
         """What all rounds took."""
-        self.newest: Round | None = None
+        self.newest: Took | None = None
         self.alive_at = now_ms()
         """When a round ended last, or was found not to be needed."""
         self.maintained_at: int | None = None
@@ -66,7 +66,7 @@ class Rounds:
 
     def add(self, records: int, judge_s: float, write_s: float) -> None:
         """A round has ended."""
-        done = Round(now_ms(), records, judge_s, write_s)
+        done = Took(now_ms(), records, judge_s, write_s)
         with self._lock:
             self.count += 1
             self.records += records

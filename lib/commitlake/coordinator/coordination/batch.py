@@ -3,81 +3,70 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from commitlake.config import Config
 from commitlake.coordinator.coordination import check_requests, ledger_rows, messages_met, once_by_name, topic_rows
+from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.counted import ages
 from commitlake.coordinator.coordination.events import Ends, Events
-from commitlake.coordinator.coordination.input_table import InputTable
-from commitlake.coordinator.coordination.recent import RecentHalves
 from commitlake.coordinator.coordination.rejected_rows import rejected_rows
-from commitlake.coordinator.counters import Ages, Counters
-from commitlake.coordinator.dedup.once import Once
-from commitlake.protocol.clock import BrokerClock
+from commitlake.coordinator.coordination.unmatched.resolve import Resolved
+from commitlake.coordinator.counters import Ages
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
-from commitlake.tables import Warehouse
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What every batch of a run works with."""
-
-    config: Config
-    warehouse: Warehouse
-    clock: BrokerClock
-    recent: RecentHalves
-    inputs: InputTable
-    once: Once
-    warn: check_requests.Seldom = field(default_factory=check_requests.Seldom)
-    counters: Counters = field(default_factory=Counters)
 
 
 @dataclass
 class Batch:
-    """One batch that has something to write; each method is a step of the protocol (`commit`).
+    """One batch that has something to write; each method is a step of the protocol (`Round.commit`).
 
     Attributes:
-        around: configuration and tables.
+        context: configuration and tables.
         events: its events, resolutions included.
         batch_id: grows over the whole life of the warehouse.
+        messages: by source, the messages that its events are about, with their events.
         feedback: input rows that come again, None when there are none.
         opened: those of them that RESUMEs have opened, None when there are none.
+        cached: what `release` frees.
+        topics: those in which something becomes visible; the ledger's append finds them.
     """
 
-    around: Surroundings
+    context: Context
     events: Events
     batch_id: int
-    feedback: DataFrame | None = None
-    opened: DataFrame | None = None
+    messages: Mapping[Source, DataFrame]
+    feedback: DataFrame | None
+    opened: DataFrame | None
+    cached: ExitStack
     topics: set[str] = field(default_factory=set)
-    _cached: ExitStack = field(default_factory=ExitStack)
 
     @property
     def marker(self) -> dict[str, int]:
         """Marker of all its commits."""
         return {"batch_id": self.batch_id}
 
-    @cached_property
-    def messages(self) -> dict[Source, DataFrame]:
-        """By source, the messages that its events are about, with their events; read once."""
-        found = {}
-        if self.events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
-            found[Source.HALF] = messages_met.halves(self.events, self.around.recent)
-        if self.events.count(Event.DELIVERY, src=Source.MESSAGES):
-            found[Source.MESSAGES] = messages_met.delayed(self.events, self.around.warehouse)
-        for src, frame in found.items():
-            found[src] = kept(frame)
-            self._cached.callback(release, found[src])
-        return once_by_name.without_duplicates(found, self.around.once, self.events.now)
+    @classmethod
+    def of(cls, context: Context, batch_id: int, found: Resolved) -> Batch:
+        """The batch of these events; reads the messages that they are about, once, and claims the names they show."""
+        events = found.events
+        with ExitStack() as cached:
+            messages = {}
+            if events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
+                messages[Source.HALF] = messages_met.halves(events, context.recent)
+            if events.count(Event.DELIVERY, src=Source.MESSAGES):
+                messages[Source.MESSAGES] = messages_met.delayed(events, context.warehouse)
+            for src, frame in messages.items():
+                messages[src] = kept(frame)
+                cached.callback(release, messages[src])
+            messages = once_by_name.without_duplicates(messages, context.once, events.now) if messages else {}
+            return cls(context, events, batch_id, messages, found.feedback, found.opened, cached.pop_all())
 
     def write_ledger(self) -> None:
         """The commit point: what stands in `transactions` or `deliveries` has ended."""
@@ -85,7 +74,7 @@ class Batch:
             rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
             age = "unix_millis(resolved_at) - unix_millis(stored_at)"
             place = "0, queue, half_offset"
-            counted = self.around.counters.ended
+            counted = self.context.counters.ended
             written = self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE, place, age, counted)
             self.events.check_written(written, "transactions", Event.DECIDED)
         ended = [
@@ -97,7 +86,7 @@ class Batch:
             rows, place = reduce(DataFrame.unionByName, ended), "INT(source != 'half'), queue, queue_offset"
             shown = "state = 'DELIVERED'"
             late = f"IF({shown}, unix_millis(resolved_at) - unix_millis(deliver_at), NULL)"
-            written = self._append_ledger(rows, "deliveries", shown, place, late, self.around.counters.late)
+            written = self._append_ledger(rows, "deliveries", shown, place, late, self.context.counters.late)
             self.events.check_written(written, "deliveries", Event.DELIVERY)
 
     def publish(self) -> None:
@@ -110,18 +99,18 @@ class Batch:
                 if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
             ]
             rows = reduce(DataFrame.union, frames)
-            topic_rows.publish(self.around.warehouse, rows, sorted(self.topics), self.marker)
+            topic_rows.publish(self.context.warehouse, rows, sorted(self.topics), self.marker)
 
     def write_rest(self) -> None:
         """What no reader of a topic waits for, side by side."""
-        append, events = self.around.warehouse.append, self.events
+        append, events = self.context.warehouse.append, self.events
         tasks: list[Callable[[], None]] = []
         if events.count_discarded():
-            columns = self.around.warehouse.read("half").columns
+            columns = self.context.warehouse.read("half").columns
             rows = ledger_rows.discarded(self.messages[Source.HALF], columns, self.batch_id)
             tasks.append(partial(append, rows, "discarded", self.marker))
         if events.count(Event.REFUSED):
-            refused = rejected_rows(self.around.warehouse, self.around.config, events)
+            refused = rejected_rows(self.context.warehouse, self.context.config, events)
             tasks.append(partial(append, refused, "rejected", self.marker))
         if events.count(Event.CHECK):
             checks = ledger_rows.checks(self.messages[Source.HALF], self.batch_id)
@@ -129,29 +118,29 @@ class Batch:
         if self.opened is not None:
             opened = self.opened.withColumn("batch_id", F.lit(self.batch_id))
             tasks.append(partial(append, opened, "reentries", self.marker))
-        run_all(self.around.warehouse.spark, tasks)
+        run_all(self.context.warehouse.spark, tasks)
 
-    def send_back(self) -> None:
+    def send_back(self, landed_until: int) -> None:
         """Input rows for the next batch; a start works them out again, but for what RESUMEs have opened."""
         if self.feedback is not None:
-            self.around.inputs.append(self.feedback)
+            self.context.inputs.append(self.feedback, landed_until)
 
     def complete(self) -> None:
         """A batch that stands in `batches` is whole."""
-        spark = self.around.warehouse.spark
+        spark = self.context.warehouse.spark
         row = spark.sql(f"SELECT {self.batch_id}L AS batch_id, timestamp_millis({self.events.now}L) AS completed_at")
-        self.around.warehouse.append(row, "batches", self.marker)
+        self.context.warehouse.append(row, "batches", self.marker)
 
     def send_checks(self) -> None:
         """To Kafka; ids never change. The batch ends all the same when they can't be sent."""
         if self.events.count(Event.CHECK):
             checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
             asked = checked.selectExpr("*", "e.round", "e.checks AS check_no", "e.repeat")
-            check_requests.send(self.around.config, asked, self._parts(), self.around.warn)
+            check_requests.send(self.context.config, asked, self._parts(), self.context.warn)
 
     def release(self) -> None:
         """Frees the memory of what was cached."""
-        self._cached.close()
+        self.cached.close()
         self.events.release()
 
     def _append_ledger(self, rows: DataFrame, name: str, shown: str, place: str, age_ms: str, counted: Ages) -> Ends:
@@ -170,7 +159,7 @@ class Batch:
         found = rows.observe(
             seen, topics, F.count("*").alias("n"), F.expr(f"bit_xor(xxhash64({place}))").alias("places"), ages(age_ms)
         )
-        self.around.warehouse.append(found, name, self.marker)
+        self.context.warehouse.append(found, name, self.marker)
         self.topics |= set(json.loads(seen.get["topics"]))
         *within, number, total_ms = json.loads(seen.get["ages"])
         counted.add(within, number, total_ms / 1_000)

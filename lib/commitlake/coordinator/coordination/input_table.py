@@ -49,28 +49,30 @@ class InputTable:
         spark: the coordinator's session.
         path: a directory or URI of its own.
         clock: Kafka's time; what it says when rows are appended is the time of their batch.
+        opened: what is open at the start, rows of `INPUT_SCHEMA`.
     """
 
-    def __init__(self, spark: SparkSession, path: str, clock: BrokerClock) -> None:
+    def __init__(self, spark: SparkSession, path: str, clock: BrokerClock, opened: DataFrame) -> None:
         self.spark, self._path, self._clock = spark, path, clock
         self._files = Files(spark, path)
         self._appended = 0
         self._lock = Lock()
-        self.landed_until = ABSENT
-        """Landed time, ms since epoch, UTC: it goes with every row, and holds for the deadlines of its segment."""
-
-    def create(self, opened: DataFrame) -> None:
-        """Writes what is open at the start, rows of `INPUT_SCHEMA`."""
-        self._write(opened)
+        self._write(opened, ABSENT)
         self.spark.sql(
             f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '{_PART}', "
             "'delta.dataSkippingNumIndexedCols' = '0', 'delta.logRetentionDuration' = 'interval 1 hour', "
             "'delta.deletedFileRetentionDuration' = 'interval 1 hour')"
         )
 
-    def append(self, rows: DataFrame) -> None:
-        """Appends rows of `INPUT_SCHEMA`."""
-        self._write(rows)
+    def append(self, rows: DataFrame, landed_until: int) -> None:
+        """Appends rows of `INPUT_SCHEMA`.
+
+        Args:
+            rows: the rows.
+            landed_until: landed time, ms since epoch, UTC: it goes with every row, and holds for the deadlines of its
+                segment.
+        """
+        self._write(rows, landed_until)
         if self._appended % _PART == 0:
             self._forget(self._appended // _PART - 1)
 
@@ -98,10 +100,10 @@ class InputTable:
         if part > 1:
             self._files.delete(f"part={part - 2}")
 
-    def _write(self, rows: DataFrame) -> None:
+    def _write(self, rows: DataFrame, landed_until: int) -> None:
         with self._lock:
             part, self._appended = self._appended // _PART, self._appended + 1
-        times = {"landed": self.landed_until, "now": self._clock.now_ms()}
+        times = {"landed": landed_until, "now": self._clock.now_ms()}
         own = rows.select(
             *INPUT_SCHEMA.names,
             *[F.lit(time).cast("bigint").alias(name) for name, time in times.items()],

@@ -43,7 +43,7 @@ def position(place: int) -> str:
 
 
 class Once:
-    """Which messages of the topics of `topics.dedup` are duplicates.
+    """Which messages of the topics of `topics.dedup` are duplicates; it reads the names that the topics hold.
 
     Args:
         warehouse: the tables.
@@ -54,13 +54,14 @@ class Once:
     def __init__(self, warehouse: Warehouse, wanted: Mapping[str, Dedup], clock: BrokerClock) -> None:
         self._warehouse, self._wanted, self._clock = warehouse, wanted, clock
         self._names = {topic: Names(each.window_ms) for topic, each in wanted.items()}
+        self._load()
 
     @property
     def topics(self) -> frozenset[str]:
         """The topics that show a name once."""
         return frozenset(self._wanted)
 
-    def load(self) -> None:
+    def _load(self) -> None:
         """Reads the names that topic tables hold; an older coordinator is kept from adding others first."""
         there = [topic for topic in self._wanted if self._warehouse.holds(topic_table(topic))]
         self._warehouse.guard.fence(there)

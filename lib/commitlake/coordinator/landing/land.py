@@ -63,33 +63,33 @@ class Landing:
     Args:
         warehouse: The tables.
         rules: What records are judged by.
+        judgement: The same as expressions.
         topics: The destination topics.
         once: Topics that show a name once.
         position: Where to go on.
         clock: Kafka's time.
+        leftover: What a landing that was cut short has written; None: the newest one was complete.
     """
 
     def __init__(
         self,
         warehouse: Warehouse,
         rules: judge.LandingRules,
+        judgement: judge.Steps,
         topics: Topics,
         once: Once,
         position: Position,
         clock: BrokerClock,
+        leftover: Leftover | None = None,
     ) -> None:
         self._warehouse, self._rules, self._topics, self._once = warehouse, rules, topics, once
         self._clock = clock
-        self._judgement = judge.judgement(rules)
-        self._leftover: Leftover | None = None
+        self._judgement = judgement
+        self._leftover = leftover
         self._used = UsedOffsets(warehouse, position) if position.again else None
         self._own_topics: set[str] = set()
         self._lock = Lock()
         self._begun = self.position = position
-
-    def leave_out(self, leftover: Leftover | None) -> None:
-        """Leaves out what a landing that was cut short has written; None: the newest one was complete."""
-        self._leftover = leftover
 
     def judge(self, raw: DataFrame, ends: Offsets) -> Landed:
         """Judges every record of a batch, once, and admits new topics.

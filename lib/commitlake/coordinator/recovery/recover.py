@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+
+from pyspark.sql import DataFrame
 
 from commitlake.config import Config
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
@@ -16,33 +19,42 @@ from commitlake.tables import Warehouse
 
 
 class Recovered(NamedTuple):
-    """The newest batch_id (-1: none), and what a landing that was cut short has written (None: nothing)."""
+    """What a start goes on with.
 
+    Attributes:
+        inputs: with what is open.
+        last_batch: the newest batch_id, -1: none.
+        leftover: what a landing that was cut short has written, None: nothing.
+    """
+
+    inputs: InputTable
     last_batch: int
     leftover: Leftover | None
 
 
-def of_new_warehouse(inputs: InputTable) -> Recovered:
+Made = Callable[[DataFrame], InputTable]
+"""Makes the table of inputs, given what is open."""
+
+
+def of_new_warehouse(warehouse: Warehouse, made: Made) -> Recovered:
     """There is nothing to look through."""
-    inputs.create(of_rows(inputs.spark, [], INPUT_SCHEMA))
-    return Recovered(-1, None)
+    return Recovered(made(of_rows(warehouse.spark, [], INPUT_SCHEMA)), -1, None)
 
 
-def recover(warehouse: Warehouse, config: Config, inputs: InputTable, position: Position) -> Recovered:
-    """Completes the cut-short batch, writes what is open to `inputs`, and finds what a cut-short landing has written.
+def recover(warehouse: Warehouse, config: Config, made: Made, position: Position) -> Recovered:
+    """Completes the cut-short batch, makes the inputs of what is open, and finds what a cut-short landing has written.
 
     Args:
         warehouse: the tables.
         config: the configuration.
-        inputs: what coordination is going to read.
+        made: makes what coordination is going to read.
         position: where landing goes on, with an entry for each partition.
     """
     with ThreadPoolExecutor(3) as pool:
-        opened = pool.submit(_write_open_rows, warehouse, config, inputs, position)
+        inputs = pool.submit(_open_rows, warehouse, config, made, position)
         leftover = pool.submit(positions.leftover, warehouse, position)
         last = pool.submit(_complete_batch, warehouse, config)
-        opened.result()
-        return Recovered(last.result(), leftover.result())
+        return Recovered(inputs.result(), last.result(), leftover.result())
 
 
 def _complete_batch(warehouse: Warehouse, config: Config) -> int:
@@ -51,8 +63,8 @@ def _complete_batch(warehouse: Warehouse, config: Config) -> int:
     return last
 
 
-def _write_open_rows(warehouse: Warehouse, config: Config, inputs: InputTable, position: Position) -> None:
+def _open_rows(warehouse: Warehouse, config: Config, made: Made, position: Position) -> InputTable:
     timing = config.transaction
     since = saved_rows.newest(warehouse, timing)
     own = rebuild.session_for(warehouse, config, position.landed() - since.records())
-    inputs.create(rebuild.open_rows(Warehouse(own, config.warehouse), timing, since))
+    return made(rebuild.open_rows(Warehouse(own, config.warehouse), timing, since))

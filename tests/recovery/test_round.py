@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import WAIT_S
 
-from commitlake.coordinator.chain import Chain
 from commitlake.coordinator.coordination.events import Events
+from commitlake.coordinator.coordination.timers import Timers
 from commitlake.errors import WarehouseError
 from commitlake.tables import Warehouse
 
@@ -20,9 +20,9 @@ def test_no_decision_is_written_before_its_landing_is(
 ) -> None:
     """The disk is full for a table of the landing, just when the state machine has decided."""
     decided = threading.Event()
-    append, note = Warehouse.append, Chain.note
+    append, note = Warehouse.append, Timers.note
 
-    def noted(self: Chain, events: Events) -> None:
+    def noted(self: Timers, events: Events) -> None:
         note(self, events)
         decided.set()
 
@@ -34,7 +34,7 @@ def test_no_decision_is_written_before_its_landing_is(
 
     lake.op("COMMIT", "a", lake.half("a"))
     with monkeypatch.context() as patched, pytest.raises(WarehouseError, match="no space left"):
-        patched.setattr(Chain, "note", noted)
+        patched.setattr(Timers, "note", noted)
         patched.setattr(Warehouse, "append", fails_late)
         lake.run(spark)
     assert lake.rows("transactions") == []

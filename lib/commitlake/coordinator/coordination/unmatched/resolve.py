@@ -1,0 +1,65 @@
+"""What the ledger says about the ops and parts of a batch that met no open message."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from operator import add
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+
+from commitlake.coordinator.coordination.context import Context
+from commitlake.coordinator.coordination.events import Events
+from commitlake.coordinator.coordination.input_rows import OPENED
+from commitlake.coordinator.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
+from commitlake.coordinator.coordination.unmatched.lookup import Tables
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions
+from commitlake.protocol.states import Event, Kind, Source
+from commitlake.spark.frames import materialized
+from commitlake.spark.parallel import run_all
+
+
+class Resolved(NamedTuple):
+    """The events of a batch, resolutions included.
+
+    Attributes:
+        events: all of them.
+        feedback: input rows that come again, None when there are none.
+        opened: those of them that RESUMEs have opened, None when there are none.
+    """
+
+    events: Events
+    feedback: DataFrame | None = None
+    opened: DataFrame | None = None
+
+
+def resolved(context: Context, events: Events) -> Resolved:
+    """The events, and what the ledger says about those that are unmatched."""
+    resolutions = _resolutions(context, events)
+    if resolutions is None:
+        return Resolved(events)
+    feedback = materialized(resolutions.feedback)
+    every = events.with_more(resolutions.events)
+    events.release()
+    every.check_ends()
+    back, again = (rows if rows.count() else None for rows in (feedback, feedback.where(OPENED)))
+    return Resolved(every, back, again)
+
+
+def _resolutions(context: Context, events: Events) -> Resolutions | None:
+    if not events.count(Event.UNMATCHED_OP, Event.UNMATCHED_PART):
+        return None
+    timeout_ms = context.config.transaction.timeout_ms
+    tables, found = Tables.of(context.warehouse), []
+    if events.count(Event.UNMATCHED_OP, kind=Kind.RESUME):
+        # What is reopened in this batch is open for an unmatched part of it, so ops come first.
+        found.append(unmatched_ops.resolve(events, tables, timeout_ms))
+        tables = tables.with_reopened(found[0].feedback)
+    tasks = []
+    if not found and events.count(Event.UNMATCHED_OP, src=Source.HALF):
+        tasks.append(partial(unmatched_ops.resolve, events, tables, timeout_ms))
+    if events.count(Event.UNMATCHED_OP, src=Source.MESSAGES):
+        tasks.append(partial(unmatched_recalls.resolve, events, tables))
+    if events.count(Event.UNMATCHED_PART, src=Source.HALF):
+        tasks.append(partial(unmatched_parts.resolve, events, tables))
+    return reduce(add, found + run_all(context.warehouse.spark, tasks))

@@ -1,0 +1,129 @@
+"""A round: what Kafka brought lands, and what that decides becomes visible."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import reduce
+
+from pyspark.sql import DataFrame
+
+from commitlake.coordinator.coordination import input_rows
+from commitlake.coordinator.coordination.batch import Batch
+from commitlake.coordinator.coordination.context import Context
+from commitlake.coordinator.coordination.counted import count
+from commitlake.coordinator.coordination.events import Events
+from commitlake.coordinator.coordination.input_table import SegmentKey
+from commitlake.coordinator.coordination.timers import Timers
+from commitlake.coordinator.coordination.unmatched.resolve import resolved
+from commitlake.coordinator.landing.land import Landed, Landing
+from commitlake.protocol.states import Event
+from commitlake.spark.frames import in_few_tasks
+from commitlake.spark.parallel import run_all
+from commitlake.tables import TableName
+
+_INPUTS: Mapping[TableName, Callable[[DataFrame], DataFrame]] = {
+    TableName("half"): input_rows.half_rows,
+    TableName("op"): input_rows.op_rows,
+    TableName("delayed"): input_rows.delayed_rows,
+}
+"""The tables whose new rows the state machine sees, and what it sees of them."""
+_WRITTEN = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.REFUSED)
+
+
+class Round:
+    """One round. Its records were read and judged; `land` and `advance` go on side by side, `commit` follows.
+
+    Args:
+        context: what all rounds of a run work with.
+        timers: are told when segments have to be called next.
+        landing: lands the records.
+        landed: the records, judged; None for a round in which only time has passed.
+        landed_until: landed time, ms since epoch, UTC.
+
+    Attributes:
+        shown: set when what the round decided is visible; Kafka may be asked for the next records.
+    """
+
+    def __init__(
+        self, context: Context, timers: Timers, landing: Landing, landed: Landed | None, landed_until: int
+    ) -> None:
+        self._context, self._timers, self._landing, self._landed = context, timers, landing, landed
+        self._landed_until = landed_until
+        self._written: Future[None] = Future()
+        self._recorded: Future[None] = Future()
+        self.shown = threading.Event()
+        if landed is None:
+            self._written.set_result(None)
+            self._recorded.set_result(None)
+
+    def land(self) -> None:
+        """Write the tables of the landing, which nothing orders; then append its position."""
+        if self._landed is None:
+            return
+        with _telling(self._recorded):
+            with _telling(self._written):
+                run_all(self._context.warehouse.spark, self._landing.writes(self._landed))
+            self._landing.complete(self._landed)
+        counters = self._context.counters
+        counters.add("rejected", {(reason,): number for reason, number in self._landed.rejected.items()})
+        counters.add("answers", {(): self._landed.answers})
+
+    def advance(self, due: Sequence[SegmentKey]) -> bool:
+        """Give the state machine what has landed, still cached, and ticks for what is due; whether that is anything."""
+        tables = self._landed.tables if self._landed is not None else {}
+        rows = [make(tables[name]) for name, make in _INPUTS.items() if name in tables]
+        if due:
+            rows.append(self._context.inputs.ticks(due))
+        if rows:
+            self._context.inputs.append(in_few_tasks(reduce(DataFrame.union, rows)), self._landed_until)
+        return bool(rows)
+
+    def commit(self, frame: DataFrame, batch_id: int) -> None:
+        """Carry out one batch of the state machine.
+
+        The first half message that a table shows as ended *is* ended, so the ledger comes first; whatever follows is
+        derived from it or written again, so a kill at any point loses nothing and doubles nothing:
+
+        1. read the new rows and 2. run the state machine (both in `frame`);
+        3. compute its events, once and whole; wait until the landing has written its tables, and resolve from the
+           ledger what met no open message;
+        4. the commit point: `transactions`, then `deliveries`;
+        5. topic tables;
+        6. `discarded`, `rejected`, `checks`, and what RESUMEs have opened (`reentries`);
+        7. `batches`, after the position of the landing: what complete batches are about lies below the newest position;
+        8. check requests to Kafka: at least once, their ids never change.
+        """
+        events = Events(frame)  # step 3
+        self._timers.note(events)
+        self._written.result()
+        if not events.count(*_WRITTEN, Event.UNMATCHED_OP, Event.UNMATCHED_PART):
+            events.release()
+            return
+        batch = Batch.of(self._context, batch_id, resolved(self._context, events))
+        try:
+            if batch.events.count(*_WRITTEN) or batch.opened is not None:
+                batch.write_ledger()  # step 4
+                batch.publish()  # step 5
+                self.shown.set()
+                batch.write_rest()  # step 6
+                self._recorded.result()
+                batch.complete()  # step 7
+                count(self._context.counters, batch.events)
+                batch.send_checks()  # step 8
+            batch.send_back(self._landed_until)
+        finally:
+            batch.release()
+
+
+@contextmanager
+def _telling(future: Future[None]) -> Iterator[None]:
+    """Ends a future with what happens here."""
+    try:
+        yield
+    except BaseException as error:
+        future.set_exception(error)
+        raise
+    future.set_result(None)
