@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from commitlake.config.keys import KEYS
-from commitlake.tables.schemas import TABLES, TOPIC, Table
+from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
 
 DOCS = Path(__file__).parent
 VECTORS = DOCS.parent / "tests" / "vectors"
@@ -29,7 +29,7 @@ def keys() -> str:
 
 def table(name: str) -> str:
     """The columns of a table in order, a partition column in bold."""
-    found: Table = TOPIC if name == "topics" else TABLES[name]
+    found: TableLayout = TOPIC if name == "topics" else TABLES[name]
     columns = [
         f"**{field.name}** {_kind(field.dataType.simpleString())}"
         if field.name in found.partition_by

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from commitlake import config
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.positions import Position
-from commitlake.coordinator.recovery import rebuild, saved_rows
+from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
 
@@ -46,7 +46,7 @@ def main() -> None:
         fill_delayed(warehouse, given.waiting)
     else:
         fill(warehouse, given.decided, given.open)
-        save_open_rows(warehouse)
+        save_snapshot(warehouse)
     spark.stop()
 
 
@@ -77,12 +77,12 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     warehouse.append(epoch.withColumn("started_at", F.timestamp_millis(begun)), "epochs")
 
 
-def save_open_rows(warehouse: Warehouse) -> None:
+def save_snapshot(warehouse: Warehouse) -> None:
     """As maintenance does, every 10 minutes."""
     timing = config.load(None).transaction
-    at, since = saved_rows.reached(warehouse), saved_rows.newest(warehouse, timing)
+    at, since = snapshot.reached(warehouse), snapshot.newest(warehouse, timing)
     assert at is not None
-    saved_rows.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, since, at))
+    snapshot.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, since, at))
 
 
 def fill_delayed(warehouse: Warehouse, count: int) -> None:
@@ -100,7 +100,7 @@ def fill_delayed(warehouse: Warehouse, count: int) -> None:
 def _land(warehouse: Warehouse, offsets: int) -> None:
     """The position of a landing that brought as many offsets of each queue; Kafka's own queues begin at 0."""
     ends = {FIRST_QUEUE + number: offsets for number in range(QUEUES)}
-    positions.append(warehouse, Position(1, {"half": ends, "op": ends, "messages": ends}))
+    positions.append(warehouse, LandingPosition(1, {"half": ends, "op": ends, "messages": ends}))
 
 
 def _places(warehouse: Warehouse, offsets: int) -> DataFrame:

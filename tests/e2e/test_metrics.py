@@ -94,7 +94,7 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     assert found["commitlake_consumer_oldest_seconds"]["orders", "points"] > 0
     assert 0 < found["commitlake_disk_free_ratio"][()] < 1
     assert found["commitlake_table_log_entries"][("half",)] >= 2
-    assert set(found["commitlake_round_seconds_total"]) == {("judge",), ("write",)}
+    assert set(found["commitlake_round_seconds_total"]) == {("classify",), ("write",)}
     assert doctor_says(coordinator).is_well
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/")[0] == 404
@@ -118,7 +118,7 @@ def ended(found: Samples) -> Samples:
     return found if all(sum(found[f"commitlake_{name}_total"].values()) == n for name, n in wanted.items()) else {}
 
 
-def doctor_says(coordinator: Coordinator) -> doctor.Finding:
+def doctor_says(coordinator: Coordinator) -> doctor.Diagnosis:
     """What the doctor says of the coordinator."""
     return next(each for each in doctor.examine(coordinator.config) if each.what == "coordinator")
 

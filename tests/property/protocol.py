@@ -1,4 +1,4 @@
-"""The protocol of landing, batches, landed time, restarts and fencing as a small transition system, without Spark.
+"""The protocol of landing, batches, the watermark, restarts and fencing as a small transition system, without Spark.
 
 A world is the tables and the coordinators at work on them; `successors` are all worlds one step later. An append is
 three steps, as off local disks: Delta fixes the table's version, the plan reads `epochs`, Delta commits. Everything
@@ -29,11 +29,11 @@ STEPS = {
     "reached": "commitlake.coordinator.landing.start:reached",
     "complete_batch": "commitlake.coordinator.recovery.complete_batch:complete_last_batch",
     "rebuild": "commitlake.coordinator.recovery.rebuild:open_rows",
-    "save": "commitlake.coordinator.recovery.rebuild:save_open_rows",
-    "ask": "commitlake.coordinator.landing.landed_time:LandedTime.ask",
-    "landed": "commitlake.coordinator.landing.landed_time:LandedTime.landed",
-    "leftover": "commitlake.coordinator.landing.positions:leftover",
-    "judge": "commitlake.coordinator.landing.land:Landing.judge",
+    "save": "commitlake.coordinator.recovery.rebuild:save_snapshot",
+    "ask": "commitlake.coordinator.landing.watermark:LandedTime.ask",
+    "landed": "commitlake.coordinator.landing.watermark:LandedTime.landed",
+    "uncommitted": "commitlake.coordinator.landing.positions:uncommitted",
+    "classify": "commitlake.coordinator.landing.land:Landing.classify",
     "writes": "commitlake.coordinator.landing.land:Landing.writes",
     "complete_landing": "commitlake.coordinator.landing.land:Landing.complete",
     "coordinate": "commitlake.coordinator.round:Round.commit",
@@ -104,7 +104,7 @@ class Coordinator(NamedTuple):
     asked: tuple[Row, bool] | None = None
     was_due: bool = False
     is_late: bool = False
-    leftover: frozenset[tuple[str, int]] = frozenset()
+    uncommitted: frozenset[tuple[str, int]] = frozenset()
     open_halves: frozenset[int] = frozenset()
     open_ops: frozenset[int] = frozenset()
     batch_id: int = 0
@@ -143,7 +143,7 @@ class World(NamedTuple):
 START: tuple[Stage, ...] = (
     ((("begin_epoch",), ("check",)),),
     ((("fence", *FENCED),),),
-    ((("reached",), ("complete_batch",), ("rebuild",), ("leftover",)),),
+    ((("reached",), ("complete_batch",), ("rebuild",), ("uncommitted",)),),
     ((("coordinate", (), ()),),),  # what was open
 )
 
@@ -193,7 +193,7 @@ class Protocol:
             return
         ends = own.limit or self.held(world)
         if own.read != ends:
-            yield from self.judge(world, at, own, ends)
+            yield from self.classify(world, at, own, ends)
         elif own.open_halves and self.landed(own) and not own.is_late:
             yield from self.coordinate(world, at, own, (), ())
         elif own.open_halves and not own.is_late and world.is_due and own.asked != (self.held(world), True):
@@ -262,15 +262,15 @@ class Protocol:
         ops = self._waiting(world, {row[0] for row in world.rows("op") if row[0] < position[1]})
         yield world._replace(saved=Saved(position, batch_id, halves, ops), saves=world.saves - 1)
 
-    def leftover(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
+    def uncommitted(self, world: World, at: int, own: Coordinator) -> Iterator[World]:
         found = {("half", row[0]) for row in world.rows("half") if row[0] >= own.position[0]}
         found |= {("op", row[0]) for row in world.rows("op") if row[0] >= own.position[1]}
         found |= {("topic", row[1]) for row in world.rows("topic") if row[0] == 1 and row[1] >= own.position[2]}
-        yield _with(world, at, own._replace(leftover=frozenset(found)))
+        yield _with(world, at, own._replace(uncommitted=frozenset(found)))
 
     # ---- a round
 
-    def judge(self, world: World, at: int, own: Coordinator, held: Row) -> Iterator[World]:
+    def classify(self, world: World, at: int, own: Coordinator, held: Row) -> Iterator[World]:
         """A batch of Kafka may end anywhere."""
         for ends in product(*(range(low, max(low, high) + 1) for low, high in zip(own.read, held, strict=True))):
             if ends != own.read:
@@ -300,7 +300,7 @@ class Protocol:
 
     def round(self, own: Coordinator, ends: Row) -> tuple[Stage, ...]:
         new = [
-            tuple((n,) for n in range(low, high) if (name, n) not in own.leftover)
+            tuple((n,) for n in range(low, high) if (name, n) not in own.uncommitted)
             for name, low, high in zip(("half", "op", "topic"), own.read, ends, strict=True)
         ]
         if not self.order.counts_read:  # a position moves by what is new only
@@ -321,7 +321,7 @@ class Protocol:
     def writes(self, world: World, at: int, own: Coordinator, rows: tuple[Row, ...]) -> Iterator[World]:
         """The first rows of a topic in this run, without those that stand there; nor are others landed again later."""
         there = {row for row in world.rows("topic") if row[0] == 1}
-        own = own._replace(owns_topic=True, leftover=own.leftover | {("topic", row[1]) for row in there})
+        own = own._replace(owns_topic=True, uncommitted=own.uncommitted | {("topic", row[1]) for row in there})
         yield _with(world, at, _first(own, _append("topic", tuple(row for row in rows if row not in there))))
 
     def complete_landing(self, world: World, at: int, own: Coordinator, ends: Row) -> Iterator[World]:

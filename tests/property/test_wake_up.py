@@ -56,13 +56,13 @@ def arrivals(draw: st.DrawFn) -> np.ndarray:
 def test_a_segment_acts_at_wake_at_and_not_before_until_it_is_empty(rows: np.ndarray, rules: Rules) -> None:
     step, now = advance(empty(), rows, NOW, rules), NOW
     for _ in range(200):
-        if step.wake_at is None:
+        if step.next_due is None:
             break
-        assert step.wake_at > now
-        early = advance(step.state, TICK, step.wake_at - 1, rules)
+        assert step.next_due > now
+        early = advance(step.state, TICK, step.next_due - 1, rules)
         assert len(early.events) == 0
-        assert early.wake_at == step.wake_at
-        now, step = step.wake_at, advance(step.state, TICK, step.wake_at, rules)
+        assert early.next_due == step.next_due
+        now, step = step.next_due, advance(step.state, TICK, step.next_due, rules)
         assert len(step.events) > 0
-    assert step.wake_at is None
+    assert step.next_due is None
     assert len(step.state) == 0

@@ -1,4 +1,4 @@
-"""Corners in which a promise broke: what is open, told from the tables at awkward moments, and landed time."""
+"""Corners in which a promise broke: what is open, told from the tables at awkward moments, and the watermark."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
 from commitlake.coordinator.landing import positions, query
 from commitlake.coordinator.landing.land import Landed
-from commitlake.coordinator.landing.positions import Position
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.maintenance.run import Maintenance
-from commitlake.coordinator.recovery import rebuild, saved_rows
+from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.coordinator.recovery.fencing import EpochGuard
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.protocol.clock import BrokerClock, now_ms
@@ -33,11 +33,11 @@ class Killed(Exception):
     """What stands for a kill."""
 
 
-def killed_after_the_ledger(lake: Lake) -> Callable[[Warehouse, Position], None]:
+def killed_after_the_ledger(lake: Lake) -> Callable[[Warehouse, LandingPosition], None]:
     """In place of `positions.append`: a kill when the batch of the first landing has written its ledger rows."""
     append = positions.append
 
-    def killed(warehouse: Warehouse, position: Position) -> None:
+    def killed(warehouse: Warehouse, position: LandingPosition) -> None:
         if position.landing_id >= 1:
             wait_for(lambda: lake.rows("transactions"))
             raise Killed
@@ -57,12 +57,12 @@ def test_what_was_saved_while_a_position_was_missing_is_open_once(
     warehouse, timing = Warehouse(spark, lake.config.warehouse), lake.config.transaction
     assert lake.rows("batches") == [], "a batch is complete after the position of its landing"
     for _ in range(2):
-        rebuild.save_open_rows(warehouse, timing)
-        saved = rebuild.open_rows(warehouse, timing, saved_rows.newest(warehouse, timing)).collect()
+        rebuild.save_snapshot(warehouse, timing)
+        saved = rebuild.open_rows(warehouse, timing, snapshot.newest(warehouse, timing)).collect()
         assert sorted(saved) == sorted(rebuild.open_rows(warehouse, timing).collect())
         lake.run(spark)
-    rebuild.save_open_rows(warehouse, timing)
-    saved = rebuild.open_rows(warehouse, timing, saved_rows.newest(warehouse, timing)).collect()
+    rebuild.save_snapshot(warehouse, timing)
+    saved = rebuild.open_rows(warehouse, timing, snapshot.newest(warehouse, timing)).collect()
     assert len(saved) == 1
 
 
@@ -78,9 +78,9 @@ def test_a_batch_that_a_start_completes_before_its_landing_is_no_point_to_save(
                 lake.run(spark)
     assert lake.rows("batches"), "the start has completed it"
     warehouse, timing = Warehouse(spark, lake.config.warehouse), lake.config.transaction
-    assert saved_rows.reached(warehouse) is None
-    rebuild.save_open_rows(warehouse, timing)
-    assert saved_rows.newest(warehouse, timing).rows is None
+    assert snapshot.reached(warehouse) is None
+    rebuild.save_snapshot(warehouse, timing)
+    assert snapshot.newest(warehouse, timing).rows is None
     lake.run(spark)
     assert [row["transaction_id"] for row in lake.rows("transactions")] == ["a"]
 
@@ -91,11 +91,11 @@ def test_a_start_reads_what_was_saved_by_one_run_of_maintenance(spark: SparkSess
     lake.half("a")
     lake.message("later", delays=DAY)
     lake.run(spark)
-    rebuild.save_open_rows(warehouse, timing)
+    rebuild.save_snapshot(warehouse, timing)
     lake.half("b")
     lake.run(spark)
-    since = saved_rows.newest(warehouse, timing)
-    rebuild.save_open_rows(warehouse, timing)
+    since = snapshot.newest(warehouse, timing)
+    rebuild.save_snapshot(warehouse, timing)
     found = rebuild.open_rows(warehouse, timing, since).select("kind", "offset").collect()
     assert sorted(found) == sorted(rebuild.open_rows(warehouse, timing).select("kind", "offset").collect())
 

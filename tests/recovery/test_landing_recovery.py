@@ -19,7 +19,7 @@ from tests.support.landing import CUT_SHORT, cut_at, land
 
 from commitlake import config
 from commitlake.config import Config
-from commitlake.coordinator.landing import judge, positions, start
+from commitlake.coordinator.landing import classify, positions, start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -121,7 +121,7 @@ def test_a_landing_goes_on_where_the_one_before_ended(landed: tuple[Config, Ware
     loaded, warehouse, landing = landed
     assert standing(warehouse) == expected(loaded)
     assert landing.position == positions.newest(warehouse)
-    assert start.ends(loaded, judge.SOURCES) == landing.position.offsets
+    assert start.ends(loaded, classify.SOURCES) == landing.position.offsets
     reasons = {row["reason"] for row in warehouse.read("rejected").collect()}
     assert reasons == {"TOPIC_NOT_ALLOWED", "BAD_OP"}
 
@@ -205,8 +205,8 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     with pytest.raises(CUT_SHORT):
         land(spark, loaded, cut_at(warehouse, TABLES))
     warehouse.table("positions").delete()
-    since = {loaded.kafka.topic(source): {"0": 0} for source in judge.SOURCES}
-    until = {loaded.kafka.topic(source): {"0": 5} for source in judge.SOURCES}
+    since = {loaded.kafka.topic(source): {"0": 0} for source in classify.SOURCES}
+    until = {loaded.kafka.topic(source): {"0": 5} for source in classify.SOURCES}
     marker = {"landing_id": 7, "from": since, "until": until, "tables": ["op", "half"], "earlier": []}
     spark.conf.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")  # as version 0.1 did
     warehouse.append(warehouse.read("op").limit(0), "op", marker)

@@ -1,4 +1,4 @@
-"""Which table a Kafka record goes to, and the reason when it is rejected. All records are judged in one Spark job."""
+"""Which table a Kafka record goes to, and the reason when it is rejected. One Spark job classifies all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from commitlake import config
-from commitlake.coordinator.landing import judge, landed_rows
+from commitlake.coordinator.landing import classify, landed_rows
 from commitlake.errors import RecordError
 from commitlake.protocol import delay, wire
 from commitlake.testing import landing
@@ -261,27 +261,27 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def rules() -> judge.LandingRules:
-    return judge.LandingRules.of(config.from_mapping(CONFIG))
+def rules() -> classify.LandingRules:
+    return classify.LandingRules.of(config.from_mapping(CONFIG))
 
 
 @pytest.fixture(scope="module")
-def judged(spark: SparkSession, rules: judge.LandingRules) -> Iterator[DataFrame]:
+def classified(spark: SparkSession, rules: classify.LandingRules) -> Iterator[DataFrame]:
     raw = [
         (topic, 1, offset, STORED, key, value, headers)
         for offset, (topic, value, key, headers) in enumerate(CASES.values())
     ]
     spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-    frame = judge.judge(
-        judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules)
+    frame = classify.classify(
+        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
     ).persist()
     yield frame
     frame.unpersist()
 
 
 @pytest.fixture(scope="module")
-def verdicts(judged: DataFrame) -> dict[str, Row]:
-    rows = judged.select("offset", "target", "reason", "detail", "delay_ms", "deliver_ms").collect()
+def verdicts(classified: DataFrame) -> dict[str, Row]:
+    rows = classified.select("offset", "target", "reason", "detail", "delay_ms", "deliver_ms").collect()
     by_offset = {row["offset"]: row for row in rows}
     assert len(rows) == len(CASES)
     return {name: by_offset[offset] for offset, name in enumerate(CASES)}
@@ -310,14 +310,14 @@ def in_memory(case: Sent) -> str | None:
 
 
 @pytest.mark.parametrize("name", [*REJECTED, *ACCEPTED])
-def test_the_coordinator_in_memory_judges_alike(name: str) -> None:
+def test_the_coordinator_in_memory_classifies_alike(name: str) -> None:
     case, expected = {**REJECTED, **ACCEPTED}[name]
     assert in_memory(case) == (expected if name in REJECTED else None)
 
 
 @pytest.mark.parametrize("headers", _DELAYS, ids=str)
 def test_delays_are_read_as_by_the_rules_in_python(
-    headers: dict[str, Any], verdicts: dict[str, Row], rules: judge.LandingRules
+    headers: dict[str, Any], verdicts: dict[str, Row], rules: classify.LandingRules
 ) -> None:
     verdict = verdicts[f"delay {headers}"]
     try:
@@ -337,8 +337,8 @@ def rows_by_case(frame: DataFrame, offset: str) -> dict[str, list[Row]]:
     return found
 
 
-def test_half_rows_keep_bytes_and_properties_and_have_defaults(judged: DataFrame) -> None:
-    rows = rows_by_case(landed_rows.half_rows(judged), "queue_offset")
+def test_half_rows_keep_bytes_and_properties_and_have_defaults(classified: DataFrame) -> None:
+    rows = rows_by_case(landed_rows.half_rows(classified), "queue_offset")
     (plain,) = rows["a half message"]
     assert (plain["transaction_id"], plain["queue_id"], plain["first_queue"]) == ("m1", 1, 1)
     assert plain["first_offset"] == plain["queue_offset"]
@@ -353,8 +353,8 @@ def test_half_rows_keep_bytes_and_properties_and_have_defaults(judged: DataFrame
     assert rows["a half message with a relative delay"][0]["delay_ms"] == 5_000
 
 
-def test_op_rows_hold_the_decision_and_each_place_once(judged: DataFrame) -> None:
-    rows = rows_by_case(landed_rows.op_rows(judged), "op_offset")
+def test_op_rows_hold_the_decision_and_each_place_once(classified: DataFrame) -> None:
+    rows = rows_by_case(landed_rows.op_rows(classified), "op_offset")
     (plain,) = rows["an op"]
     assert (plain["queue"], plain["admin"], plain["from_check"], plain["remark"]) == (1, False, True, "why")
     assert plain["half_messages"] == [Row(queue=0, offset=1)]
@@ -366,18 +366,18 @@ def test_op_rows_hold_the_decision_and_each_place_once(judged: DataFrame) -> Non
     assert recall["from_check"] is False
 
 
-def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(judged: DataFrame) -> None:
+def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(classified: DataFrame) -> None:
     rows = rows_by_case(
-        landed_rows.delayed_rows(judged).selectExpr("*", "unix_millis(deliver_at) as due"), "queue_offset"
+        landed_rows.delayed_rows(classified).selectExpr("*", "unix_millis(deliver_at) as due"), "queue_offset"
     )
     (relative,), (absolute,) = rows["a delayed message"], rows["a message due in the past"]
     assert (relative["delay_ms"], relative["due"]) == (10_000, STORED_MS + 10_000)
     assert (absolute["delay_ms"], absolute["due"]) == (None, 1_000)
 
 
-def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged: DataFrame) -> None:
+def test_topic_rows_are_one_a_message_and_one_a_batch_member(classified: DataFrame) -> None:
     now_ms = STORED_MS + 77
-    rows = rows_by_case(landed_rows.topic_rows(judged, "orders", now_ms), "source_offset")
+    rows = rows_by_case(landed_rows.topic_rows(classified, "orders", now_ms), "source_offset")
     (plain,) = rows["a message"]
     assert (plain["queue_id"], plain["tags"], plain["keys"], plain["body"]) == (7, "t", "k", b"body")
     assert (plain["properties"], plain["source"], plain["source_index"]) == ({"color": "red"}, "messages", 0)
@@ -388,39 +388,47 @@ def test_topic_rows_are_one_a_message_and_one_a_batch_member(judged: DataFrame) 
     assert (second["keys"], second["body"], second["source_index"]) == ("x", b"", 1)
 
 
-def test_nothing_is_visible_before_it_was_stored(judged: DataFrame) -> None:
+def test_nothing_is_visible_before_it_was_stored(classified: DataFrame) -> None:
     early = (
-        landed_rows.topic_rows(judged, "orders", STORED_MS - 5).selectExpr("visible_at >= stored_at as ok").distinct()
+        landed_rows.topic_rows(classified, "orders", STORED_MS - 5)
+        .selectExpr("visible_at >= stored_at as ok")
+        .distinct()
     )
     assert early.collect() == [Row(ok=True)]
 
 
-def test_rejected_rows_hold_the_original_bytes(judged: DataFrame) -> None:
-    rows = rows_by_case(landed_rows.rejected_rows(judged, STORED_MS), "kafka_offset")
+def test_rejected_rows_hold_the_original_bytes(classified: DataFrame) -> None:
+    rows = rows_by_case(landed_rows.rejected_rows(classified, STORED_MS), "kafka_offset")
     (row,) = rows["a topic that is not UTF-8"]
     assert (row["source"], row["kafka_partition"], row["value"]) == ("half", 1, b"body")
     assert row["headers"] == {"REAL_TOPIC": b"order\xff", "UNIQ_KEY": b"m", "PGROUP": b"g"}
 
 
 def test_rejected_transactions_are_the_last_reason_of_all(spark: SparkSession) -> None:
-    rules = judge.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
+    rules = classify.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
     cases = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
     raw = [(t, 1, n, STORED, key, value, headers) for n, (t, value, key, headers) in enumerate(cases)]
-    judged = judge.judge(judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules))
-    reasons = [row["reason"] for row in judged.select("offset", "reason").orderBy("offset").collect()]
+    classified = classify.classify(
+        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
+    )
+    reasons = [row["reason"] for row in classified.select("offset", "reason").orderBy("offset").collect()]
     assert reasons == ["TRANSACTIONS_REJECTED", "BAD_QUEUE_ID", "BAD_FIRST_HALF", None]
 
 
-def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSession, rules: judge.LandingRules) -> None:
+def test_a_half_message_that_names_itself_as_first_is_rejected(
+    spark: SparkSession, rules: classify.LandingRules
+) -> None:
     topic, value, key, headers = half(FIRST_HALF="1-5")
     raw = [(topic, 1, n, STORED, key, value, headers) for n in (4, 5)]
-    judged = judge.judge(judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules))
-    reasons = {row["offset"]: row["reason"] for row in judged.select("offset", "reason").collect()}
+    classified = classify.classify(
+        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
+    )
+    reasons = {row["offset"]: row["reason"] for row in classified.select("offset", "reason").collect()}
     assert reasons == {4: None, 5: "BAD_FIRST_HALF"}
 
 
-def test_topics_beyond_topics_max_are_rejected_before_later_reasons(judged: DataFrame) -> None:
-    closed = judge.close_topics(judged, {"orders"})
+def test_topics_beyond_topics_max_are_rejected_before_later_reasons(classified: DataFrame) -> None:
+    closed = classify.close_topics(classified, {"orders"})
     rows = {list(CASES)[row["offset"]]: row for row in closed.select("offset", "target", "reason").collect()}
     assert rows["a message for an allowed topic"]["reason"] == "TOPIC_NOT_ALLOWED"
     assert rows["a batch for a retry topic"]["reason"] == "TOPIC_NOT_ALLOWED"
@@ -433,18 +441,20 @@ VECTORS = sorted(Path(__file__).parents[1].glob("vectors/*.json"))
 
 
 def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
-    rules = judge.LandingRules.of(config.from_mapping({}))
+    rules = classify.LandingRules.of(config.from_mapping({}))
     raw: list[tuple[object, ...]] = []
     names: list[str] = []
     for path in VECTORS:
         vector = json.loads(path.read_text())
-        if vector["topic"] in judge.SOURCES:
+        if vector["topic"] in classify.SOURCES:
             headers = [(name, text.encode()) for name, text in vector["headers"].items()]
             names.append(path.stem)
             raw.append(
                 (f"commitlake.{vector['topic']}", 0, 1_000 + len(raw), STORED, None, vector["value"].encode(), headers)
             )
-    judged = judge.judge(judge.normalise(spark.createDataFrame(raw, RAW), rules.prefix), judge.judgement(rules))
-    reasons = {names[row["offset"] - 1_000]: row["reason"] for row in judged.select("offset", "reason").collect()}
+    classified = classify.classify(
+        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
+    )
+    reasons = {names[row["offset"] - 1_000]: row["reason"] for row in classified.select("offset", "reason").collect()}
     assert len(reasons) >= 10
     assert set(reasons.values()) == {None}

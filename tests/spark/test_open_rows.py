@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake import Lake
 from tests.support.story import Story
 
-from commitlake.coordinator.recovery import rebuild, saved_rows
-from commitlake.coordinator.recovery.saved_rows import BEGINNING, Point
+from commitlake.coordinator.recovery import rebuild, snapshot
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions import transactions
 from commitlake.reading.questions.tables import opened
@@ -53,8 +53,8 @@ def test_rows_saved_at_any_time_lead_to_the_same_rows(
     story: Story, lake: Lake, warehouse: Warehouse, everything: DataFrame, name: str
 ) -> None:
     timing, at = lake.config.transaction, point(story, name)
-    saved_rows.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at))
-    since = saved_rows.newest(warehouse, timing)
+    snapshot.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at))
+    since = snapshot.newest(warehouse, timing)
     assert (since.landing_id, since.batch_id, since.offsets) == (at.landing_id, at.batch_id, at.offsets)
     found = rebuild.open_rows(warehouse, timing, since)
     assert everything.count() > 3
@@ -68,11 +68,11 @@ def test_rows_saved_at_any_time_lead_to_the_same_rows(
 
 def test_rows_saved_with_other_timings_are_not_used(story: Story, lake: Lake, warehouse: Warehouse) -> None:
     timing, at = lake.config.transaction, point(story, "again")
-    saved_rows.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at).limit(0))
-    assert saved_rows.newest(warehouse, timing).batch_id == at.batch_id
-    assert saved_rows.newest(warehouse, lake.configured(transaction_timeout="7s").transaction) == BEGINNING
+    snapshot.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at).limit(0))
+    assert snapshot.newest(warehouse, timing).batch_id == at.batch_id
+    assert snapshot.newest(warehouse, lake.configured(transaction_timeout="7s").transaction) == BEGINNING
 
 
 def test_without_saved_rows_a_start_looks_through_everything(lake: Lake, warehouse: Warehouse) -> None:
     warehouse.table("open_rows").delete()
-    assert saved_rows.newest(warehouse, lake.config.transaction) == BEGINNING
+    assert snapshot.newest(warehouse, lake.config.transaction) == BEGINNING

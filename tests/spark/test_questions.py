@@ -192,7 +192,7 @@ def test_a_plan_keeps_those_that_a_business_table_has(story: Story, tmp_path: Pa
     some = [row["transaction_id"] for row in discarded[:2]]
     write_deltalake(str(tmp_path / "business"), pa.table({"id": [*some, "other"]}))
     with opened(str(story.lake.warehouse)) as tables:
-        plan = bulk.Plan(
+        plan = bulk.BulkDecision(
             "RESUME", Wanted(states=("DISCARDED",)), (), f"delta:{tmp_path}/business ON transaction_id = id", "", 10
         )
         assert sorted(bulk.chosen_by(tables, plan)["transaction_id"].to_pylist()) == sorted(some)

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from commitlake.errors import WarehouseError
 from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
 from commitlake.tables.creation import create_at_path
-from commitlake.tables.schemas import Table
+from commitlake.tables.schemas import TableLayout
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def test_a_foreign_table_is_refused_by_name(spark: SparkSession, tmp_path: Path)
 
 
 def test_tables_of_an_older_version_get_new_columns_and_keep_rows(spark: SparkSession, tmp_path: Path) -> None:
-    older = Table(StructType([field for field in TABLES["delayed"].schema if field.name != "delay_ms"]), ("queue",))
+    older = TableLayout(
+        StructType([field for field in TABLES["delayed"].schema if field.name != "delay_ms"]), ("queue",)
+    )
     warehouse = Warehouse(spark, str(tmp_path))
     create_at_path(spark, warehouse.locate("delayed"), older)
     spark.sql(f"insert into delta.`{tmp_path}/delayed` (queue, queue_offset, message_id) values (0, 7, 'before')")

@@ -10,8 +10,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config import Config
-from commitlake.coordinator.dedup.once import Once
-from commitlake.coordinator.landing import judge, kafka_identity, positions, query, start
+from commitlake.coordinator.dedup.dedup_index import DedupIndex
+from commitlake.coordinator.landing import classify, kafka_identity, positions, query, start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.protocol.clock import BrokerClock
@@ -36,17 +36,17 @@ def begin(config: Config, warehouse: Warehouse) -> start.Begin:
 
 def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:
     """Lands what is there; one that does not look finds nothing left over by a landing that was cut short."""
-    begun, rules = begin(config, warehouse), judge.LandingRules.of(config)
+    begun, rules = begin(config, warehouse), classify.LandingRules.of(config)
     clock = BrokerClock()
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
-    leftover = positions.leftover(warehouse, begun.position) if looks else None
-    once, judgement = Once(warehouse, config.topics.dedup, clock), judge.judgement(rules)
-    landing = Landing(warehouse, rules, judgement, topics, once, begun.position, clock, leftover)
+    uncommitted = positions.uncommitted(warehouse, begun.position) if looks else None
+    once, classification = DedupIndex(warehouse, config.topics.dedup, clock), classify.classification(rules)
+    landing = Landing(warehouse, rules, classification, topics, once, begun.position, clock, uncommitted)
 
     place = f"{config.scratch}/landing/{uuid.uuid4()}"
 
     def write(raw: DataFrame, batch_id: int) -> None:
-        landed = landing.judge(raw, query.ends_of(spark, config, place, batch_id))
+        landed = landing.classify(raw, query.ends_of(spark, config, place, batch_id))
         run_all(spark, landing.writes(landed))
         landing.complete(landed)
         landed.release()

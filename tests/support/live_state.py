@@ -16,8 +16,8 @@ from tests.support.lake import Lake
 
 from commitlake.config import Config
 from commitlake.coordinator.coordination.input_rows import FIELDS
-from commitlake.coordinator.recovery import rebuild, saved_rows
-from commitlake.coordinator.recovery.saved_rows import BEGINNING
+from commitlake.coordinator.recovery import rebuild, snapshot
+from commitlake.coordinator.recovery.snapshot import BEGINNING
 from commitlake.protocol.statemachine.rows import unpack
 from commitlake.protocol.states import Kind
 from commitlake.spark import session
@@ -99,7 +99,7 @@ class Rebuilds:
 
     def _rows(self, saved: int | None, *, from_saved: bool = True) -> Rows:
         warehouse, timing = AsOf(self._spark, str(self._lake.tables), saved), self._lake.config.transaction
-        since = saved_rows.newest(warehouse, timing) if from_saved else BEGINNING
+        since = snapshot.newest(warehouse, timing) if from_saved else BEGINNING
         frame = rebuild.open_rows(warehouse, timing, since).select(*COMPARED)
         return Counter(tuple(int(value) for value in row) for row in frame.collect())
 

@@ -34,12 +34,12 @@ class OneSegment:
     def __init__(self, **rules: int) -> None:
         self.rules = Rules(**(RULES | rules))
         self.state = empty()
-        self.wake_at: int | None = None
+        self.next_due: int | None = None
 
     def batch(self, now: int, *arrived: Rows, landed: int | None = None) -> dict[str, list[Readable]]:
         """The events by name."""
         step = advance(self.state, np.concatenate([empty(), *arrived]), now, self.rules, landed)
-        self.state, self.wake_at = step.state, step.wake_at
+        self.state, self.next_due = step.state, step.next_due
         named: dict[str, list[Readable]] = {}
         for event in step.events:
             named.setdefault(Event(event["event"]).name, []).append(readable(event))

@@ -19,7 +19,7 @@ from tests.support import postgres
 
 from commitlake.config import from_mapping
 from commitlake.coordinator.resolving.resolve import Resolver, decided
-from commitlake.coordinator.resolving.rules import Rule, rule_of
+from commitlake.coordinator.resolving.rules import CheckRule, rule_of
 from commitlake.errors import CommitLakeError, ConfigError, KafkaError
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import opened
@@ -233,7 +233,7 @@ def test_a_rule_that_fails_stops_no_other_and_is_tried_again(
     conf = from_mapping({"warehouse": str(tmp_path), "checks": {"ill": given, "well": given}})
     resolver, stop, seen = Resolver(conf), threading.Event(), list[str]()
 
-    def once(rules: list[Rule]) -> None:
+    def once(rules: list[CheckRule]) -> None:
         seen.append(rules[0].group)
         if seen.count("well") == 2:
             stop.set()
@@ -254,7 +254,7 @@ def test_an_answer_is_sent_once_but_again_when_that_failed(
     resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}))
     sends: list[int] = []
 
-    def send(rule: Rule, rows: list[Any]) -> Counter[str]:
+    def send(rule: CheckRule, rows: list[Any]) -> Counter[str]:
         sends.append(len(rows))
         if len(sends) == 1:
             raise KafkaError("not acknowledged")

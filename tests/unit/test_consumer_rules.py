@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from commitlake.clients.consumer import shares
+from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.filters import Filter, condition_sql
 from commitlake.clients.consumer.retries import Retries
@@ -118,17 +118,17 @@ def test_tags_are_joined_by_two_bars(tags: str | None, expected: list[str | None
     assert kept(tags) == expected
 
 
-def take_turns(state: shares.State, *names: str, queues: int = 4, held: tuple[int, ...] = ()) -> shares.State:
+def take_turns(state: assignment.State, *names: str, queues: int = 4, held: tuple[int, ...] = ()) -> assignment.State:
     for name in names:
-        state = shares.turn(state, name, (), range(queues), held, {})
+        state = assignment.turn(state, name, (), range(queues), held, {})
     return state
 
 
-def owners(state: shares.State) -> list[str | None]:
+def owners(state: assignment.State) -> list[str | None]:
     return [state["queues"][queue]["owner"] for queue in sorted(state["queues"], key=int)]
 
 
-EMPTY: shares.State = {"members": {}, "queues": {}}
+EMPTY: assignment.State = {"members": {}, "queues": {}}
 
 
 def test_one_instance_reads_all_queues_and_two_share_them() -> None:
@@ -139,7 +139,7 @@ def test_one_instance_reads_all_queues_and_two_share_them() -> None:
 
 def test_a_queue_with_open_messages_stays_until_they_are_finished() -> None:
     state = take_turns(take_turns(EMPTY, "a"), "b")
-    state = shares.turn(state, "a", (), range(4), [1], {1: "at 7"})
+    state = assignment.turn(state, "a", (), range(4), [1], {1: "at 7"})
     assert owners(state) == ["a", "a", "a", None]
     assert state["queues"]["1"]["cursor"] == "at 7"
     assert owners(take_turns(state, "a", "b")) == ["a", "b", "a", "b"]
@@ -147,14 +147,14 @@ def test_a_queue_with_open_messages_stays_until_they_are_finished() -> None:
 
 def test_queues_of_an_instance_that_is_gone_are_free_and_it_finds_itself_without_them() -> None:
     state = take_turns(EMPTY, "a", "b", "a", "b")
-    state = shares.turn(state, "b", {"a"}, range(4), (), {})
+    state = assignment.turn(state, "b", {"a"}, range(4), (), {})
     assert owners(state) == ["b"] * 4
-    assert shares.owned(state, "a") == {}
-    assert owners(shares.leave(state, "b", {})) == [None] * 4
+    assert assignment.owned(state, "a") == {}
+    assert owners(assignment.leave(state, "b", {})) == [None] * 4
 
 
 def test_a_beat_that_stands_still_tells_that_an_instance_is_gone_by_the_own_clock() -> None:
-    watch = shares.Watch(silence_s=10)
+    watch = assignment.Watch(silence_s=10)
     assert watch.gone({"a": 1, "b": 1}, 100) == set()
     assert watch.gone({"a": 1, "b": 2}, 109) == set()
     assert watch.gone({"a": 1, "b": 2}, 111) == {"a"}

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from commitlake.coordinator.counters import Ages, Counters
-from commitlake.coordinator.metrics.collect import Names, of_counters
+from commitlake.coordinator.metrics.collect import MetricNames, of_counters
 from commitlake.protocol.states import LANDING_REASONS
 
 CONTRACT = Path(__file__).parents[2] / "docs" / "contract.md"
@@ -53,7 +53,7 @@ def test_what_is_counted_are_counters_and_histograms_of_prometheus() -> None:
 
 
 def test_however_many_topics_there_are_few_have_a_name_and_keep_it() -> None:
-    names = Names()
+    names = MetricNames()
     first = [names.label(f"topic{number}") for number in range(50)]
     assert first == [f"topic{number}" for number in range(50)]
     assert {names.label(f"more{number}") for number in range(1_000)} == {"_others"}

@@ -14,7 +14,7 @@ from commitlake.coordinator.recovery import jvm_lock
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.tools.demo.comparison import Comparison
 from commitlake.tools.demo.directory import fresh
-from commitlake.tools.demo.progress import Progress
+from commitlake.tools.demo.progress import DemoProgress
 
 
 def compare(left: str, right: str) -> list[str]:
@@ -38,7 +38,7 @@ def test_what_is_missing_on_either_side_is_named() -> None:
 
 def test_on_a_terminal_the_state_is_refreshed_in_place_cut_to_its_width() -> None:
     out = io.StringIO()
-    progress = Progress(columns=20, out=out)
+    progress = DemoProgress(columns=20, out=out)
     progress.show("x" * 100)
     progress.write("done")
     assert out.getvalue().removeprefix("\x1b[?25l") == ("  0s xxxxxxxxxxxxxx…\r\x1b[2K  0s done\n  0s xxxxxxxxxxxxxx…")
@@ -48,7 +48,7 @@ def test_on_a_terminal_the_state_is_refreshed_in_place_cut_to_its_width() -> Non
 
 def test_without_a_terminal_the_state_is_a_rare_plain_line() -> None:
     out = io.StringIO()
-    progress = Progress(out=out)
+    progress = DemoProgress(out=out)
     for _ in range(10):
         progress.show("state")
     progress.write("[done] " * 20)

@@ -95,7 +95,7 @@ def test_every_state_and_reason_is_explained_in_the_contract() -> None:
 
 
 def test_every_reason_that_landing_gives_is_listed_in_the_contract() -> None:
-    landing = (ROOT / "lib" / "commitlake" / "coordinator" / "landing" / "judge.py").read_text()
+    landing = (ROOT / "lib" / "commitlake" / "coordinator" / "landing" / "classify.py").read_text()
     reasons = set(
         re.findall(r"\"((?:MISSING|BAD|ILLEGAL|TOPIC_NOT|NULL|BODY|DELAY_TOO|TRANSACTIONS)_?[A-Z_]+)\"", landing)
     )

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from commitlake.config import from_mapping
-from commitlake.config.places import JVM_LOCK, SIGN_OF_LIFE
+from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE
 from commitlake.errors import ConfigError
 from commitlake.reading.questions import liveness
 from commitlake.reading.questions.tables import opened
@@ -51,7 +51,7 @@ def warehouse(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def coordinator(warehouse: Path) -> doctor.Finding:
+def coordinator(warehouse: Path) -> doctor.Diagnosis:
     conf = from_mapping({"warehouse": str(warehouse)})
     with opened(conf.warehouse) as tables:
         return doctor._coordinator(tables, conf)
@@ -121,6 +121,6 @@ def test_a_condition_that_makes_no_sense_is_one_short_error(tmp_path: Path, wher
     for name, columns in schemas.items():
         DeltaTable.create(str(tmp_path / name), pa.schema(columns))
     conf = from_mapping({"warehouse": str(tmp_path)})
-    plan = bulk.Plan("ROLLBACK", Wanted(states=("PENDING",), where=where), (), None, "x", 10)
+    plan = bulk.BulkDecision("ROLLBACK", Wanted(states=("PENDING",), where=where), (), None, "x", 10)
     with pytest.raises(ConfigError, match=r"--where: .*; give a condition on columns"):
         bulk.run(conf, plan, dry_run=True, ask=False)

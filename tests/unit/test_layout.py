@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +69,13 @@ def imported(folder: str, file: Path) -> Iterator[str]:
             if parts[: len(prefix)] == prefix:
                 rest = parts[len(prefix) :]
                 yield from rest[:1] or [name.name for name in node.names if name.name in rooms]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    names = Counter(
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, number in names.items() if number > 1] == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 
 
 @pytest.mark.parametrize("place", ["/data/lake", "file:/data/lake", "file:///data/lake"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from commitlake.coordinator.landing.positions import Position
+from commitlake.coordinator.landing.positions import LandingPosition
 
-SOME = Position(3, {"half": {0: 5, 1: 7}})
+SOME = LandingPosition(3, {"half": {0: 5, 1: 7}})
 
 
 def test_a_landing_moves_the_partitions_that_it_read_and_no_others() -> None:
-    assert SOME.advanced({"half": {1: 9}, "op": {0: 2}}) == Position(4, {"half": {0: 5, 1: 9}, "op": {0: 2}})
+    assert SOME.advanced({"half": {1: 9}, "op": {0: 2}}) == LandingPosition(4, {"half": {0: 5, 1: 9}, "op": {0: 2}})
 
 
 def test_it_never_goes_back_since_an_offset_names_one_message() -> None:
@@ -32,7 +32,7 @@ def test_a_log_that_lost_its_end_is_read_again_up_to_where_landing_goes_on() -> 
     cut = SOME.cut("half", 0, 2)
     assert (cut.next("half", 0), cut.reads("half", 0), cut.reads("half", 1)) == (5, 2, 7)
     further = cut.advanced({"half": {0: 4, 1: 9}, "op": {0: 1}})
-    assert further == Position(4, {"half": {0: 5, 1: 9}, "op": {0: 1}}, {"half": {0: 4}})
+    assert further == LandingPosition(4, {"half": {0: 5, 1: 9}, "op": {0: 1}}, {"half": {0: 4}})
     assert further.advanced({"op": {0: 2}}).again == {"half": {0: 4}}, "a landing that does not read it"
     assert further.cut("half", 0, 0).again == {"half": {0: 0}}, "it lost its end once more"
     assert further.advanced({"half": {0: 5}}).again == {}

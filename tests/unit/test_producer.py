@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlake.clients.producer import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
-from commitlake.clients.producer.check_progress import Progress
+from commitlake.clients.producer.check_progress import CheckProgress
 from commitlake.clients.producer.record_maker import RecordMaker
 from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import headers, wire
@@ -201,7 +201,7 @@ def test_anything_else_is_no_recall_handle(handle: Any) -> None:
 
 @given(st.permutations(range(12)), st.integers(min_value=0, max_value=12))
 def test_progress_stands_at_the_first_offset_that_is_not_done(order: list[int], count: int) -> None:
-    progress = Progress()
+    progress = CheckProgress()
     for offset in range(12):
         progress.begin(100 + offset)
     for offset in order[:count]:
@@ -211,7 +211,7 @@ def test_progress_stands_at_the_first_offset_that_is_not_done(order: list[int], 
 
 
 def test_progress_starts_at_0_and_passes_offsets_that_kafka_left_out() -> None:
-    progress = Progress()
+    progress = CheckProgress()
     assert progress.position == 0
     progress.begin(7)
     progress.begin(30)

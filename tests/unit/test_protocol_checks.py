@@ -29,7 +29,7 @@ def test_the_first_check_is_due_when_age_exceeds_the_timeout() -> None:
 def test_immunity_takes_the_place_of_the_timeout(seconds: int, due: int) -> None:
     segment = OneSegment(retention_ms=2**50)
     segment.batch(T, half(immunity=seconds))
-    assert segment.wake_at == T + due
+    assert segment.next_due == T + due
 
 
 def test_immunity_never_uses_up_checks() -> None:
@@ -51,7 +51,7 @@ def test_the_next_check_comes_an_interval_after_the_answer_unknown() -> None:
     segment.batch(T, half())
     segment.batch(T + 8_000)
     assert segment.batch(T + 60_000, unknown(T + 50_000)) == {}
-    assert segment.wake_at == T + 80_000
+    assert segment.next_due == T + 80_000
     assert segment.batch(T + 79_999) == {}
     assert segment.batch(T + 80_000) == checked(2)
 
@@ -70,7 +70,7 @@ def test_each_repeat_waits_twice_as_long_as_the_one_before_and_an_hour_at_most()
     segment.batch(T, half())
     for repeat, minutes in enumerate([5, 10, 20, 40, 60, 60]):
         assert segment.batch(at) == checked(1, repeat)
-        assert segment.wake_at == at + minutes * 60_000
+        assert segment.next_due == at + minutes * 60_000
         at += minutes * 60_000
 
 
@@ -84,7 +84,7 @@ def test_a_lost_check_is_repeated_while_its_group_answers_others() -> None:
     assert segment.batch(T + 306_001) == checked(1, repeat=1)
 
 
-def test_a_repeat_counts_from_when_the_check_was_sent_and_not_from_landed_time() -> None:
+def test_a_repeat_counts_from_when_the_check_was_sent_and_not_from_the_watermark() -> None:
     """Landing lags by an hour, and catches up within half a minute: what was asked meanwhile is not asked again."""
     segment, sent = OneSegment(retention_ms=2**40), T + 3_600_000
     segment.batch(sent, half(), landed=T)
@@ -101,9 +101,9 @@ def test_an_answer_counts_once_and_for_the_check_that_it_names() -> None:
     assert segment.batch(T + 8_000, first, unknown(T + 9_000, 1, check=(0, 1))) == {}
     assert segment.batch(T + 37_000) == checked(2)
     assert segment.batch(T + 38_000, unknown(T + 37_500, 2, check=(0, 1)), unknown(T + 37_500, 3, check=(1, 2))) == {}
-    assert segment.wake_at == T + 337_000, "the second is still out"
+    assert segment.next_due == T + 337_000, "the second is still out"
     segment.batch(T + 39_000, unknown(T + 38_500, 4, check=(0, 2)))
-    assert segment.wake_at == T + 68_500
+    assert segment.next_due == T + 68_500
 
 
 @pytest.mark.parametrize("wrong", [{"tid": 2}, {"group": 2}, {"stored": T + 6_001}])
@@ -115,7 +115,7 @@ def test_an_unknown_that_answers_nothing_changes_nothing(wrong: dict[str, int]) 
         segment.batch(T + 8_000, unknown(**{"stored": T + 7_000, **wrong}), unknown(T + 7_000, listed=(Place(0, 9),)))
         == {}
     )
-    assert segment.wake_at == T + 306_001
+    assert segment.next_due == T + 306_001
 
 
 def test_a_decision_beside_an_unknown_decides() -> None:
@@ -163,7 +163,7 @@ def test_older_than_the_retention_it_expires_and_is_not_checked_again() -> None:
     segment = OneSegment(retention_ms=20_000, check_max=9)
     segment.batch(T, half())
     assert segment.batch(T + 20_000) == checked(1)
-    assert segment.wake_at == T + 20_001
+    assert segment.next_due == T + 20_001
     assert segment.batch(T + 20_001) == EXPIRED
 
 

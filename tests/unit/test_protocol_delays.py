@@ -22,7 +22,7 @@ PARK = 600_000
 def test_a_delayed_message_appears_at_its_due_time_and_not_before() -> None:
     segment = OneSegment()
     assert segment.batch(T, delayed(D, T + 1_000)) == {}
-    assert segment.wake_at == T + 1_000
+    assert segment.next_due == T + 1_000
     assert segment.batch(T + 999) == {}
     assert segment.batch(T + 1_000) == {"DELIVERY": [(5, "DELIVERED", T + 1_000)]}
     assert segment.open() == 0
@@ -42,13 +42,13 @@ def test_a_recall_that_kafka_had_in_time_takes_the_message_back_however_late_it_
     }
 
 
-def test_a_message_that_was_due_in_1970_is_called_again_when_landed_time_is_known() -> None:
-    """A wake time of 0 once counted as none: committed in the first batch of a start, it was never shown."""
+def test_a_message_that_was_due_in_1970_is_called_again_when_the_watermark_is_known() -> None:
+    """A due time of 0 once counted as none: committed in the first batch of a start, it was never shown."""
     rows = np.concatenate([half(deliver_at=0), commit()])
     frame = pd.DataFrame({name: rows[name] for name in ROW.names or ()} | {"landed": -1, "now": T})
     state = SimpleNamespace(exists=False, update=lambda _: None)
     (events,) = _advance_segment(OneSegment().rules)((0, 0, 0), [frame], cast(Any, state))
-    wake = events[events["event"] == Event.WAKE]
+    wake = events[events["event"] == Event.NEXT_DUE]
     assert wake["deliver_at"].tolist() == [0]
 
 
@@ -56,7 +56,7 @@ def test_forty_days_in_milliseconds_do_not_overflow() -> None:
     segment = OneSegment()
     segment.batch(T, half(delay=40 * DAY))
     segment.batch(T, commit())
-    assert segment.wake_at == T + 40 * DAY
+    assert segment.next_due == T + 40 * DAY
     assert segment.batch(T + 40 * DAY - 1) == {}
     assert segment.batch(T + 40 * DAY) == {"DELIVERY": [(7, "DELIVERED", T + 40 * DAY)]}
 
@@ -65,7 +65,7 @@ def test_a_relative_delay_counts_from_the_append_time_of_its_op() -> None:
     segment = OneSegment()
     segment.batch(T, half(delay=1_000))
     assert segment.batch(T + 5_500, commit(stored=T + 5_000)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
-    assert segment.wake_at == T + 6_000
+    assert segment.next_due == T + 6_000
 
 
 def test_an_absolute_delay_that_is_over_is_delivered_with_the_commit() -> None:
@@ -114,7 +114,7 @@ def test_a_recall_waits_for_its_message() -> None:
 def test_a_recall_of_nothing_is_unmatched_again_when_park_time_ends() -> None:
     segment = OneSegment()
     segment.batch(T, recall(D))
-    assert segment.wake_at == T + PARK
+    assert segment.next_due == T + PARK
     assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0
 

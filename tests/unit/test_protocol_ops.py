@@ -15,7 +15,7 @@ def test_a_half_message_has_no_event_until_its_op_comes() -> None:
     assert segment.batch(T, half()) == {}
     assert segment.batch(T + 1, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
     assert segment.open() == 0
-    assert segment.wake_at is None
+    assert segment.next_due is None
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_reason_names_the_source_of_the_decision(fields: dict[str, bool], re
 def test_an_op_before_its_half_message_waits_for_it() -> None:
     segment = OneSegment()
     assert segment.batch(T, rollback()) == {}
-    assert segment.wake_at == T + PARK
+    assert segment.next_due == T + PARK
     assert segment.batch(T + PARK - 1, half(stored=T + PARK - 1)) == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
     assert segment.open() == 0
 
@@ -137,7 +137,7 @@ def test_admin_records_of_one_millisecond_are_ordered_by_offset() -> None:
 def test_checks_of_a_resumed_transaction_start_again_from_the_resume() -> None:
     segment = OneSegment()
     segment.batch(T, reopened())
-    assert segment.wake_at == T + 6_001
+    assert segment.next_due == T + 6_001
     assert segment.batch(T + 6_001) == {"CHECK": [(7, 1, 1, 0)]}
 
 

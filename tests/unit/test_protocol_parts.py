@@ -75,7 +75,7 @@ def test_a_part_has_no_deadline_of_its_own() -> None:
 def test_a_part_without_open_first_is_unmatched_now_and_after_park_time() -> None:
     segment = OneSegment()
     assert segment.batch(T, part(P)) == {"UNMATCHED_PART": [(1, 3, 0)]}
-    assert segment.wake_at == T + PARK
+    assert segment.next_due == T + PARK
     assert segment.batch(T + PARK) == {"UNMATCHED_PART": [(1, 3, 1)]}
     assert segment.open() == 0
 

@@ -17,8 +17,8 @@ def test_a_round_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture, monkeypa
     monkeypatch.setenv(FORMAT, "json")
     rounds.add(20, 0.5, 1.25)
     words, line = caplog.messages
-    assert words == "round: 10 records, judged in 0.50 s, visible 1.25 s later"
-    assert json.loads(line).items() >= {"event": "round", "records": 20, "judge_s": 0.5, "write_s": 1.25}.items()
+    assert words == "round: 10 records, classified in 0.50 s, visible 1.25 s later"
+    assert json.loads(line).items() >= {"event": "round", "records": 20, "classify_s": 0.5, "write_s": 1.25}.items()
     assert rounds.count == 2
 
 

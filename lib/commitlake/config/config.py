@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from commitlake.config.keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
-from commitlake.config.references import resolve
+from commitlake.config.secret_references import resolve
 from commitlake.config.values import EMBEDDED, Dedup, duration
 from commitlake.errors import ConfigError
 from commitlake.protocol.wire import Settings

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import (
     EMBEDDED,
     LEVELS,
@@ -134,8 +135,7 @@ BY_NAME = {key.name: key for key in KEYS}
 
 def masked(option: str, value: str) -> str:
     """The value of a Kafka client option as it may be shown: a secret as `***`, a reference as it is."""
-    is_reference = value.startswith(("env:", "file:", "secret:"))
-    return "***" if _SECRET.search(option) and not is_reference else value
+    return "***" if _SECRET.search(option) and not is_secret_reference(value) else value
 
 
 def unknown_key(name: str, value: object) -> ConfigError:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from commitlake.config.places import has_scheme
+from commitlake.config.locations import has_scheme
 from commitlake.protocol.durations import DAY_MS, duration_ms
 from commitlake.protocol.topic_names import NAME
 

@@ -17,21 +17,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake import config as configuration
 from commitlake.config import Config
-from commitlake.config.places import is_local
+from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
 from commitlake.coordinator.coordination import query
 from commitlake.coordinator.coordination.context import Context
+from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
-from commitlake.coordinator.coordination.recent import RecentHalves
-from commitlake.coordinator.dedup.once import Once
+from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.coordinator.forwarding.to_kafka import ToKafka
-from commitlake.coordinator.landing import judge, kafka_identity
+from commitlake.coordinator.landing import classify, kafka_identity
 from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.land import Landing
-from commitlake.coordinator.landing.landed_time import DECIDING, LandedTime
-from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.coordinator.landing.topic_admission import Topics
+from commitlake.coordinator.landing.watermark import DECIDING, Watermark
 from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
 from commitlake.coordinator.recovery import fencing, recover
 from commitlake.coordinator.recovery.fencing import Ownership
@@ -147,23 +147,25 @@ class Coordinator:
         if not is_new:
             kafka_identity.check(self.warehouse, self.config, come.position)
         self._prepare_kafka()
-        landed_time, asked = LandedTime(), self._clock.now_ms()
+        watermark, asked = Watermark(), self._clock.now_ms()
         begin = landing_start.begin(self.warehouse, self.config, come)
-        landed_time.ask(asked, {source: begin.ends[source] for source in DECIDING})
-        rules = judge.LandingRules.of(self.config)
+        watermark.ask(asked, {source: begin.ends[source] for source in DECIDING})
+        rules = classify.LandingRules.of(self.config)
         with ThreadPoolExecutor(1) as pool:
-            judgement = pool.submit(judge.judgement, rules)
+            classification = pool.submit(classify.classification, rules)
             found = self._recovered(begin.position)  # step 3
         known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
-        once = Once(self.warehouse, self.config.topics.dedup, self._clock)  # after what a kill cut short is complete
+        dedup = DedupIndex(
+            self.warehouse, self.config.topics.dedup, self._clock
+        )  # after what a kill cut short is complete
         landing = Landing(
-            self.warehouse, rules, judgement.result(), known, once, begin.position, self._clock, found.leftover
+            self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
         )
-        context = Context(self.config, self.warehouse, self._clock, RecentHalves(self.warehouse), found.inputs, once)
+        context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
         held = Held(self.config, DECIDING)
         self._stack.callback(held.close)
         start = partial(self._coordinate, found.inputs)
-        scheduler = Scheduler(context, landing, landed_time, held.ends, start, found.last_batch + 1)
+        scheduler = Scheduler(context, landing, watermark, held.ends, start, found.last_batch + 1)
         self._scheduler = scheduler  # from here on `stop` waits for its rounds
         if available_now:  # what was open is worked off with what lands first, in one batch
             self._work_off(scheduler, self._land(scheduler, begin.offsets, available_now=True))
@@ -174,7 +176,7 @@ class Coordinator:
             self._land(scheduler, begin.offsets, available_now=False)
             self._serve(scheduler)  # step 5
 
-    def _recovered(self, position: Position) -> Recovered:
+    def _recovered(self, position: LandingPosition) -> Recovered:
         def made(opened: DataFrame) -> InputTable:
             return InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock, opened)
 

@@ -34,24 +34,24 @@ _WRITTEN = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.REFUSED)
 
 
 class Round:
-    """One round. Its records were read and judged; `land` and `advance` go on side by side, `commit` follows.
+    """One round. Its records were read and classified; `land` and `advance` go on side by side, `commit` follows.
 
     Args:
         context: what all rounds of a run work with.
         timers: are told when segments have to be called next.
         landing: lands the records.
-        landed: the records, judged; None for a round in which only time has passed.
-        landed_until: landed time, ms since epoch, UTC.
+        landed: the records, classified; None for a round in which only time has passed.
+        watermark: watermark, ms since epoch, UTC.
 
     Attributes:
         shown: set when what the round decided is visible; Kafka may be asked for the next records.
     """
 
     def __init__(
-        self, context: Context, timers: Timers, landing: Landing, landed: Landed | None, landed_until: int
+        self, context: Context, timers: Timers, landing: Landing, landed: Landed | None, watermark: int
     ) -> None:
         self._context, self._timers, self._landing, self._landed = context, timers, landing, landed
-        self._landed_until = landed_until
+        self._watermark = watermark
         self._written: Future[None] = Future()
         self._recorded: Future[None] = Future()
         self.shown = threading.Event()
@@ -78,7 +78,7 @@ class Round:
         if due:
             rows.append(self._context.inputs.ticks(due))
         if rows:
-            self._context.inputs.append(in_few_tasks(reduce(DataFrame.union, rows)), self._landed_until)
+            self._context.inputs.append(in_few_tasks(reduce(DataFrame.union, rows)), self._watermark)
         return bool(rows)
 
     def commit(self, frame: DataFrame, batch_id: int) -> None:
@@ -113,7 +113,7 @@ class Round:
                 batch.complete()  # step 7
                 count(self._context.counters, batch.events)
                 batch.send_checks()  # step 8
-            batch.send_back(self._landed_until)
+            batch.send_back(self._watermark)
         finally:
             batch.release()
 

@@ -27,20 +27,22 @@ class Took:
     Attributes:
         ended_at: ms since epoch, UTC.
         records: how many records of Kafka it landed.
-        judge_s: seconds in which they were read and judged.
+        classify_s: seconds in which they were read and classified.
         write_s: seconds until they were written and what they decided was visible.
     """
 
     ended_at: int
     records: int
-    judge_s: float
+    classify_s: float
     write_s: float
 
     def line(self) -> str:
         """As it is logged: words, or JSON where the environment variable COMMITLAKE_LOG_FORMAT is json."""
         if os.environ.get(FORMAT) == "json":
             return json.dumps({"event": "round", **asdict(self)})
-        return f"round: {self.records} records, judged in {self.judge_s:.2f} s, visible {self.write_s:.2f} s later"
+        return (
+            f"round: {self.records} records, classified in {self.classify_s:.2f} s, visible {self.write_s:.2f} s later"
+        )
 
 
 class Rounds:
@@ -56,7 +58,7 @@ class Rounds:
         self._slow = 0
         self._told_at = float("-inf")
         self.count = self.records = 0
-        self.judge_s = self.write_s = 0.0
+        self.classify_s = self.write_s = 0.0
         """What all rounds took."""
         self.newest: Took | None = None
         self.alive_at = now_ms()
@@ -64,17 +66,17 @@ class Rounds:
         self.maintained_at: int | None = None
         """When a run of maintenance ended last."""
 
-    def add(self, records: int, judge_s: float, write_s: float) -> None:
+    def add(self, records: int, classify_s: float, write_s: float) -> None:
         """A round has ended."""
-        done = Took(now_ms(), records, judge_s, write_s)
+        done = Took(now_ms(), records, classify_s, write_s)
         with self._lock:
             self.count += 1
             self.records += records
-            self.judge_s += judge_s
+            self.classify_s += classify_s
             self.write_s += write_s
             self.newest, self.alive_at = done, done.ended_at
         log.info("%s", done.line())
-        self._look_whether_behind(judge_s + write_s)
+        self._look_whether_behind(classify_s + write_s)
 
     def idle(self) -> None:
         """Nothing was to be done."""

@@ -21,8 +21,8 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.timers import Timers
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.landing.land import Landed, Landing
-from commitlake.coordinator.landing.landed_time import LandedTime
-from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.round import Round
 from commitlake.coordinator.rounds import Rounds
 from commitlake.errors import KafkaError
@@ -41,7 +41,7 @@ class Scheduler:
     Args:
         context: what all rounds work with.
         landing: lands the batches.
-        landed_time: knows what Kafka held at the start: until that has landed no deadline runs.
+        watermark: knows what Kafka held at the start: until that has landed no deadline runs.
         held: asks Kafka for the next offset of each partition that decides on transactions.
         start: starts the coordination query; the first round does, unless `begin` has before.
         first_batch_id: the batch_id of that query's batch 0; ids grow over the whole life of the warehouse.
@@ -51,12 +51,12 @@ class Scheduler:
         self,
         context: Context,
         landing: Landing,
-        landed_time: LandedTime,
+        watermark: Watermark,
         held: Callable[[], Offsets],
         start: Start,
         first_batch_id: int,
     ) -> None:
-        self._context, self._landing, self._landed_time, self._held = context, landing, landed_time, held
+        self._context, self._landing, self._watermark, self._held = context, landing, watermark, held
         self._start, self._first_batch_id = start, first_batch_id
         self._coordination: StreamingQuery | None = None
         self._timers = Timers()
@@ -71,7 +71,7 @@ class Scheduler:
         """What failed first; Spark reports it as the text of a stack trace only."""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> LandingPosition:
         """How far landing has come."""
         return self._landing.position
 
@@ -83,7 +83,7 @@ class Scheduler:
     def round(self, raw: DataFrame, ends: Offsets) -> None:
         """Lands a batch of the Kafka source, and coordinates what it brought; returns when that is visible.
 
-        While the next batch is judged, the rest of this one's coordination goes on.
+        While the next batch is classified, the rest of this one's coordination goes on.
 
         Args:
             raw: the batch.
@@ -92,13 +92,13 @@ class Scheduler:
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 begun = time.monotonic()
-                if self._context.once.topics:
+                if self._context.dedup.topics:
                     self._running.result()  # what it shows takes names first
-                landed = self._landing.judge(raw, ends)
-                judged = time.monotonic()
+                landed = self._landing.classify(raw, ends)
+                classified = time.monotonic()
                 self._running.result()
                 self._play(landed)
-                self.rounds.add(landed.rows, judged - begun, time.monotonic() - judged)
+                self.rounds.add(landed.rows, classified - begun, time.monotonic() - classified)
                 self._ask()  # now, since what Spark reads next is all of this and more
 
     def tick(self) -> None:
@@ -139,14 +139,14 @@ class Scheduler:
             yield
 
     def _play(self, landed: Landed | None) -> None:
-        """One round, from judged records to visible rows: landing and coordination go on side by side.
+        """One round, from classified records to visible rows: landing and coordination go on side by side.
 
         A batch waits for the tables of the landing before it writes anything, and for the position before it is whole.
         """
         if landed is not None:
-            self._context.recent.add(landed)
+            self._context.half_cache.add(landed)
         position = self._landing.position if landed is None else landed.position
-        until = self._landed_time.landed(position)
+        until = self._watermark.landed(position)
         self._round = Round(self._context, self._timers, self._landing, landed, until)
         tasks: list[Callable[[], None]] = [self._round.land, partial(self._coordinate, self._round, until)]
         run_all(self._context.warehouse.spark, tasks)
@@ -172,12 +172,12 @@ class Scheduler:
         return self._coordination
 
     def _ask(self) -> None:
-        """Remembers what Kafka holds: when that has landed, landed time is now. It stands still while Kafka is away."""
+        """Remembers what Kafka holds: when that has landed, the watermark is now. It stands still without Kafka."""
         asked = self._context.clock.now_ms()
         try:
-            self._landed_time.ask(asked, self._held())
+            self._watermark.ask(asked, self._held())
         except KafkaError as error:
-            log.debug("landed time stands still: %s", error)
+            log.debug("the watermark stands still: %s", error)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[bool]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from commitlake.config import Config
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 from commitlake.errors import ConfigError, EmbeddedBrokerError
 from commitlake.kafka import parent_watch
 from commitlake.spark import runtime

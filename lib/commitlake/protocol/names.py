@@ -39,7 +39,7 @@ class Claims(NamedTuple):
         return Claims(*(column[which] for column in self))
 
 
-class Verdict(NamedTuple):
+class ClaimResult(NamedTuple):
     """For each claim whether it is refused, and the place that holds the name; 0 where it is not refused."""
 
     refused: Flags
@@ -68,7 +68,7 @@ class Names:
         """How many there are, some of them expired."""
         return len(self._old.name) + len(self._recent.name)
 
-    def claim(self, claims: Claims, now: int) -> Verdict:
+    def claim(self, claims: Claims, now: int) -> ClaimResult:
         """Give names to messages, the first come first; those that get theirs hold it from now on.
 
         A record is refused whole. One that holds its name already, since it was written before a kill, gets it again.
@@ -78,16 +78,16 @@ class Names:
             now: ms since epoch, UTC, which no message's time moves: what has expired by then may be forgotten.
         """
         held, again = self._holders(claims)
-        verdict = Verdict(held.refused & ~again, np.where(again, 0, held.holder))
+        verdict = ClaimResult(held.refused & ~again, np.where(again, 0, held.holder))
         if verdict.refused.any() or len(np.unique(claims.name)) < len(claims.name):
             _settle(claims, verdict, np.flatnonzero(~again), self._window_ms)
         self._add(claims.chosen(~verdict.refused & ~again), now)
         return verdict
 
-    def _holders(self, claims: Claims) -> tuple[Verdict, Flags]:
+    def _holders(self, claims: Claims) -> tuple[ClaimResult, Flags]:
         """Whether the newest message of a name holds it yet, and whether one of them is the claim's own."""
         size = len(claims.name)
-        verdict, again = Verdict(np.zeros(size, bool), np.zeros(size, np.int64)), np.zeros(size, bool)
+        verdict, again = ClaimResult(np.zeros(size, bool), np.zeros(size, np.int64)), np.zeros(size, bool)
         for names in (self._old, self._recent):  # where both have a name, the recent one is the newer
             found = np.searchsorted(names.name, claims.name, side="right") - 1  # of equal names the newest is the last
             at = _same(names, found, claims, np.arange(size))
@@ -119,7 +119,7 @@ def _merged(old: Claims, new: Claims) -> Claims:
     return Claims(*(np.insert(mine, at, theirs) for mine, theirs in zip(old, new, strict=True)))
 
 
-def _settle(claims: Claims, verdict: Verdict, new: Places, window_ms: int) -> None:
+def _settle(claims: Claims, verdict: ClaimResult, new: Places, window_ms: int) -> None:
     """One record after the other, of the new ones that could meet a name: few, unless a flood repeats itself."""
     _, number, times = np.unique(claims.name, return_inverse=True, return_counts=True)
     doubtful = np.isin(claims.place, claims.place[verdict.refused | (times[number] > 1)])

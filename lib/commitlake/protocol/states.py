@@ -107,5 +107,5 @@ class Event(IntEnum):
     """An op without an open message: its resolution reads the tables, which know what the message became."""
     UNMATCHED_PART = 7
     """A further half message without an open first one: its resolution reads what the first became."""
-    WAKE = 8
+    NEXT_DUE = 8
     """When the segment has to be called next."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from commitlake.config.places import has_scheme, is_local, local_path
+from commitlake.config.locations import has_scheme, is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.protocol.topic_names import path_name
 
@@ -85,7 +85,7 @@ def file_time_ms(place: str, name: str, options: Options = None) -> int | None:
     return None if found.mtime_ns is None else int(found.mtime_ns) // 1_000_000
 
 
-class Table:
+class Snapshot:
     """A snapshot of a table, which `refresh` renews.
 
     Args:

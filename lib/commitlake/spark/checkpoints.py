@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 from commitlake.config import Config
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 
 
 def fresh(config: Config, query: str, epoch: int) -> str:

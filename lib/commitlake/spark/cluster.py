@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from commitlake.config import Config
-from commitlake.config.places import has_scheme, is_local
+from commitlake.config.locations import has_scheme, is_local
 from commitlake.errors import ConfigError, SetupError, root_reason
 from commitlake.spark import executors, runtime
 from commitlake.spark.session import is_one_machine

@@ -8,7 +8,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 
-class Files:
+class FileSystem:
     """The file system of a place.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commitlake.config import Config
-from commitlake.config.places import is_local
+from commitlake.config.locations import is_local
 from commitlake.errors import SetupError
 from commitlake.spark import class_archive, given, runtime
 
@@ -110,7 +110,7 @@ LOCAL_SETTINGS = {
 
 # A query with a wide plan that is stopped in the middle overflows the default stack of 1 MiB.
 # Java never compiles a method above 8 000 bytecodes, and Spark makes one of each wide plan: interpreted, the records of
-# `half` took 4 times as long to judge and those of `op` 3.5 times (see docs/benchmarks.md).
+# `half` took 4 times as long to classify and those of `op` 3.5 times (see docs/benchmarks.md).
 # The optimising compiler waits five times longer than by default: in the first minutes it took a third of all CPU, and
 # a round 4.7 s of CPU instead of 3.4 s, since most of what it compiled was soon replaced.
 _JAVA_OPTIONS = (

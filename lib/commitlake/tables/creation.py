@@ -10,12 +10,12 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from commitlake.errors import WarehouseError
-from commitlake.tables.schemas import Table
+from commitlake.tables.schemas import TableLayout
 
 log = logging.getLogger(__name__)
 
 
-def create_at_path(spark: SparkSession, path: str, table: Table) -> None:
+def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
     """Creates a table at a path, unless it is there.
 
     Args:
@@ -31,7 +31,7 @@ def create_at_path(spark: SparkSession, path: str, table: Table) -> None:
     builder.execute()
 
 
-def create_in_catalog(spark: SparkSession, name: str, table: Table, more: Mapping[str, str]) -> None:
+def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> None:
     """Creates a table with a quoted catalog name, unless it is there. Delta's builder takes no catalog, SQL does.
 
     Args:
@@ -46,7 +46,7 @@ def create_in_catalog(spark: SparkSession, name: str, table: Table, more: Mappin
     spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({fields}) USING delta {partitions} TBLPROPERTIES ({properties})")
 
 
-def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: Table) -> None:
+def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: TableLayout) -> None:
     """Brings a table of an older version to the columns of this one.
 
     Args:
@@ -70,7 +70,7 @@ def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], ta
         raise WarehouseError(message)
 
 
-def _added_since(found: list[str], table: Table) -> list[str]:
+def _added_since(found: list[str], table: TableLayout) -> list[str]:
     """Columns that came with later versions, as SQL adds them; none in a table of another application."""
     if found != [name for name in table.columns if name in found]:
         return []

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
-from commitlake.spark.files import Files
+from commitlake.spark.files import FileSystem
 
 _MOST = 5_000
 """Commits to look at, each a small file: maintenance compacts a table long before it has so many."""
@@ -30,7 +30,7 @@ def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool |
     Returns:
         None when the log is not where a table without a catalog has it.
     """
-    files = Files(spark, place)
+    files = FileSystem(spark, place)
     if _commit(files, newest) is None:
         return None
     added: set[str] = set()
@@ -45,7 +45,7 @@ def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool |
     return newest <= since + _MOST
 
 
-def _commit(files: Files, version: int) -> list[dict[str, Any]] | None:
+def _commit(files: FileSystem, version: int) -> list[dict[str, Any]] | None:
     text = files.read(f"_delta_log/{version:020}.json")
     return None if text is None else [json.loads(line) for line in text.splitlines() if line]
 

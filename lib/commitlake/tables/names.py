@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from commitlake.protocol.topic_names import path_name
-from commitlake.tables.schemas import TABLES, TOPIC, Table
+from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
 
 _TOPICS = "topics/"
 
@@ -26,7 +26,7 @@ class TableName(str):
         return self.removeprefix(_TOPICS) if self.startswith(_TOPICS) else None
 
     @property
-    def layout(self) -> Table:
+    def layout(self) -> TableLayout:
         """Columns, partitions and properties."""
         return TABLES[self] if self.topic is None else TOPIC
 

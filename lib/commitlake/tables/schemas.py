@@ -63,7 +63,7 @@ _TOPIC_LOG = {"delta.logRetentionDuration": "interval 30 days", FILE_RETENTION: 
 
 
 @dataclass(frozen=True)
-class Table:
+class TableLayout:
     """One Delta table.
 
     Attributes:
@@ -255,35 +255,37 @@ OPEN_ROWS = f"""{REENTRIES}bigint    landing_id
 string    timing
 """
 
-TOPIC = Table(
+TOPIC = TableLayout(
     columns(TOPIC_COLUMNS),
     ("queue_id",),
     ("source", "source_queue", "source_offset", "stored_at", "visible_at", "batch_id"),
     append_only=True,
 )
 
-TABLES: dict[str, Table] = {
-    "half": Table(columns(HALF), ("queue",), ("queue_offset", "first_queue", "first_offset", "stored_at")),
-    "op": Table(columns(OP), ("queue",), ("op_offset", "stored_at")),
-    "delayed": Table(columns(DELAYED), ("queue",), ("queue_offset", "stored_at", "deliver_at")),
-    "transactions": Table(columns(TRANSACTIONS), ("queue",), ("half_offset", "stored_at", "resolved_at", "batch_id")),
-    "deliveries": Table(
+TABLES: dict[str, TableLayout] = {
+    "half": TableLayout(columns(HALF), ("queue",), ("queue_offset", "first_queue", "first_offset", "stored_at")),
+    "op": TableLayout(columns(OP), ("queue",), ("op_offset", "stored_at")),
+    "delayed": TableLayout(columns(DELAYED), ("queue",), ("queue_offset", "stored_at", "deliver_at")),
+    "transactions": TableLayout(
+        columns(TRANSACTIONS), ("queue",), ("half_offset", "stored_at", "resolved_at", "batch_id")
+    ),
+    "deliveries": TableLayout(
         columns(DELIVERIES), ("queue",), ("source", "queue_offset", "deliver_at", "resolved_at", "batch_id")
     ),
-    "discarded": Table(columns(DISCARDED), ("queue",), ("queue_offset", "stored_at", "discarded_at", "batch_id")),
-    "checks": Table(columns(CHECKS), ("queue",), ("half_offset", "requested_at", "batch_id")),
-    "batches": Table(columns(BATCHES), (), ("batch_id", "completed_at")),
-    "epochs": Table(columns(EPOCHS), (), ("epoch", "started_at")),
-    "destinations": Table(columns(DESTINATIONS), (), ("created_at",)),
-    "rejected": Table(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
+    "discarded": TableLayout(columns(DISCARDED), ("queue",), ("queue_offset", "stored_at", "discarded_at", "batch_id")),
+    "checks": TableLayout(columns(CHECKS), ("queue",), ("half_offset", "requested_at", "batch_id")),
+    "batches": TableLayout(columns(BATCHES), (), ("batch_id", "completed_at")),
+    "epochs": TableLayout(columns(EPOCHS), (), ("epoch", "started_at")),
+    "destinations": TableLayout(columns(DESTINATIONS), (), ("created_at",)),
+    "rejected": TableLayout(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
     # How far the queries of `topics.to_kafka` came.
-    "forwarded": Table(columns(FORWARDED), (), ("next_version",)),
+    "forwarded": TableLayout(columns(FORWARDED), (), ("next_version",)),
     # Each run of retention: what ended before `ended_before` may be gone.
-    "maintenance": Table(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
+    "maintenance": TableLayout(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
     # Each complete landing: where the next one goes on.
-    "positions": Table(columns(POSITIONS), (), ("landing_id",)),
+    "positions": TableLayout(columns(POSITIONS), (), ("landing_id",)),
     # Rows that coordination sends back to its own input; no reader outside needs them.
-    "reentries": Table(columns(REENTRIES), (), ("batch_id",)),
+    "reentries": TableLayout(columns(REENTRIES), (), ("batch_id",)),
     # What was open when maintenance ran last, so that a start works out only what came since.
-    "open_rows": Table(columns(OPEN_ROWS), (), ("kind",)),
+    "open_rows": TableLayout(columns(OPEN_ROWS), (), ("kind",)),
 }

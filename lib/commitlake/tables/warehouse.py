@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from commitlake.errors import WarehouseError, root_reason
 from commitlake.protocol.topic_names import from_path_name
-from commitlake.spark.files import Files
+from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
 from commitlake.tables import kept_versions
@@ -263,7 +263,7 @@ class Warehouse:
         return self.table(name).history(limit).select("version", "userMetadata").collect()
 
     def _directory_topics(self) -> Iterable[str]:
-        return Files(self.spark, self.root).directories("topics")
+        return FileSystem(self.spark, self.root).directories("topics")
 
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)

@@ -166,8 +166,8 @@ class InMemoryCoordinator:
         """
         until = self.now + _milliseconds(duration)
         self._settle()
-        while (wake_at := self._wake_at()) <= until:
-            self.now = max(self.now, int(wake_at))
+        while (next_due := self._next_due()) <= until:
+            self.now = max(self.now, int(next_due))
             self._settle()
         self.now = until
         self._settle()
@@ -229,13 +229,13 @@ class InMemoryCoordinator:
     def _settle(self) -> None:
         """Work off what has come and what is due, until nothing is left to do at this time."""
         self._ask()
-        while self._unread or self._segments.next or self._wake_at() <= self.now:
+        while self._unread or self._segments.next or self._next_due() <= self.now:
             self._round()
             self._ask()
 
-    def _wake_at(self) -> float:
+    def _next_due(self) -> float:
         """When the next segment has to be called, ms since epoch, UTC; infinite when none has."""
-        return min(self._segments.wake_at.values(), default=inf)
+        return min(self._segments.next_due.values(), default=inf)
 
     def _round(self) -> None:
         messages, ops = self._land()

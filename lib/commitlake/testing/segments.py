@@ -26,7 +26,7 @@ class Segments:
     def __init__(self, rules: Rules) -> None:
         self.rules, self.ledger = rules, Ledger(rules)
         self.states: dict[Key, bytes] = {}
-        self.wake_at: dict[Key, int] = {}
+        self.next_due: dict[Key, int] = {}
         self.next: list[Keyed] = []
 
     def land(self, message: LandedMessage) -> None:
@@ -35,7 +35,7 @@ class Segments:
 
     def crash(self) -> None:
         """The checkpoint is lost: what is open, or has landed and was not yet read, comes again from the tables."""
-        self.states, self.wake_at = {}, {}
+        self.states, self.next_due = {}, {}
         self.next = self.ledger.rebuild()
 
     def batch(self, now: int, landed: int, read: Sequence[LandedMessage], ops: Sequence[LandedOp]) -> None:
@@ -43,7 +43,7 @@ class Segments:
 
         Args:
             now: its time, ms since epoch, UTC.
-            landed: landed time, ms since epoch, UTC.
+            landed: watermark, ms since epoch, UTC.
             read: messages that it reads, which have landed.
             ops: ops that it reads.
         """
@@ -53,7 +53,7 @@ class Segments:
         for src, queue, row in rows:
             arrived.setdefault((src, queue, int(row["offset"][0]) // SEGMENT_SIZE), []).append(row)
         events, tick = [], make(ROW, 1, kind=Kind.TICK)
-        for key in {**arrived, **{key: None for key, at in self.wake_at.items() if at <= landed}}:
+        for key in {**arrived, **{key: None for key, at in self.next_due.items() if at <= landed}}:
             events += self._advance(key, np.concatenate([*arrived.get(key, []), tick]), now, landed)
         self.ledger.again = []
         self.ledger.record(now, events)
@@ -62,13 +62,13 @@ class Segments:
     def _advance(self, key: Key, rows: Rows, now: int, landed: int) -> list[Occurred]:
         step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules, landed)
         self.states.pop(key, None)
-        self.wake_at.pop(key, None)
-        assert (step.wake_at is None) == (len(step.state) == 0), (
+        self.next_due.pop(key, None)
+        assert (step.next_due is None) == (len(step.state) == 0), (
             "a segment with nothing open has no state, and no other sleeps for ever"
         )
-        if step.wake_at is not None:
-            assert step.wake_at > min(now, landed), "an immediate wake-up would never end"
-            self.states[key], self.wake_at[key] = pack(step.state), step.wake_at
+        if step.next_due is not None:
+            assert step.next_due > min(now, landed), "an immediate wake-up would never end"
+            self.states[key], self.next_due[key] = pack(step.state), step.next_due
         return [(*key[:2], event) for event in step.events]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from commitlake.config import Config
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
 from commitlake.protocol.clock import now_ms
@@ -26,7 +26,7 @@ SELECT o.source AS source, o."partition" AS queue, o.next AS next FROM (
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at.
 
     Attributes:
@@ -40,82 +40,82 @@ class Finding:
     detail: str
 
 
-def examine(config: Config) -> Iterator[Finding]:
+def examine(config: Config) -> Iterator[Diagnosis]:
     """Look at everything; what can't be looked at is a finding too."""
     with opened(config.warehouse) as tables:
-        checks: tuple[Callable[[Tables, Config], Finding], ...] = (
+        checks: tuple[Callable[[Tables, Config], Diagnosis], ...] = (
             _tables, _disk, _coordinator, _pending, _discards, _rejects, _files, _kafka,
         )  # fmt: skip
         for check in checks:
             try:
                 yield check(tables, config)
             except CommitLakeError as error:
-                yield Finding(check.__name__.removeprefix("_"), False, str(error))
+                yield Diagnosis(check.__name__.removeprefix("_"), False, str(error))
 
 
-def _tables(tables: Tables, config: Config) -> Finding:
+def _tables(tables: Tables, config: Config) -> Diagnosis:
     tables.open("half", "op", "transactions", "batches", "epochs", "rejected", "positions")
     batch = tables.rows("SELECT max(batch_id) AS n FROM batches")["n"][0].as_py()
-    return Finding("tables", True, f"{config.warehouse}, up to batch {batch}")
+    return Diagnosis("tables", True, f"{config.warehouse}, up to batch {batch}")
 
 
-def _disk(tables: Tables, config: Config) -> Finding:
+def _disk(tables: Tables, config: Config) -> Diagnosis:
     if not is_local(config.warehouse):
-        return Finding("disk", True, "not a local one")
+        return Diagnosis("disk", True, "not a local one")
     space = shutil.disk_usage(local_path(config.warehouse))
     part = space.free / space.total
     text = f"{space.free / 2**30:.0f} GiB free, {part:.0%}"
-    return Finding("disk", part > _LEAST_FREE, text if part > _LEAST_FREE else f"{text}; make room, or move it")
+    return Diagnosis("disk", part > _LEAST_FREE, text if part > _LEAST_FREE else f"{text}; make room, or move it")
 
 
-def _coordinator(tables: Tables, config: Config) -> Finding:
+def _coordinator(tables: Tables, config: Config) -> Diagnosis:
     tables.open("epochs")
     newest = tables.rows("SELECT epoch, host, pid, started_at, version FROM epochs ORDER BY epoch DESC LIMIT 1")
     if not newest.num_rows:
-        return Finding("coordinator", False, "none ever ran; start one")
+        return Diagnosis("coordinator", False, "none ever ran; start one")
     row = newest.to_pylist()[0]
     text = f"epoch {row['epoch']} on {row['host']}, pid {row['pid']}, version {row['version']}"
     if liveness.runs(config):
-        return Finding("coordinator", True, text)
+        return Diagnosis("coordinator", True, text)
     seen = liveness.text_of(liveness.last_seen_ms(tables, config))
-    return Finding("coordinator", False, f"none runs; the last one was {text}, seen last at {seen}; start one")
+    return Diagnosis("coordinator", False, f"none runs; the last one was {text}, seen last at {seen}; start one")
 
 
-def _pending(tables: Tables, config: Config) -> Finding:
+def _pending(tables: Tables, config: Config) -> Diagnosis:
     open_transactions.make(tables)
     age = f"coalesce({now_ms()} - min(epoch_ms(stored_at)), 0)"
     row = tables.rows(f"SELECT count(*) AS n, {age} AS age FROM {open_transactions.VIEW}").to_pylist()[0]
     most = config.transaction.timeout_ms + 3 * config.transaction.check_interval_ms
     text = f"{row['n']} transactions, the oldest {row['age'] / 1_000:.0f} s old"
     is_well = row["age"] <= most
-    return Finding("pending", is_well, text if is_well else f"{text}; `commitlake tx hanging` names their groups")
+    return Diagnosis("pending", is_well, text if is_well else f"{text}; `commitlake tx hanging` names their groups")
 
 
-def _discards(tables: Tables, config: Config) -> Finding:
+def _discards(tables: Tables, config: Config) -> Diagnosis:
     sql = f"""SELECT count(*) AS n FROM transactions
               WHERE state = 'DISCARDED' AND resolved_at >= {moment(now_ms() - _DAY_MS)}"""
     count = tables.rows(sql)["n"][0].as_py()
     text = f"{count} half messages in the last day"
-    return Finding("discarded", count == 0, text if not count else f"{text}; `commitlake tx list --state DISCARDED`")
+    return Diagnosis("discarded", count == 0, text if not count else f"{text}; `commitlake tx list --state DISCARDED`")
 
 
-def _rejects(tables: Tables, config: Config) -> Finding:
+def _rejects(tables: Tables, config: Config) -> Diagnosis:
     sql = f"SELECT count(*) AS n FROM rejected WHERE rejected_at >= {moment(now_ms() - _DAY_MS)}"
     count = tables.rows(sql)["n"][0].as_py()
     text = f"{count} records in the last day"
-    return Finding("rejected", count == 0, text if not count else f"{text}; `commitlake rejected`")
+    return Diagnosis("rejected", count == 0, text if not count else f"{text}; `commitlake rejected`")
 
 
-def _files(tables: Tables, config: Config) -> Finding:
+def _files(tables: Tables, config: Config) -> Diagnosis:
     counts = {name: tables.files(name).num_rows for name in ("half", "op", "transactions")}
     most = max(counts.values())
     text = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return Finding("files", most < _MOST_FILES, text if most < _MOST_FILES else f"{text}; does maintenance run?")
+    return Diagnosis("files", most < _MOST_FILES, text if most < _MOST_FILES else f"{text}; does maintenance run?")
 
 
-def _kafka(tables: Tables, config: Config) -> Finding:
+def _kafka(tables: Tables, config: Config) -> Diagnosis:
     if config.kafka.is_embedded:
-        return Finding("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
+        return Diagnosis("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
     prefix = config.kafka.topic_prefix
     lag = sum(
@@ -124,4 +124,4 @@ def _kafka(tables: Tables, config: Config) -> Finding:
         for queue, end in ends.items()
     )
     text = f"{config.kafka.bootstrap_servers}: {lag} records have not landed"
-    return Finding("kafka", lag <= _MOST_LAG, text if lag <= _MOST_LAG else f"{text}; does a coordinator run?")
+    return Diagnosis("kafka", lag <= _MOST_LAG, text if lag <= _MOST_LAG else f"{text}; does a coordinator run?")

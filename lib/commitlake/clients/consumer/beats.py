@@ -12,7 +12,7 @@ from typing import Any
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 from commitlake.reading.table import Options
 
 _FOLDER = "_beats"

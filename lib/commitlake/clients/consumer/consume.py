@@ -15,7 +15,7 @@ from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES, Handler, Runner
-from commitlake.clients.consumer.subscription import Plan, Subscription
+from commitlake.clients.consumer.subscription import ReadOptions, Subscription
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.reading.table import Options, location
@@ -70,7 +70,7 @@ def consume(
     poll_s, lease_s = seconds("poll", poll), seconds("lease", lease)
     begin_ms, name = start_ms(start), checked_group(group)
     plans = {
-        each: Plan(
+        each: ReadOptions(
             location(settings.warehouse, f"topics/{each}"),
             *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
             *(settings.receipts_retention_ms, storage_options),
@@ -87,7 +87,7 @@ class Consumer:
     one, when its messages are at their end, or when nobody holds it or a message of it any more. See `consume`.
     """
 
-    def __init__(self, plans: Mapping[str, Plan], poll_s: float) -> None:
+    def __init__(self, plans: Mapping[str, ReadOptions], poll_s: float) -> None:
         self.topics = tuple(plans)
         self.group = next(iter(plans.values())).group
         self._plans, self._poll_s = plans, poll_s

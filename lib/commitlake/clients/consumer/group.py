@@ -13,10 +13,10 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from commitlake.clients.consumer import shares, tables
+from commitlake.clients.consumer import assignment, tables
+from commitlake.clients.consumer.assignment import State
 from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.receipts import Receipts
-from commitlake.clients.consumer.shares import State
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options
 
@@ -117,7 +117,7 @@ def kept_state(receipts_at: str, group: str, topic: str, options: Options = None
 
 def kept_receipts(receipts_at: str, group: str, topic: str, options: Options = None) -> Receipts:
     """The receipts of a group, whether or not an instance of it runs."""
-    first_rounds = shares.first_rounds(kept_state(receipts_at, group, topic, options))
+    first_rounds = assignment.first_rounds(kept_state(receipts_at, group, topic, options))
     return Receipts(f"{receipts_at}/receipts", group, topic, options, first_rounds)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from commitlake.clients.consumer import shares
+from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
@@ -53,7 +53,7 @@ class Keeper:
         receipts: Receipts,
         me: str,
         lease_s: float,
-        first: shares.State,
+        first: assignment.State,
         queues: Collection[int],
         is_patient: bool,
         retention_ms: int,
@@ -62,7 +62,7 @@ class Keeper:
         self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
-        self._watch = shares.Watch(lease_s)
+        self._watch = assignment.Watch(lease_s)
         self._unread, self._known = set(queues), set[int]()
         self._gone: set[str] = set()
         self._begin = time.monotonic()
@@ -158,31 +158,31 @@ class Keeper:
         self._last_turn = time.monotonic()
         kept: set[int] = set()
 
-        def to(before: shares.State | None) -> shares.State:
+        def to(before: assignment.State | None) -> assignment.State:
             state = before or self._first
             mine, places = (held, cursors) if self._follows(state) else (set(), {})
             kept.clear()
-            kept.update(mine & shares.owned(state, self._me).keys())
+            kept.update(mine & assignment.owned(state, self._me).keys())
             self._show_life()
-            return shares.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
+            return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
         has_new = self.lanes.follow(state, self._me, kept)
-        self._receipts.first_rounds = shares.first_rounds(state)
+        self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, len(state["members"])
         if has_new or time.monotonic() - self._last_look > _LOOK_S:
             self.lanes.set_waiting(self._receipts.waiting())
             self._last_look = time.monotonic()
         self._unread = queues - {int(queue) for queue, share in state["queues"].items() if share["owner"]}
 
-    def _follows(self, state: shares.State) -> bool:
+    def _follows(self, state: assignment.State) -> bool:
         """Whether the lanes are of this reading; after a rewind those of before must move no cursor.
 
         Who owns a queue does not tell: a turn may fail after its commit, and before the lanes are new.
         """
-        return shares.first_rounds(state) == self._receipts.first_rounds
+        return assignment.first_rounds(state) == self._receipts.first_rounds
 
     def _write(self) -> tuple[dict[int, Any], set[int]]:
         """Write receipts; the cursors that hold now, and the queues that must be kept."""
@@ -219,9 +219,9 @@ class Keeper:
     def _leave(self) -> None:
         cursors, _ = self._write()
 
-        def to(before: shares.State | None) -> shares.State:
+        def to(before: assignment.State | None) -> assignment.State:
             state = before or self._first
-            return shares.leave(state, self._me, cursors if self._follows(state) else {})
+            return assignment.leave(state, self._me, cursors if self._follows(state) else {})
 
         self._group.change(to)
         self._group.beats.end(self._me)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from commitlake.clients.consumer import shares
+from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.receipts import Receipt
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
@@ -225,7 +225,7 @@ class Lanes:
         with self._lock:
             self._receipts[:0] = receipts
 
-    def follow(self, state: shares.State, me: str, held: Collection[int]) -> bool:
+    def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
         """Read what this instance owns now; whether any lane is new.
 
         Args:
@@ -233,10 +233,10 @@ class Lanes:
             me: this instance.
             held: queues that were owned and held before; a lane of another queue begins anew, if at all.
         """
-        mine, due = shares.owned(state, me), shares.due(state)
+        mine, due = assignment.owned(state, me), assignment.due(state)
         with self._lock:
             kept = {queue: lane for queue, lane in self._lanes.items() if queue in mine and queue in held}
-            first = shares.first_rounds(state)[-1]
+            first = assignment.first_rounds(state)[-1]
             new = {queue: _lane(mine[queue], first) for queue in mine if queue not in kept}
             for queue, lane in self._lanes.items():
                 lane.is_closing |= queue not in kept or due[queue] != me

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 from commitlake.protocol.topic_names import from_path_name
 
 

@@ -8,7 +8,7 @@ import weakref
 from commitlake.clients.consumer.arguments import seconds
 from commitlake.clients.consumer.keeper import Keeper
 from commitlake.clients.consumer.lanes import Handed
-from commitlake.clients.consumer.receipts import Outcome, Receipt
+from commitlake.clients.consumer.receipts import Attempt, Receipt
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import Duration
 
@@ -35,7 +35,7 @@ class Outcomes:
             log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
             return
         for part in handed:
-            outcome = Outcome(state, part.attempt, part.round, due_ms, remark, now_ms())
+            outcome = Attempt(state, part.attempt, part.round, due_ms, remark, now_ms())
             self._member.lanes.finish(part, Receipt(part.rows, part.indexes, outcome))
 
     def retry(self, handed: list[Handed], after: Duration, most: int, remark: str | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 
-from commitlake.clients.consumer import shares
+from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.arguments import start_ms
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state
@@ -23,7 +23,7 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import ConsumerError, WarehouseError
 from commitlake.protocol.clock import now_ms
-from commitlake.reading.table import Options, Table, folders, location
+from commitlake.reading.table import Options, Snapshot, folders, location
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int,
     """
     for group, topic in sorted(_names(conf, options)):
         try:
-            state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
-            found = _behind(conf, topic, shares.cursors(state), options, _EXACT_ROWS)
+            state = kept_state(conf.receipts_place, group, topic, options) or assignment.EMPTY
+            found = _behind(conf, topic, assignment.cursors(state), options, _EXACT_ROWS)
         except UNREADABLE as error:
             log.info("not known how far the group %s is behind in %s: %s", group, topic, error)
         else:
@@ -100,10 +100,10 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
     closing = 0
 
-    def rewound(before: shares.State | None) -> shares.State:
+    def rewound(before: assignment.State | None) -> assignment.State:
         nonlocal closing  # outranks all of before, also of a rewind at the same moment, and is outranked by what comes
-        closing = max(receipts.last_round(), shares.first_rounds(before)[-1]) + 1
-        return shares.rewound(before, texts, closing + 1)
+        closing = max(receipts.last_round(), assignment.first_rounds(before)[-1]) + 1
+        return assignment.rewound(before, texts, closing + 1)
 
     Group(conf.receipts_place, group, topic, options).change(rewound)
     # Afterwards: a command that dies in between lets what waits come twice, and would lose it the other way round.
@@ -119,7 +119,7 @@ def delete(conf: Config, topic: str, group: str, options: Options = None) -> Non
     """
     _known(conf, topic, group, options)
     kept = Group(conf.receipts_place, group, topic, options)
-    members = (kept.read() or shares.EMPTY)["members"]
+    members = (kept.read() or assignment.EMPTY)["members"]
     if members and _is_alive(kept, members):
         msg = f"group {group!r} of the topic {topic} has instances that are alive; stop them first"
         raise ConsumerError(msg)
@@ -153,18 +153,18 @@ def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
     """Group and topic of each table of a group."""
     for folder in folders(f"{conf.receipts_place}/{FOLDER}", options):
         try:
-            rows = Table(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
+            rows = Snapshot(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
         except UNREADABLE:
             continue  # it is being made, or broken
         yield from ((row["consumer_group"], row["topic"]) for row in rows.to_pylist() if json.loads(row["state"]))
 
 
 def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, Any]:
-    state = kept_state(conf.receipts_place, group, topic, options) or shares.EMPTY
+    state = kept_state(conf.receipts_place, group, topic, options) or assignment.EMPTY
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
     behind: tuple[int | None, datetime | None] = None, None
     try:
-        behind = _behind(conf, topic, shares.cursors(state), options)
+        behind = _behind(conf, topic, assignment.cursors(state), options)
     except UNREADABLE as error:
         log.warning("not known how far the group %s is behind in %s: %s", group, topic, error)
     return {

@@ -23,7 +23,7 @@ from deltalake import DeltaTable, write_deltalake
 from commitlake.clients.consumer import tables
 from commitlake.clients.consumer.rows import Place, Rows, place_of
 from commitlake.protocol.clock import now_ms
-from commitlake.reading.table import Options, Table
+from commitlake.reading.table import Options, Snapshot
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 TAKEN = (
@@ -62,7 +62,7 @@ SELECT * FROM rows QUALIFY row_number() OVER (
 """
 
 
-class Outcome(NamedTuple):
+class Attempt(NamedTuple):
     """What became of one attempt.
 
     Attributes:
@@ -87,7 +87,7 @@ class Receipt(NamedTuple):
 
     rows: Rows
     indexes: Sequence[int]
-    outcome: Outcome
+    outcome: Attempt
 
 
 class Receipts:
@@ -110,7 +110,7 @@ class Receipts:
         self._place, self._group, self._topic, self._options = place, group, topic, options
         self._written = 0
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
-        self._table = Table(place, options)
+        self._table = Snapshot(place, options)
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
 
@@ -219,7 +219,7 @@ class Receipts:
             self._open[place] = row
 
 
-def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Outcome]) -> pa.Table:
+def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Attempt]) -> pa.Table:
     """Rows of the table: the columns `TAKEN` of messages, and what became of the first of `counts`, of the next, ..."""
     own = pa.table(
         {

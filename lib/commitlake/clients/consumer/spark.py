@@ -80,7 +80,7 @@ class SparkReceipts:
         taken = messages.select(*receipt_table.TAKEN).toArrow()
         if taken.num_rows:
             now = now_ms()
-            one = receipt_table.Outcome(state, 1, 0, None, remark, now)
+            one = receipt_table.Attempt(state, 1, 0, None, remark, now)
             self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [taken.num_rows], [one]))
 
 

@@ -53,7 +53,7 @@ class Flag(Protocol):
         """Whether to stop."""
 
 
-class Plan(NamedTuple):
+class ReadOptions(NamedTuple):
     """How a topic is read.
 
     Attributes:
@@ -88,7 +88,7 @@ class Subscription:
         stop: ends all waiting.
     """
 
-    def __init__(self, topic: str, plan: Plan, stop: Flag) -> None:
+    def __init__(self, topic: str, plan: ReadOptions, stop: Flag) -> None:
         self.topic = topic
         self._plan, self._stop = plan, stop
         self._table: Topic | None = None

@@ -17,7 +17,7 @@ from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
 from commitlake.clients.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.reading.parquet import ParquetRows
-from commitlake.reading.table import Options, Table
+from commitlake.reading.table import Options, Snapshot
 
 BUDGET = 4 << 20
 """Bytes of files that are looked at together: their keys are in memory, some 100 bytes a row."""
@@ -34,7 +34,7 @@ class Topic:
     """
 
     def __init__(self, place: str, options: Options = None) -> None:
-        self._table = Table(place, options)
+        self._table = Snapshot(place, options)
         self.schema = self._table.schema
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
@@ -230,12 +230,12 @@ def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
     return zip(files["path"].to_pylist(), files["partition.queue_id"].to_pylist(), strict=True)
 
 
-def statistics(files: pa.Table) -> window.Files:
+def statistics(files: pa.Table) -> window.FileStatistics:
     """Statistics of files, wide where there are none."""
     rows, nulls = files["num_records"], _column(files, "null_count.batch_id")
     all_normal = pc.equal(nulls, rows).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
     has_normal = pc.greater(nulls, 0).fill_null(True).to_numpy(zero_copy_only=False).astype(bool)
-    return window.Files(
+    return window.FileStatistics(
         written=_filled(files, "modification_time", 0),
         size=_filled(files, "size_bytes", 0),
         first_batch=np.where(all_normal, _HIGHEST, _filled(files, "min.batch_id", -1)),

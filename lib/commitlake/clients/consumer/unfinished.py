@@ -6,7 +6,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as pads
 
-from commitlake.clients.consumer import shares
+from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import kept_receipts, kept_state
 from commitlake.clients.consumer.receipts import SCHEMA, STATES
@@ -14,7 +14,7 @@ from commitlake.clients.consumer.rows import PLACE_COLUMNS
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
-from commitlake.reading.table import Options, Table, location
+from commitlake.reading.table import Options, Snapshot, location
 
 _COLUMNS = ("visible_at", "message_id", "transaction_id", "tags", "keys", "properties", *PLACE_COLUMNS)
 _SQL = f"""
@@ -69,7 +69,7 @@ def unfinished(
     wanted = Filter(tags, where)
     table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
     state = kept_state(conf.receipts_place, group, topic, options)
-    cursors = None if state is None else shares.cursors(state)
+    cursors = None if state is None else assignment.cursors(state)
     receipts = _receipts(conf, group, topic, options)
     offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
     rows = table.unfinished(cursors, offsets, _COLUMNS)
@@ -78,14 +78,14 @@ def unfinished(
         db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
         most = "" if limit is None else f" LIMIT {int(limit)}"
-        params = {"first_round": shares.first_rounds(state)[-1]}
+        params = {"first_round": assignment.first_rounds(state)[-1]}
         return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}", params=params).to_arrow_table()
 
 
 def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
     """Receipts of the group for the topic; None where no consumer ever ran."""
     try:
-        table = Table(f"{conf.receipts_place}/receipts", options).dataset()
+        table = Snapshot(f"{conf.receipts_place}/receipts", options).dataset()
     except WarehouseError:
         return None
     mine = (pads.field("consumer_group") == group) & (pads.field("topic") == topic)

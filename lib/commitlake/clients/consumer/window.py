@@ -20,7 +20,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Files:
+class FileStatistics:
     """What the statistics tell of files, one element for each.
 
     Attributes:
@@ -45,12 +45,12 @@ class Files:
     first_offset: Numbers
     last_offset: Numbers
 
-    def where(self, kept: npt.NDArray[Any]) -> Files:
+    def where(self, kept: npt.NDArray[Any]) -> FileStatistics:
         """The files of a mask or of indexes."""
-        return Files(**{name: column[kept] for name, column in vars(self).items()})
+        return FileStatistics(**{name: column[kept] for name, column in vars(self).items()})
 
 
-def is_finished(files: Files, index: int, cursor: Cursor) -> bool:
+def is_finished(files: FileStatistics, index: int, cursor: Cursor) -> bool:
     """Whether the statistics of a file alone tell that all its rows are before the cursor."""
     if files.last_batch[index] >= max(cursor.batch[0], 0):
         return False
@@ -61,14 +61,14 @@ def is_finished(files: Files, index: int, cursor: Cursor) -> bool:
     return bool(one_queue and files.last_offset[index] < cursor.normal.get(queue, (-1, -1))[0])
 
 
-def taken(files: Files, budget: int) -> npt.NDArray[np.intp]:
+def taken(files: FileStatistics, budget: int) -> npt.NDArray[np.intp]:
     """Indexes of the files to read next: the first ones written, up to `budget` bytes and at least one."""
     order = np.argsort(files.written, kind="stable")
     fits = np.cumsum(files.size[order]) <= budget
     return order[: max(1, int(fits.sum()))]
 
 
-def may_be_handed_over(keys: Keys, left: Files) -> npt.NDArray[np.bool_]:
+def may_be_handed_over(keys: Keys, left: FileStatistics) -> npt.NDArray[np.bool_]:
     """Which rows come before every row of the files that are left."""
     first_batch = int(left.first_batch.min(initial=_UNLIMITED))
     allowed: npt.NDArray[np.bool_] = (keys.batch >= 0) & (keys.batch < first_batch)

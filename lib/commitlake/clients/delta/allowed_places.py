@@ -11,7 +11,7 @@ from pathlib import Path
 
 from commitlake.clients.delta.properties import TABLES
 from commitlake.config import Config
-from commitlake.config.places import is_local, is_within, likely_parts, parts
+from commitlake.config.locations import is_local, is_within, likely_parts, parts
 from commitlake.errors import ConfigError, RecordError
 
 DELTA_LOG = "delta-log"

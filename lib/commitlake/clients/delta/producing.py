@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.config import Config
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import Duration, duration_ms
 

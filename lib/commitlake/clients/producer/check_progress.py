@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Progress:
+class CheckProgress:
     """The offset below which every record of one partition is done. Offsets must begin in rising order."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, T
 from kafka.errors import CorruptRecordError
 from kafka.errors import KafkaError as ClientError
 
-from commitlake.clients.producer.check_progress import Calls, Progress
+from commitlake.clients.producer.check_progress import Calls, CheckProgress
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done, KafkaLink
@@ -63,12 +63,12 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._own_pool = None if executor else DaemonPool(THREADS, "commitlake-check")
         self._executor: Executor = executor or self._own_pool  # type: ignore[assignment]
         self._topic = link.kafka.topic(CHECK)
-        self._progress: dict[TopicPartition, Progress] = {}
+        self._progress: dict[TopicPartition, CheckProgress] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[object]] = set()
         self._calls = Calls(timeout_s)
         self.ignored = Ignored(self._topic)
-        self._failed: deque[tuple[Progress, int, wire.CheckRecord]] = deque()
+        self._failed: deque[tuple[CheckProgress, int, wire.CheckRecord]] = deque()
         self._stopping = threading.Event()
         self._until = 0.0
         self._thread = threading.Thread(target=self._run, name="commitlake-checks", daemon=True)
@@ -91,7 +91,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
         """Called by Kafka's client when this instance gets partitions."""
-        self._progress.update({partition: Progress() for partition in assigned if partition not in self._progress})
+        self._progress.update({partition: CheckProgress() for partition in assigned if partition not in self._progress})
 
     def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
         """Called by Kafka's client when it loses partitions; answers to their checks under way are harmless."""
@@ -144,7 +144,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._pass_unreadable(consumer, error)
             return
         for partition, records in found.items():
-            self._take(self._progress.setdefault(partition, Progress()), records)
+            self._take(self._progress.setdefault(partition, CheckProgress()), records)
 
     def _pass_unreadable(self, consumer: KafkaConsumer, error: Exception) -> None:
         """Goes past a record that kafka-python can't read: one with a header's name that is not UTF-8.
@@ -155,7 +155,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         partition = consumer._fetcher._next_partition_records.topic_partition
         at = consumer.position(partition)
         consumer.seek(partition, at + 1)
-        progress = self._progress.setdefault(partition, Progress())
+        progress = self._progress.setdefault(partition, CheckProgress())
         progress.begin(at)
         progress.done(at)
         self.ignored.add(f"{partition.partition}-{at}", error)
@@ -191,7 +191,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         elif consumer.paused():
             consumer.resume(*consumer.paused())
 
-    def _take(self, progress: Progress, records: Sequence[Any]) -> None:
+    def _take(self, progress: CheckProgress, records: Sequence[Any]) -> None:
         for record in records:
             progress.begin(record.offset)
             check = self._read(record)
@@ -210,7 +210,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self.ignored.add(f"{record.partition}-{record.offset}", error)
             return None
 
-    def _submit(self, progress: Progress, offset: int, check: wire.CheckRecord) -> None:
+    def _submit(self, progress: CheckProgress, offset: int, check: wire.CheckRecord) -> None:
         def done(error: BaseException | None) -> None:
             if isinstance(error, RefusedSend):  # as it would be again, for example in a queue that does not exist
                 give_up(error)

@@ -74,9 +74,9 @@ class ConfluentEngine:
         self._queues[topic] = len(found.partitions), time.monotonic() + _AGE_S
         return len(found.partitions)
 
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> _Sending:
+    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> _ConfluentSending:
         """See `Engine`."""
-        sending = _Sending()
+        sending = _ConfluentSending()
         again = partial(self._produce, self._alone, topic, queue, record, sending, None)
         self._produce(lambda: self._current(timeout_ms), topic, queue, record, sending, again)
         return sending
@@ -87,7 +87,7 @@ class ConfluentEngine:
         topic: str,
         queue: int,
         record: Encoded,
-        sending: _Sending,
+        sending: _ConfluentSending,
         again: Callable[[], None] | None,
     ) -> None:
         client = choose()
@@ -206,7 +206,7 @@ class _Client:
             self.producer.poll(_POLL_S)
 
 
-class _Sending:
+class _ConfluentSending:
     """One record on its way; see `Sent`."""
 
     def __init__(self) -> None:

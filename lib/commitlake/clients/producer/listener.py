@@ -62,14 +62,14 @@ class EndTransactionHook(Protocol):
 AnyHook = EndTransactionHook | Callable[[EndTransactionContext], object]
 
 
-class Decision(NamedTuple):
+class Verdict(NamedTuple):
     """What a listener has said: the state, and a remark when that is UNKNOW for another reason than its answer."""
 
     state: LocalTransactionState
     remark: str | None
 
 
-def decide(call: Callable[[], LocalTransactionState | None]) -> Decision:
+def decide(call: Callable[[], LocalTransactionState | None]) -> Verdict:
     """Call a listener, and return the state and a remark: for an exception, or no state, UNKNOW and the reason."""
     try:
         return judged(call())
@@ -77,17 +77,17 @@ def decide(call: Callable[[], LocalTransactionState | None]) -> Decision:
         return failed(error)
 
 
-def judged(state: object) -> Decision:
+def judged(state: object) -> Verdict:
     """The decision for what a listener has returned."""
     if isinstance(state, LocalTransactionState):
-        return Decision(state, None)
-    return Decision(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
+        return Verdict(state, None)
+    return Verdict(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
 
 
-def failed(error: BaseException) -> Decision:
+def failed(error: BaseException) -> Verdict:
     """The decision after an exception of the listener."""
     log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=error)
-    return Decision(LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}"))
+    return Verdict(LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}"))
 
 
 def _remark(text: str) -> str:

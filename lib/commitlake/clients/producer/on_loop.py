@@ -15,7 +15,7 @@ from commitlake.clients.producer.check_progress import Calls
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import Done
-from commitlake.clients.producer.listener import Decision, failed, hook_call, judged
+from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.protocol import wire
@@ -102,7 +102,7 @@ class ProducerOnLoop(TransactionMQProducer):
         """Runs a call that sends, in a thread."""
         return await asyncio.wrap_future(self._senders.submit(call))
 
-    async def executed(self, message: Message, arg: object) -> Decision:
+    async def executed(self, message: Message, arg: object) -> Verdict:
         """Runs the local transaction."""
         assert self._listener is not None
         return await self._decided_by(self._listener.execute_local_transaction, message, arg)
@@ -126,7 +126,7 @@ class ProducerOnLoop(TransactionMQProducer):
         found = await asyncio.wrap_future(self._callers.submit(copy_context().run, function, *args))
         return await found if inspect.isawaitable(found) else found
 
-    async def _decided_by(self, function: Callable[..., Any], *args: Any) -> Decision:
+    async def _decided_by(self, function: Callable[..., Any], *args: Any) -> Verdict:
         try:
             return judged(await self._called(function, *args))
         except Exception as error:

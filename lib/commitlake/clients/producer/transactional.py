@@ -19,7 +19,7 @@ from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done
-from commitlake.clients.producer.listener import AnyHook, Decision, TransactionListener, decide, failed, run_hooks
+from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
 from commitlake.clients.producer.message import (
     LocalTransactionState,
     Message,
@@ -231,16 +231,16 @@ class TransactionMQProducer(DefaultMQProducer):
                 found = self._ask(message)
         self._end_with(self._answered(check, message, *found), done)
 
-    def _known(self, check: wire.CheckRecord) -> Decision | None:
+    def _known(self, check: wire.CheckRecord) -> Verdict | None:
         """The answer to a check that the listener need not be asked for."""
         if self._never_committed.get(_attempt(check)):
-            return Decision(ROLLBACK, NEVER_COMMITTED)
+            return Verdict(ROLLBACK, NEVER_COMMITTED)
         decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # the same question again has the same answer
         if decided is not None:
-            return Decision(decided, None)
-        return None if self._listener else Decision(LocalTransactionState.UNKNOW, "this instance has no listener")
+            return Verdict(decided, None)
+        return None if self._listener else Verdict(LocalTransactionState.UNKNOW, "this instance has no listener")
 
-    def _ask(self, message: MessageExt) -> Decision:
+    def _ask(self, message: MessageExt) -> Verdict:
         listener = self._listener
         assert listener is not None
         try:

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.coordination import check_requests, ledger_rows, messages_met, once_by_name, topic_rows
+from commitlake.coordinator.coordination import check_requests, duplicates, ledger_rows, messages_met, topic_rows
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.counted import ages
 from commitlake.coordinator.coordination.events import Ends, Events
@@ -59,13 +59,13 @@ class Batch:
         with ExitStack() as cached:
             messages = {}
             if events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
-                messages[Source.HALF] = messages_met.halves(events, context.recent)
+                messages[Source.HALF] = messages_met.halves(events, context.half_cache)
             if events.count(Event.DELIVERY, src=Source.MESSAGES):
                 messages[Source.MESSAGES] = messages_met.delayed(events, context.warehouse)
             for src, frame in messages.items():
                 messages[src] = kept(frame)
                 cached.callback(release, messages[src])
-            messages = once_by_name.without_duplicates(messages, context.once, events.now) if messages else {}
+            messages = duplicates.without_duplicates(messages, context.dedup, events.now) if messages else {}
             return cls(context, events, batch_id, messages, found.feedback, found.opened, cached.pop_all())
 
     def write_ledger(self) -> None:
@@ -120,10 +120,10 @@ class Batch:
             tasks.append(partial(append, opened, "reentries", self.marker))
         run_all(self.context.warehouse.spark, tasks)
 
-    def send_back(self, landed_until: int) -> None:
+    def send_back(self, watermark: int) -> None:
         """Input rows for the next batch; a start works them out again, but for what RESUMEs have opened."""
         if self.feedback is not None:
-            self.context.inputs.append(self.feedback, landed_until)
+            self.context.inputs.append(self.feedback, watermark)
 
     def complete(self) -> None:
         """A batch that stands in `batches` is whole."""

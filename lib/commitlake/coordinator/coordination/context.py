@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from commitlake.config import Config
 from commitlake.coordinator.coordination.check_requests import Seldom
+from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
-from commitlake.coordinator.coordination.recent import RecentHalves
 from commitlake.coordinator.counters import Counters
-from commitlake.coordinator.dedup.once import Once
+from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.protocol.clock import BrokerClock
 from commitlake.tables import Warehouse
 
@@ -21,8 +21,8 @@ class Context:
     config: Config
     warehouse: Warehouse
     clock: BrokerClock
-    recent: RecentHalves
+    half_cache: HalfCache
     inputs: InputTable
-    once: Once
+    dedup: DedupIndex
     warn: Seldom = field(default_factory=Seldom)
     counters: Counters = field(default_factory=Counters)

@@ -17,7 +17,7 @@ from commitlake.protocol.states import Event, Kind, Source, State
 from commitlake.spark.frames import kept, release
 from commitlake.tables.spans import Span, joined
 
-_OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.WAKE)
+_OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.NEXT_DUE)
 """Events whose offset lies in their segment; others may be about any record."""
 
 
@@ -61,12 +61,12 @@ class Events:
         """The batch's time, ms since epoch, UTC."""
         return max((int(row["now"]) for row in self.summary), default=0)
 
-    def wakes(self) -> Mapping[SegmentKey, int | None]:
+    def next_due(self) -> Mapping[SegmentKey, int | None]:
         """When each segment of the batch has to be called next (ms since epoch, UTC); None: when something comes."""
         return {
             SegmentKey(row["src"], row["queue"], row["segment"]): row["latest"] if row["latest"] >= 0 else None
             for row in self.summary
-            if row["event"] == Event.WAKE
+            if row["event"] == Event.NEXT_DUE
         }
 
     def count(self, *events: Event, src: Source | None = None, kind: Kind | None = None) -> int:

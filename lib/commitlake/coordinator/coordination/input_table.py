@@ -21,7 +21,7 @@ from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.statemachine.rows import ABSENT, SEGMENT_SIZE
 from commitlake.protocol.states import Kind
-from commitlake.spark.files import Files
+from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.tables import log_cleanup
 
@@ -54,7 +54,7 @@ class InputTable:
 
     def __init__(self, spark: SparkSession, path: str, clock: BrokerClock, opened: DataFrame) -> None:
         self.spark, self._path, self._clock = spark, path, clock
-        self._files = Files(spark, path)
+        self._files = FileSystem(spark, path)
         self._appended = 0
         self._lock = Lock()
         self._write(opened, ABSENT)
@@ -64,15 +64,15 @@ class InputTable:
             "'delta.deletedFileRetentionDuration' = 'interval 1 hour')"
         )
 
-    def append(self, rows: DataFrame, landed_until: int) -> None:
+    def append(self, rows: DataFrame, watermark: int) -> None:
         """Appends rows of `INPUT_SCHEMA`.
 
         Args:
             rows: the rows.
-            landed_until: landed time, ms since epoch, UTC: it goes with every row, and holds for the deadlines of its
+            watermark: watermark, ms since epoch, UTC: it goes with every row, and holds for the deadlines of its
                 segment.
         """
-        self._write(rows, landed_until)
+        self._write(rows, watermark)
         if self._appended % _PART == 0:
             self._forget(self._appended // _PART - 1)
 
@@ -100,10 +100,10 @@ class InputTable:
         if part > 1:
             self._files.delete(f"part={part - 2}")
 
-    def _write(self, rows: DataFrame, landed_until: int) -> None:
+    def _write(self, rows: DataFrame, watermark: int) -> None:
         with self._lock:
             part, self._appended = self._appended // _PART, self._appended + 1
-        times = {"landed": landed_until, "now": self._clock.now_ms()}
+        times = {"landed": watermark, "now": self._clock.now_ms()}
         own = rows.select(
             *INPUT_SCHEMA.names,
             *[F.lit(time).cast("bigint").alias(name) for name, time in times.items()],

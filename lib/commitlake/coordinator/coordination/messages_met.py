@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.recent import RecentHalves
+from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import in_few_tasks, sized
 from commitlake.tables import Warehouse
@@ -16,9 +16,9 @@ _EVENT = "struct(state, reason, op_queue, op_offset, checks, repeat, round, deli
 _EVENTS = (Event.DECIDED, Event.DELIVERY, Event.CHECK)
 
 
-def halves(events: Events, recent: RecentHalves) -> DataFrame:
+def halves(events: Events, cache: HalfCache) -> DataFrame:
     """The half messages that end, become visible or are checked: columns of `half`, `event` and `e.*`."""
-    return _met(recent.at(events.spans(*_EVENTS)), events, Source.HALF)
+    return _met(cache.at(events.spans(*_EVENTS)), events, Source.HALF)
 
 
 def delayed(events: Events, warehouse: Warehouse) -> DataFrame:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.landing.judge import normalise
+from commitlake.coordinator.landing.classify import normalise
 from commitlake.kafka.clients import spark_options, spark_source_limits
 from commitlake.protocol.states import Event, Refusal
 from commitlake.tables import Warehouse

@@ -62,9 +62,9 @@ def _advance_segment(rules: Rules) -> _Call:
         rows, landed, now = _rows(frames)
         step = advance(_kept(state), rows, now, rules, landed)
         _keep(state, step.state)
-        wake_at = ABSENT if step.wake_at is None else step.wake_at
-        wake = make(EVENT, 1, event=Event.WAKE, offset=int(key[2]) * SEGMENT_SIZE, deliver_at=wake_at)
-        yield _frame(concat([step.events, wake], EVENT), int(key[0]), int(key[1]), now)
+        next_due = ABSENT if step.next_due is None else step.next_due
+        due = make(EVENT, 1, event=Event.NEXT_DUE, offset=int(key[2]) * SEGMENT_SIZE, deliver_at=next_due)
+        yield _frame(concat([step.events, due], EVENT), int(key[0]), int(key[1]), now)
 
     return call
 
@@ -91,7 +91,7 @@ def _keep(state: GroupState, rows: Rows) -> None:
 
 
 def _rows(frames: Iterable[pd.DataFrame]) -> tuple[Rows, int, int]:
-    """The rows of a call, the newest landed time, and the time (both ms since epoch, UTC).
+    """The rows of a call, the newest watermark, and the time (both ms since epoch, UTC).
 
     A large group comes in several frames.
     """

@@ -14,7 +14,7 @@ class Timers:
 
     def note(self, events: Events) -> None:
         """Take what the events of a batch say."""
-        for key, at in events.wakes().items():
+        for key, at in events.next_due().items():
             if at is None:
                 self._next.pop(key, None)
             else:

@@ -1,3 +1,3 @@
-"""Kafka records come to stand in Delta tables: read, parsed, judged, written."""
+"""Kafka records come to stand in Delta tables: read, parsed, classified, written."""
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass
 
 from commitlake.config import Config
-from commitlake.coordinator.landing.judge import SOURCES
-from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.landing.classify import SOURCES
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError
 from commitlake.kafka.topics import Identity, end_offsets, identity
 from commitlake.tables import Warehouse
@@ -30,7 +30,7 @@ class Known:
     begins: Offsets
 
 
-def check(warehouse: Warehouse, config: Config, position: Position) -> None:
+def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> None:
     """Refuses another Kafka than the one that the warehouse remembers; nothing is written to either.
 
     Args:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.dedup.once import Once, place_sql
-from commitlake.coordinator.landing import judge, landed_rows, positions
-from commitlake.coordinator.landing.positions import Leftover, Offsets, Position
+from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
+from commitlake.coordinator.landing import classify, landed_rows, positions
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
 from commitlake.protocol.clock import BrokerClock
@@ -22,7 +22,7 @@ from commitlake.spark.frames import in_few_tasks, kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
 
 
-class Span(NamedTuple):
+class OffsetRange(NamedTuple):
     """Offsets of the half messages of a queue in one landing; both ends belong to it."""
 
     low: int
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Landed:
-    """What a batch brought, judged and cached until `release`.
+    """What a batch brought, classified and cached until `release`.
 
     Attributes:
         tables: The rows of each table that gets some; the rows of `half` also serve the decisions that follow at once.
@@ -43,18 +43,18 @@ class Landed:
         is_whole: Whether no record was left out because it stands in a table already.
     """
 
-    judged: DataFrame
+    classified: DataFrame
     tables: Mapping[TableName, DataFrame]
-    half_spans: Mapping[int, Span]
+    half_spans: Mapping[int, OffsetRange]
     rows: int
     rejected: Mapping[str, int]
     answers: int
-    position: Position
+    position: LandingPosition
     is_whole: bool
 
     def release(self) -> None:
         """Frees the memory of the cache."""
-        release(self.judged)
+        release(self.classified)
 
 
 class Landing:
@@ -62,64 +62,64 @@ class Landing:
 
     Args:
         warehouse: The tables.
-        rules: What records are judged by.
-        judgement: The same as expressions.
+        rules: What records are classified by.
+        classification: The same as expressions.
         topics: The destination topics.
-        once: Topics that show a name once.
+        dedup: Topics that show a name once.
         position: Where to go on.
         clock: Kafka's time.
-        leftover: What a landing that was cut short has written; None: the newest one was complete.
+        uncommitted: What a landing that was cut short has written; None: the newest one was complete.
     """
 
     def __init__(
         self,
         warehouse: Warehouse,
-        rules: judge.LandingRules,
-        judgement: judge.Steps,
+        rules: classify.LandingRules,
+        classification: classify.Steps,
         topics: Topics,
-        once: Once,
-        position: Position,
+        dedup: DedupIndex,
+        position: LandingPosition,
         clock: BrokerClock,
-        leftover: Leftover | None = None,
+        uncommitted: UncommittedRecords | None = None,
     ) -> None:
-        self._warehouse, self._rules, self._topics, self._once = warehouse, rules, topics, once
+        self._warehouse, self._rules, self._topics, self._dedup = warehouse, rules, topics, dedup
         self._clock = clock
-        self._judgement = judgement
-        self._leftover = leftover
+        self._classification = classification
+        self._uncommitted = uncommitted
         self._used = UsedOffsets(warehouse, position) if position.again else None
         self._own_topics: set[str] = set()
         self._lock = Lock()
         self._begun = self.position = position
 
-    def judge(self, raw: DataFrame, ends: Offsets) -> Landed:
-        """Judges every record of a batch, once, and admits new topics.
+    def classify(self, raw: DataFrame, ends: Offsets) -> Landed:
+        """Classifies every record of a batch, once, and admits new topics.
 
         Args:
             raw: A batch of the Kafka source.
             ends: Where it ends, the next offset of each partition.
         """
-        records = self._new(judge.normalise(in_few_tasks(raw), self._rules.prefix))
-        judged = judge.judge(records, self._judgement)
-        judged = kept(self._used.refuse(judged) if self._used else judged)
-        counts = _count(judged, self._topics.names)
+        records = self._new(classify.normalise(in_few_tasks(raw), self._rules.prefix))
+        classified = classify.classify(records, self._classification)
+        classified = kept(self._used.refuse(classified) if self._used else classified)
+        counts = _count(classified, self._topics.names)
         if _names_others(counts):
-            self._topics.admit(judged)
-            counts = _count(judged, self._topics.names)
-        rows = judge.close_topics(judged, self._topics.names) if _names_others(counts) else judged
+            self._topics.admit(classified)
+            counts = _count(classified, self._topics.names)
+        rows = classify.close_topics(classified, self._topics.names) if _names_others(counts) else classified
         now = self._clock.now_ms()
         duplicates = self._duplicates(rows, counts, now)
         if duplicates is not None:
-            rows = judge.refuse_duplicates(rows, duplicates)
+            rows = classify.refuse_duplicates(rows, duplicates)
             counts = _count(rows, self._topics.names)
         return Landed(
-            judged=judged,
+            classified=classified,
             tables={name: make(rows) for name, make in self._makers(counts, now).items()},
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
             rejected=_rejected(counts),
             answers=sum(row["answers"] for row in counts),
             position=self.position.advanced(ends),
-            is_whole=self._leftover is None,
+            is_whole=self._uncommitted is None,
         )
 
     def writes(self, landed: Landed) -> list[Callable[[], None]]:
@@ -140,48 +140,48 @@ class Landing:
         Its append may have been under way when this one looked for what was left over. Now it fails, or is seen.
         """
         self._warehouse.guard.fence([topic])
-        found = positions.leftover(self._warehouse, self._begun, [topic_table(topic)])
+        found = positions.uncommitted(self._warehouse, self._begun, [topic_table(topic)])
         if found is None:
             return rows
         with self._lock:
-            self._leftover = self._leftover.with_more(found) if self._leftover else found
+            self._uncommitted = self._uncommitted.with_more(found) if self._uncommitted else found
         return found.excluded(rows.selectExpr("*", "source_queue AS partition", "source_offset AS offset"))
 
     def complete(self, landed: Landed) -> None:
         """Appends the position, once all tables are written."""
         self.position = landed.position
-        if self._leftover and self._leftover.is_passed(self.position):
-            self._leftover = None
+        if self._uncommitted and self._uncommitted.is_passed(self.position):
+            self._uncommitted = None
         if not self.position.again:
             self._used = None
         positions.append(self._warehouse, self.position)
 
     def _new(self, records: DataFrame) -> DataFrame:
-        return self._leftover.excluded(records) if self._leftover else records
+        return self._uncommitted.excluded(records) if self._uncommitted else records
 
     def _duplicates(self, rows: DataFrame, counts: Sequence[Row], now: int) -> DataFrame | None:
-        """The normal and batch messages that must not be shown (`Once.duplicates`)."""
-        topics = {row["topic"] for row in counts if row["target"] == judge.TOPIC} & self._once.topics
+        """The normal and batch messages that must not be shown (`DedupIndex.duplicates`)."""
+        topics = {row["topic"] for row in counts if row["target"] == classify.TOPIC} & self._dedup.topics
         if not topics:
             return None
         shown = [landed_rows.topic_rows(rows, topic, now).withColumn("topic", F.lit(topic)) for topic in sorted(topics)]
         place = f"{place_sql('source', 'source_queue', 'source_offset')} AS place"
         order = ("unix_millis(stored_at) AS rank", "source_index AS member")
         each = [*("topic", "keys", "message_id"), place, "unix_millis(visible_at) AS at", *order]
-        return self._once.duplicates(reduce(DataFrame.unionAll, shown).selectExpr(*each))
+        return self._dedup.duplicates(reduce(DataFrame.unionAll, shown).selectExpr(*each))
 
     def _makers(self, counts: Sequence[Row], now: int) -> dict[TableName, Callable[[DataFrame], DataFrame]]:
-        """For each table that gets rows, what makes them of judged records."""
+        """For each table that gets rows, what makes them of classified records."""
         fixed: dict[str, Callable[[DataFrame], DataFrame]] = {
-            judge.HALF: landed_rows.half_rows,
-            judge.OP: landed_rows.op_rows,
-            judge.DELAYED: landed_rows.delayed_rows,
-            judge.REJECTED: partial(landed_rows.rejected_rows, now_ms=now),
+            classify.HALF: landed_rows.half_rows,
+            classify.OP: landed_rows.op_rows,
+            classify.DELAYED: landed_rows.delayed_rows,
+            classify.REJECTED: partial(landed_rows.rejected_rows, now_ms=now),
         }
         makers: dict[TableName, Callable[[DataFrame], DataFrame]] = {}
         for row in counts:
-            target = judge.REJECTED if row["topic"] == _OTHERS else row["target"]
-            if target == judge.TOPIC:
+            target = classify.REJECTED if row["topic"] == _OTHERS else row["target"]
+            if target == classify.TOPIC:
                 makers[topic_table(row["topic"])] = partial(landed_rows.topic_rows, topic=row["topic"], now_ms=now)
             else:
                 makers[TableName(target)] = fixed[target]
@@ -192,15 +192,15 @@ _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
 
 
-def _count(judged: DataFrame, known: Collection[str]) -> list[Row]:
+def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
     """Counts by partition, target and (unless rejected) known topic, with the range of offsets; one small job."""
     topic = F.when(F.col("topic").isin(*known), F.col("topic")).otherwise(_OTHERS)
-    of_message = F.when(~F.col("target").isin(judge.OP, judge.REJECTED), topic)
+    of_message = F.when(~F.col("target").isin(classify.OP, classify.REJECTED), topic)
     return (
-        judged.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
+        classified.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
         .agg(
             F.count("*").alias("n"),
-            F.count_if((F.col("target") == judge.OP) & F.col("op.from_check")).alias("answers"),
+            F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),
         )
@@ -213,19 +213,19 @@ def _names_others(counts: Sequence[Row]) -> bool:
 
 
 def _rejected(counts: Sequence[Row]) -> Mapping[str, int]:
-    """By reason; what names a topic that may not be is judged last, and is counted as it was before."""
+    """By reason; what names a topic that may not be is classified last, and is counted as it was before."""
     found: Counter[str] = Counter()
     for row in counts:
-        if row["target"] == judge.REJECTED or row["topic"] == _OTHERS:
+        if row["target"] == classify.REJECTED or row["topic"] == _OTHERS:
             found[row["reason"] or "TOPIC_NOT_ALLOWED"] += row["n"]
     return found
 
 
-def _half_spans(counts: Sequence[Row]) -> dict[int, Span]:
+def _half_spans(counts: Sequence[Row]) -> dict[int, OffsetRange]:
     """Where the half messages lie, by queue: not what was rejected, which may be at an offset used before."""
-    found: dict[int, Span] = {}
+    found: dict[int, OffsetRange] = {}
     for row in counts:
-        if row["target"] == judge.HALF:
-            last = found.get(row["partition"], Span(row["first"], row["last"]))
-            found[row["partition"]] = Span(min(row["first"], last.low), max(row["last"], last.high))
+        if row["target"] == classify.HALF:
+            last = found.get(row["partition"], OffsetRange(row["first"], row["last"]))
+            found[row["partition"]] = OffsetRange(min(row["first"], last.low), max(row["last"], last.high))
     return found

@@ -1,11 +1,11 @@
-"""Rows of the tables that landing writes, from judged records (`judge`)."""
+"""Rows of the tables that landing writes, from classified records (`classify`)."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.landing import judge
+from commitlake.coordinator.landing import classify
 from commitlake.coordinator.landing.message_columns import member_columns
 
 _PLACE = ("partition AS queue", "offset AS queue_offset")
@@ -23,30 +23,30 @@ _OP = (
 )
 
 
-def half_rows(judged: DataFrame) -> DataFrame:
+def half_rows(classified: DataFrame) -> DataFrame:
     """Rows of `half`."""
-    return _going_to(judged, judge.HALF).selectExpr(*_PLACE, *_MESSAGE, *_HALF)
+    return _going_to(classified, classify.HALF).selectExpr(*_PLACE, *_MESSAGE, *_HALF)
 
 
-def op_rows(judged: DataFrame) -> DataFrame:
+def op_rows(classified: DataFrame) -> DataFrame:
     """Rows of `op`; a place that is listed twice counts once."""
-    return _going_to(judged, judge.OP).selectExpr(*_OP)
+    return _going_to(classified, classify.OP).selectExpr(*_OP)
 
 
-def delayed_rows(judged: DataFrame) -> DataFrame:
+def delayed_rows(classified: DataFrame) -> DataFrame:
     """Rows of `delayed`; a due time in the past stays as it is and is delivered at once."""
-    return _going_to(judged, judge.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
+    return _going_to(classified, classify.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
 
 
-def topic_rows(judged: DataFrame, topic: str, now_ms: int) -> DataFrame:
+def topic_rows(classified: DataFrame, topic: str, now_ms: int) -> DataFrame:
     """Rows of a topic's table: one for a normal message, one for each member of a batch.
 
     Args:
-        judged: Judged records.
+        classified: Classified records.
         topic: The topic.
         now_ms: Time of the landing batch, ms since epoch, UTC.
     """
-    of_topic = _going_to(judged, judge.TOPIC).where(F.col("topic") == topic)
+    of_topic = _going_to(classified, classify.TOPIC).where(F.col("topic") == topic)
     plain = "array(struct(value AS body, CAST(NULL AS map<string, string>) AS properties))"
     each = of_topic.selectExpr("*", f"posexplode(coalesce(members, {plain})) AS (source_index, member)")
     return each.withColumns(member_columns()).selectExpr(
@@ -58,13 +58,13 @@ def topic_rows(judged: DataFrame, topic: str, now_ms: int) -> DataFrame:
     )
 
 
-def rejected_rows(judged: DataFrame, now_ms: int) -> DataFrame:
+def rejected_rows(classified: DataFrame, now_ms: int) -> DataFrame:
     """Rows of `rejected`, with the original bytes."""
-    return _going_to(judged, judge.REJECTED).selectExpr(
+    return _going_to(classified, classify.REJECTED).selectExpr(
         *("source", "partition AS kafka_partition", "offset AS kafka_offset", "reason", "detail"),
         *("key", "value", "headers", f"timestamp_millis({now_ms}L) AS rejected_at"),
     )
 
 
-def _going_to(judged: DataFrame, target: str) -> DataFrame:
-    return judged.where(f"target = '{target}'")
+def _going_to(classified: DataFrame, target: str) -> DataFrame:
+    return classified.where(f"target = '{target}'")

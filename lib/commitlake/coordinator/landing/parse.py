@@ -49,14 +49,14 @@ def not_empty(value: Column) -> Column:
     return F.coalesce(F.length(value).between(1, MAX_ID_LENGTH), F.lit(False))
 
 
-class Delay(NamedTuple):
+class DelayColumns(NamedTuple):
     """What the delay headers say: ms relative to an append time, or since epoch; at most one is not null."""
 
     relative_ms: Column
     absolute_ms: Column
 
 
-def delay(numbers: Mapping[str, Column], levels_ms: Sequence[int]) -> Delay:
+def delay(numbers: Mapping[str, Column], levels_ms: Sequence[int]) -> DelayColumns:
     """Combine the delay headers' `signed` values; `commitlake.protocol.delay` has the same rules in Python."""
     level, sec, ms, deliver = (numbers[name] for name in headers.DELAY_HEADERS)
     levels = F.array(*map(F.lit, levels_ms)).cast("array<bigint>")
@@ -65,7 +65,7 @@ def delay(numbers: Mapping[str, Column], levels_ms: Sequence[int]) -> Delay:
         .when(sec >= 0, sec * 1_000)
         .when(ms >= 0, ms)
     )
-    return Delay(relative, F.when(relative.isNull() & (deliver >= 0), deliver))
+    return DelayColumns(relative, F.when(relative.isNull() & (deliver >= 0), deliver))
 
 
 def signed(value: Column) -> Column:

@@ -25,7 +25,7 @@ Offsets = Mapping[str, Mapping[int, int]]
 """By Kafka topic without prefix (`half`, ...) and number of the partition: the next offset to land."""
 
 _AGAIN = " again"
-"""Comes after the name of a source in the rows, where it is about `Position.again`."""
+"""Comes after the name of a source in the rows, where it is about `LandingPosition.again`."""
 _SCHEMA = columns("""
 bigint landing_id
 nexts  offsets
@@ -33,7 +33,7 @@ nexts  offsets
 
 
 @dataclass(frozen=True)
-class Position:
+class LandingPosition:
     """How far landing has come.
 
     Attributes:
@@ -65,26 +65,26 @@ class Position:
             self.next(source, number) >= end for source, numbers in ends.items() for number, end in numbers.items()
         )
 
-    def with_partitions(self, known: Offsets) -> Position:
+    def with_partitions(self, known: Offsets) -> LandingPosition:
         """The same with an entry for each partition of `known`, at its value where nothing has landed yet."""
         offsets = {source: {**numbers, **self.offsets.get(source, {})} for source, numbers in known.items()}
         return replace(self, offsets=offsets)
 
-    def advanced(self, ends: Offsets) -> Position:
+    def advanced(self, ends: Offsets) -> LandingPosition:
         """The position after a landing that ended before `ends`. It never goes back: an offset names one message."""
         offsets = {source: dict(partitions) for source, partitions in self.offsets.items()}
         for source, partitions in ends.items():
             offsets[source] = offsets.get(source, {}) | {
                 number: max(end, self.next(source, number)) for number, end in partitions.items()
             }
-        moved = Position(self.landing_id + 1, offsets)
+        moved = LandingPosition(self.landing_id + 1, offsets)
         return replace(moved, again=self._left_to_read(ends, moved))
 
-    def cut(self, source: str, partition: int, end: int) -> Position:
+    def cut(self, source: str, partition: int, end: int) -> LandingPosition:
         """The same, of a log that ends below what was read: what it gets up to there is at offsets used before."""
         return replace(self, again={**self.again, source: {**self.again.get(source, {}), partition: end}})
 
-    def _left_to_read(self, ends: Offsets, moved: Position) -> Offsets:
+    def _left_to_read(self, ends: Offsets, moved: LandingPosition) -> Offsets:
         """What is still to be read again after a landing that ended before `ends`."""
         left: dict[str, dict[int, int]] = {}
         for source, numbers in self.again.items():
@@ -95,17 +95,17 @@ class Position:
         return left
 
 
-def newest(warehouse: Warehouse) -> Position | None:
+def newest(warehouse: Warehouse) -> LandingPosition | None:
     """The newest row, None when no landing of this version was ever complete."""
     return _newest(warehouse.read("positions"))
 
 
-def of_landing(warehouse: Warehouse, landing_id: int) -> Position | None:
+def of_landing(warehouse: Warehouse, landing_id: int) -> LandingPosition | None:
     """The row of a landing, None when it is gone."""
     return _newest(warehouse.read("positions").where(F.col("landing_id") == landing_id))
 
 
-def _newest(rows: DataFrame) -> Position | None:
+def _newest(rows: DataFrame) -> LandingPosition | None:
     row = F.max_by(F.struct("landing_id", "offsets"), "landing_id")
     found = rows.agg(row.alias("row")).collect()[0]["row"]
     if found is None:
@@ -116,10 +116,10 @@ def _newest(rows: DataFrame) -> Position | None:
         source = each["source"].removesuffix(_AGAIN)
         into = offsets if source == each["source"] else again
         into.setdefault(source, {})[each["partition"]] = each["next"]
-    return Position(found["landing_id"], offsets, again)
+    return LandingPosition(found["landing_id"], offsets, again)
 
 
-def append(warehouse: Warehouse, position: Position) -> None:
+def append(warehouse: Warehouse, position: LandingPosition) -> None:
     """Appends the row of a landing whose tables are all written."""
     again = {f"{source}{_AGAIN}": partitions for source, partitions in position.again.items()}
     offsets = [
@@ -128,12 +128,12 @@ def append(warehouse: Warehouse, position: Position) -> None:
         for number, following in partitions.items()
     ]
     row = of_rows(warehouse.spark, [{"landing_id": position.landing_id, "offsets": offsets}], _SCHEMA)
-    # `landed_until` is of version 0.2: landed time that is kept would keep a wrong clock, too.
+    # `landed_until` is of version 0.2: a watermark that is kept would keep a wrong clock, too.
     times = {"landed_until": F.lit(None), "completed_at": F.current_timestamp()}
     warehouse.append(row.withColumns(times), "positions", {"landing_id": position.landing_id})
 
 
-class Leftover:
+class UncommittedRecords:
     """The records at or above a position that tables hold since a landing that was cut short."""
 
     def __init__(self, coordinates: DataFrame, ends: Offsets) -> None:
@@ -143,17 +143,17 @@ class Leftover:
         """Normalised Kafka records, without those that stand in a table."""
         return records.join(F.broadcast(self._coordinates), ["source", "partition", "offset"], "left_anti")
 
-    def with_more(self, more: Leftover) -> Leftover:
+    def with_more(self, more: UncommittedRecords) -> UncommittedRecords:
         """These records and `more`."""
         sources = {*self._ends, *more._ends}
         ends = {name: _later(self._ends.get(name, {}), more._ends.get(name, {})) for name in sources}
-        return Leftover(self._coordinates.union(more._coordinates), ends)
+        return UncommittedRecords(self._coordinates.union(more._coordinates), ends)
 
     def end(self, source: str, partition: int) -> int:
         """The offset after the last of them in a partition, 0 when there is none."""
         return self._ends.get(source, {}).get(partition, 0)
 
-    def is_passed(self, position: Position) -> bool:
+    def is_passed(self, position: LandingPosition) -> bool:
         """Whether landing has come past all of them."""
         return position.is_past(self._ends)
 
@@ -162,7 +162,9 @@ def _later(some: Mapping[int, int], others: Mapping[int, int]) -> Mapping[int, i
     return {number: max(some.get(number, 0), others.get(number, 0)) for number in {*some, *others}}
 
 
-def leftover(warehouse: Warehouse, position: Position, tables: Sequence[str] = ()) -> Leftover | None:
+def uncommitted(
+    warehouse: Warehouse, position: LandingPosition, tables: Sequence[str] = ()
+) -> UncommittedRecords | None:
     """What a landing that was cut short has written, None when the newest one was complete.
 
     Args:
@@ -179,7 +181,7 @@ def leftover(warehouse: Warehouse, position: Position, tables: Sequence[str] = (
         return None
     kept = materialized(found)
     log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", ends)
-    return Leftover(kept, ends)
+    return UncommittedRecords(kept, ends)
 
 
 def coordinates(warehouse: Warehouse, table: str) -> DataFrame:
@@ -198,7 +200,7 @@ def _named(rows: DataFrame, source: Column, partition: str, offset: str) -> Data
     return rows.select(source.alias("source"), F.col(partition).alias("partition"), F.col(offset).alias("offset"))
 
 
-def _above(rows: DataFrame, position: Position) -> DataFrame:
+def _above(rows: DataFrame, position: LandingPosition) -> DataFrame:
     """The rows at or above a position; a file whose highest offset is below it is not read."""
     above = F.lit(False)
     for source, partitions in position.offsets.items():

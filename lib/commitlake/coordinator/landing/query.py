@@ -12,7 +12,7 @@ from commitlake.config import Config
 from commitlake.coordinator.landing.positions import Offsets
 from commitlake.errors import WarehouseError
 from commitlake.kafka.clients import spark_options, spark_source_limits
-from commitlake.spark.files import Files
+from commitlake.spark.files import FileSystem
 
 MAX_RECORDS = 400_000
 """Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
@@ -68,7 +68,7 @@ def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int)
         WarehouseError: the log has no such batch.
     """
     name = f"offsets/{batch_id}"
-    text = Files(spark, checkpoint).read(name)
+    text = FileSystem(spark, checkpoint).read(name)
     if text is None:
         msg = f"checkpoints: {checkpoint}/{name} is missing; do not delete files there while the coordinator runs"
         raise WarehouseError(msg)

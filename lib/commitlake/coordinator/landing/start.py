@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
-from commitlake.coordinator.landing.judge import SOURCES
-from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.landing.classify import SOURCES
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.topics import beginning_offsets, latest_offsets
@@ -30,7 +30,7 @@ class Begin(NamedTuple):
         ends: What Kafka held when this was worked out.
     """
 
-    position: Position
+    position: LandingPosition
     offsets: Offsets
     ends: Offsets
 
@@ -38,11 +38,11 @@ class Begin(NamedTuple):
 class Reached(NamedTuple):
     """How far landing has come, and whether a row of `positions` says so."""
 
-    position: Position
+    position: LandingPosition
     is_recorded: bool
 
 
-NOTHING = Reached(Position(0, {}), is_recorded=False)
+NOTHING = Reached(LandingPosition(0, {}), is_recorded=False)
 """Of a new warehouse."""
 
 
@@ -77,7 +77,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
             for source, numbers in first.items()
         }
     )
-    known = _with_leftover(warehouse, known, last)
+    known = _with_uncommitted(warehouse, known, last)
     for source, numbers in first.items():
         for number, oldest in numbers.items():
             known = _compared(known, source, number, (oldest, last[source][number]), config)
@@ -89,17 +89,19 @@ def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
     return Begin(known, offsets, last)
 
 
-def _with_leftover(warehouse: Warehouse, known: Position, last: Offsets) -> Position:
+def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, last: Offsets) -> LandingPosition:
     """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end."""
     cut = [(source, at) for source, ends in last.items() for at, end in ends.items() if end < known.reads(source, at)]
-    leftover = positions.leftover(warehouse, known) if cut else None
-    if leftover is not None:
+    uncommitted = positions.uncommitted(warehouse, known) if cut else None
+    if uncommitted is not None:
         for source, at in cut:
-            known = known.advanced({source: {at: leftover.end(source, at)}})
+            known = known.advanced({source: {at: uncommitted.end(source, at)}})
     return known
 
 
-def _compared(known: Position, source: str, number: int, held: tuple[int, int], config: Config) -> Position:
+def _compared(
+    known: LandingPosition, source: str, number: int, held: tuple[int, int], config: Config
+) -> LandingPosition:
     """The position after a look at what Kafka holds of one partition, from its oldest offset up to its end."""
     oldest, end = held
     at = known.reads(source, number)
@@ -143,7 +145,7 @@ _COMMITS = 1_000
 """How far back the marker of a landing is looked for: version 0.1 wrote it again when it was 20 commits back."""
 
 
-def _of_older_version(warehouse: Warehouse, prefix: str) -> Position:
+def _of_older_version(warehouse: Warehouse, prefix: str) -> LandingPosition:
     """Version 0.1 kept offsets in the markers of its commits to `op`.
 
     The newest landing may have been cut short, so landing goes on at its begin, and what it has written is left out.
@@ -154,11 +156,11 @@ def _of_older_version(warehouse: Warehouse, prefix: str) -> Position:
                 topic.removeprefix(prefix): {int(number): offset for number, offset in numbers.items()}
                 for topic, numbers in marker["from"].items()
             }
-            return Position(marker["landing_id"], offsets)
+            return LandingPosition(marker["landing_id"], offsets)
     return _by_tables(warehouse)
 
 
-def _by_tables(warehouse: Warehouse) -> Position:
+def _by_tables(warehouse: Warehouse) -> LandingPosition:
     """The highest offsets that stand in the tables, for a warehouse without markers, which may be a new one."""
     offsets: dict[str, dict[int, int]] = {}
     for table in ["op", "half", "delayed", "rejected", *map(topic_table, warehouse.topics())]:
@@ -166,4 +168,4 @@ def _by_tables(warehouse: Warehouse) -> Position:
         for row in ends.collect():
             numbers = offsets.setdefault(row["source"], {})
             numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
-    return Position(0, offsets)
+    return LandingPosition(0, offsets)

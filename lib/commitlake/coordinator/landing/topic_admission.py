@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.landing import judge
+from commitlake.coordinator.landing import classify
 from commitlake.tables import Warehouse
 
 
@@ -31,14 +31,16 @@ class Topics:
         """All of them."""
         return set(self._names)
 
-    def admit(self, judged: DataFrame) -> None:
+    def admit(self, classified: DataFrame) -> None:
         """Creates the tables of new topics, until there are `topics.max`.
 
         Args:
-            judged: judged records; those that go to `half`, `delayed` or a topic's table may name new topics.
+            classified: classified records; those that go to `half`, `delayed` or a topic's table may name new topics.
         """
         room = max(0, self._most - len(self._names))
-        named = judged.where(~F.col("target").isin(judge.OP, judge.REJECTED) & ~F.col("topic").isin(*self._names))
+        named = classified.where(
+            ~F.col("target").isin(classify.OP, classify.REJECTED) & ~F.col("topic").isin(*self._names)
+        )
         first = named.groupBy("topic").agg(F.min("stored_at").alias("first_stored")).orderBy("first_stored", "topic")
         found = [row["topic"] for row in first.limit(2 * room).collect()]
         # A catalog may have no room for a table of that name; the topic is not admitted then.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.landing import judge
-from commitlake.coordinator.landing.positions import Position
+from commitlake.coordinator.landing import classify
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.protocol.states import OFFSET_USED_BEFORE
 from commitlake.spark.frames import materialized
 from commitlake.tables import Warehouse
@@ -25,21 +25,21 @@ class UsedOffsets:
         begun: the position at the start.
     """
 
-    def __init__(self, warehouse: Warehouse, begun: Position) -> None:
+    def __init__(self, warehouse: Warehouse, begun: LandingPosition) -> None:
         self._used = _are_used(begun)
         self._told = materialized(_told(warehouse).where(self._used))
 
-    def refuse(self, judged: DataFrame) -> DataFrame:
-        """Judged records: those at such offsets are refused, whatever else they are, without those told before.
+    def refuse(self, classified: DataFrame) -> DataFrame:
+        """Classified records: those at such offsets are refused, whatever else they are, without those told before.
 
         A landing that was cut short may have told some. Another record may have stood at the same offset after an
         earlier cut, so it is `detail`, with the append time, that says whether it was this one.
         """
-        refused = judge.rejecting(judged, self._used, OFFSET_USED_BEFORE, _detail())
+        refused = classify.rejecting(classified, self._used, OFFSET_USED_BEFORE, _detail())
         return refused.join(F.broadcast(self._told), _RECORD, "left_anti")
 
 
-def _are_used(begun: Position) -> Column:
+def _are_used(begun: LandingPosition) -> Column:
     used = F.lit(False)
     for source, numbers in begun.again.items():
         for number, low in numbers.items():

@@ -52,7 +52,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Step:
+class RetentionStep:
     """Deletes from `table` the rows whose columns `on` stand in `rows()`."""
 
     table: str
@@ -60,20 +60,20 @@ class Step:
     rows: Callable[[], DataFrame]
 
 
-def steps(warehouse: Warehouse, cut: Cut) -> list[Step]:
+def steps(warehouse: Warehouse, cut: Cut) -> list[RetentionStep]:
     """The deletes, in their order; each looks at the tables when its turn comes."""
     old = _Old(warehouse, cut)
     return [
-        Step("op", ["queue", "op_offset", "admin"], old.ops),
-        Step("half", ["queue", "queue_offset"], old.halves),
-        Step("delayed", ["queue", "queue_offset"], old.delayed),
-        Step("transactions", ["queue", "half_offset"], old.transactions),
-        Step("deliveries", ["source", "queue", "queue_offset"], old.deliveries),
-        Step("checks", ["queue", "half_offset"], old.checks),
-        Step("discarded", ["queue", "queue_offset"], old.discarded),
-        Step("reentries", ["queue", "offset", "part_queue", "part_offset", "kind", "batch_id"], old.reentries),
-        Step("rejected", ["source", "kafka_partition", "kafka_offset"], old.rejected),
-        Step("positions", ["landing_id"], old.positions),
+        RetentionStep("op", ["queue", "op_offset", "admin"], old.ops),
+        RetentionStep("half", ["queue", "queue_offset"], old.halves),
+        RetentionStep("delayed", ["queue", "queue_offset"], old.delayed),
+        RetentionStep("transactions", ["queue", "half_offset"], old.transactions),
+        RetentionStep("deliveries", ["source", "queue", "queue_offset"], old.deliveries),
+        RetentionStep("checks", ["queue", "half_offset"], old.checks),
+        RetentionStep("discarded", ["queue", "queue_offset"], old.discarded),
+        RetentionStep("reentries", ["queue", "offset", "part_queue", "part_offset", "kind", "batch_id"], old.reentries),
+        RetentionStep("rejected", ["source", "kafka_partition", "kafka_offset"], old.rejected),
+        RetentionStep("positions", ["landing_id"], old.positions),
     ]
 
 

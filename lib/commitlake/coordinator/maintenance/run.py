@@ -96,7 +96,7 @@ class Maintenance:
         """
         report, now = Report(), time.monotonic()
         self._files.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")  # of this thread's jobs
-        save = partial(rebuild.save_open_rows, self._warehouse, self._config.transaction)
+        save = partial(rebuild.save_snapshot, self._warehouse, self._config.transaction)
         self._try(save, "saving what is open", report)
         with self._pause():
             # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM
@@ -134,12 +134,12 @@ class Maintenance:
         if last < 0:
             return None, "none, nothing has ended yet"
         newest = positions.newest(self._warehouse)
-        if newest is None or positions.leftover(self._warehouse, newest) is not None:
+        if newest is None or positions.uncommitted(self._warehouse, newest) is not None:
             # The next start leaves out what stands in the tables, so that must stay.
             return None, "none, a landing was cut short; start the coordinator first"
         return retention.Cut(last, ended, stored), ""
 
-    def _delete(self, report: Report, step: retention.Step, cut: retention.Cut) -> None:
+    def _delete(self, report: Report, step: retention.RetentionStep, cut: retention.Cut) -> None:
         old = materialized(step.rows())
         count = old.count()
         if not count:

@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from commitlake.clients.consumer import overview
 from commitlake.config import Config
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
-from commitlake.coordinator.landing.positions import Position
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.rounds import Rounds
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import LANDING_REASONS, Delivery, Reason, Refusal, State
@@ -41,7 +41,7 @@ _MOST_TOPICS = 50
 _OTHERS = "_others"
 
 
-class Names:
+class MetricNames:
     """Topics that metrics tell by name: the first ones. Producers name topics, and Prometheus keeps each for weeks."""
 
     def __init__(self) -> None:
@@ -71,10 +71,10 @@ class Sources:
     config: Config
     rounds: Rounds
     counters: Counters
-    position: Callable[[], Position]
+    position: Callable[[], LandingPosition]
     ends: Callable[[], Mapping[str, Mapping[int, int]]]
     epoch: int
-    names: Names = field(default_factory=Names)
+    names: MetricNames = field(default_factory=MetricNames)
 
 
 def collect(sources: Sources) -> Iterable[Metric]:
@@ -99,7 +99,7 @@ def of_rounds(sources: Sources) -> Iterable[Metric]:
     yield _one("epoch", "number of this start", sources.epoch)
     yield _counted("rounds", "rounds", (), {(): rounds.count})
     yield _counted("round_records", "records that rounds landed", (), {(): rounds.records})
-    took: dict[tuple[str, ...], float] = {("judge",): rounds.judge_s, ("write",): rounds.write_s}
+    took: dict[tuple[str, ...], float] = {("classify",): rounds.classify_s, ("write",): rounds.write_s}
     yield _counted("round_seconds", "what rounds took, by step", ("step",), took)
     yield _one("alive_timestamp_seconds", "when a round ended or none was needed", rounds.alive_at / 1_000)
 
@@ -138,7 +138,7 @@ def of_counters(counters: Counters) -> Iterable[Metric]:
     yield _ages("delivered_late_seconds", "from the due time of a delayed message to its delivery", counters.late)
 
 
-def of_tables(tables: Tables, names: Names) -> Iterable[Metric]:
+def of_tables(tables: Tables, names: MetricNames) -> Iterable[Metric]:
     """What the tables say now."""
     now = now_ms()
     tables.open("transactions", "delayed", "deliveries")

@@ -21,7 +21,7 @@ _FRESH_S = 15.0
 """Two that ask within so long get one answer: each reads the tables."""
 
 
-class Figures:
+class KeptMetrics:
     """A collector that keeps its answer for a while.
 
     Args:
@@ -62,7 +62,7 @@ def serving(
         SetupError: the port is taken.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Figures(collect))
+    registry.register(KeptMetrics(collect))
     try:
         server = ThreadingHTTPServer((host, port), _handler(registry, health))
     except OSError as error:
@@ -78,7 +78,7 @@ def serving(
 
 
 def _handler(registry: CollectorRegistry, health: Callable[[], str | None]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class MetricsHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             try:
                 self._answer()
@@ -107,4 +107,4 @@ def _handler(registry: CollectorRegistry, health: Callable[[], str | None]) -> t
         def log_message(self, *_: object) -> None:
             """Say nothing of each request."""
 
-    return Handler
+    return MetricsHandler

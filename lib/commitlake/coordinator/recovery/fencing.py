@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
-from commitlake.config.places import is_local, local_path
+from commitlake.config.locations import is_local, local_path
 from commitlake.coordinator.recovery import jvm_lock
 from commitlake.coordinator.recovery.jvm_lock import JvmLock
 from commitlake.errors import FencedError, WarehouseError

@@ -19,8 +19,8 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from commitlake.config import Config
-from commitlake.config.places import SIGN_OF_LIFE
-from commitlake.spark.files import Files
+from commitlake.config.locations import SIGN_OF_LIFE
+from commitlake.spark.files import FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Heartbeat:
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         is_catalog = config.warehouse.startswith("schema:")
-        self._files = Files(spark, config.scratch if is_catalog else config.warehouse)
+        self._files = FileSystem(spark, config.scratch if is_catalog else config.warehouse)
         self._after_s = config.standby_after_ms / 1_000
 
     @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
-from commitlake.config.places import JVM_LOCK
+from commitlake.config.locations import JVM_LOCK
 from commitlake.errors import WarehouseError, root_reason
 
 WAIT_S = 30.0

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, IS_ANSWER, op_rows, rows
-from commitlake.coordinator.recovery.saved_rows import Point
+from commitlake.coordinator.recovery.snapshot import Point
 from commitlake.protocol.statemachine.deadlines import LONGEST_PAUSE_MS
 from commitlake.protocol.states import Kind
 from commitlake.tables import Warehouse

@@ -22,9 +22,9 @@ from commitlake.coordinator.coordination.input_rows import (
     stored_rows,
     waiting_rows,
 )
-from commitlake.coordinator.recovery import saved_rows
+from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
-from commitlake.coordinator.recovery.saved_rows import BEGINNING, Point
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Source
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
@@ -54,11 +54,11 @@ def session_for(warehouse: Warehouse, config: Config, records: int) -> SparkSess
     return session.beside(warehouse.spark, config, session.HISTORY_SETTINGS if records > _SMALL else None)
 
 
-def save_open_rows(warehouse: Warehouse, timing: TransactionConfig) -> None:
+def save_snapshot(warehouse: Warehouse, timing: TransactionConfig) -> None:
     """Saves what is open, so that a start need not look through what came before."""
-    at, since = saved_rows.reached(warehouse), saved_rows.newest(warehouse, timing)
+    at, since = snapshot.reached(warehouse), snapshot.newest(warehouse, timing)
     if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
-        saved_rows.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
+        snapshot.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
 
 
 def open_rows(

@@ -12,8 +12,8 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.positions import Leftover, Position
-from commitlake.coordinator.recovery import complete_batch, rebuild, saved_rows
+from commitlake.coordinator.landing.positions import LandingPosition, UncommittedRecords
+from commitlake.coordinator.recovery import complete_batch, rebuild, snapshot
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
 
@@ -24,12 +24,12 @@ class Recovered(NamedTuple):
     Attributes:
         inputs: with what is open.
         last_batch: the newest batch_id, -1: none.
-        leftover: what a landing that was cut short has written, None: nothing.
+        uncommitted: what a landing that was cut short has written, None: nothing.
     """
 
     inputs: InputTable
     last_batch: int
-    leftover: Leftover | None
+    uncommitted: UncommittedRecords | None
 
 
 Made = Callable[[DataFrame], InputTable]
@@ -41,7 +41,7 @@ def of_new_warehouse(warehouse: Warehouse, made: Made) -> Recovered:
     return Recovered(made(of_rows(warehouse.spark, [], INPUT_SCHEMA)), -1, None)
 
 
-def recover(warehouse: Warehouse, config: Config, made: Made, position: Position) -> Recovered:
+def recover(warehouse: Warehouse, config: Config, made: Made, position: LandingPosition) -> Recovered:
     """Completes the cut-short batch, makes the inputs of what is open, and finds what a cut-short landing has written.
 
     Args:
@@ -52,9 +52,9 @@ def recover(warehouse: Warehouse, config: Config, made: Made, position: Position
     """
     with ThreadPoolExecutor(3) as pool:
         inputs = pool.submit(_open_rows, warehouse, config, made, position)
-        leftover = pool.submit(positions.leftover, warehouse, position)
+        uncommitted = pool.submit(positions.uncommitted, warehouse, position)
         last = pool.submit(_complete_batch, warehouse, config)
-        return Recovered(inputs.result(), last.result(), leftover.result())
+        return Recovered(inputs.result(), last.result(), uncommitted.result())
 
 
 def _complete_batch(warehouse: Warehouse, config: Config) -> int:
@@ -63,8 +63,8 @@ def _complete_batch(warehouse: Warehouse, config: Config) -> int:
     return last
 
 
-def _open_rows(warehouse: Warehouse, config: Config, made: Made, position: Position) -> InputTable:
+def _open_rows(warehouse: Warehouse, config: Config, made: Made, position: LandingPosition) -> InputTable:
     timing = config.transaction
-    since = saved_rows.newest(warehouse, timing)
+    since = snapshot.newest(warehouse, timing)
     own = rebuild.session_for(warehouse, config, position.landed() - since.records())
     return made(rebuild.open_rows(Warehouse(own, config.warehouse), timing, since))

@@ -10,8 +10,8 @@ import pyarrow as pa
 from adbc_driver_manager.dbapi import Connection, Error
 from adbc_driver_postgresql import dbapi
 
-from commitlake.config.references import resolve
-from commitlake.coordinator.resolving.rules import Rule
+from commitlake.config.secret_references import resolve
+from commitlake.coordinator.resolving.rules import CheckRule
 from commitlake.errors import ConfigError, DatabaseError
 from commitlake.reading.questions.tables import escaped, quoted
 
@@ -24,7 +24,7 @@ _PLAIN = "NSBD"
 """Categories of types that Arrow has too: numbers, texts, booleans, times. Others, such as an enum, come as texts."""
 
 
-def matched(rule: Rule, due: pa.Table) -> pa.Table:
+def matched(rule: CheckRule, due: pa.Table) -> pa.Table:
     """The rows of the rule's table that match a key that is due, with the columns that the rule names.
 
     Args:
@@ -47,13 +47,13 @@ def matched(rule: Rule, due: pa.Table) -> pa.Table:
         raise DatabaseError(msg) from None  # the chain shows the password
 
 
-def _login(rule: Rule) -> dict[str, str]:
+def _login(rule: CheckRule) -> dict[str, str]:
     name = f"checks.{rule.group}"
     given = {"user": rule.user, "password": rule.password}
     return {key: resolve(f"{name}.{key}", value) for key, value in given.items() if value is not None}
 
 
-def _join(connection: Connection, rule: Rule, table: str, due: pa.Table) -> pa.Table:
+def _join(connection: Connection, rule: CheckRule, table: str, due: pa.Table) -> pa.Table:
     with connection.cursor() as cursor:
         types = {name: (kind, category) for name, kind, category in _rows(cursor, _TYPES.format(table=escaped(table)))}
         wanted = sorted({*rule.columns, *(right for _, right in rule.match)})

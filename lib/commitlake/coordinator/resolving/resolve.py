@@ -20,7 +20,7 @@ from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
 from commitlake.clients.delta.properties import DEADLINE, TABLES, deadline_of, places_of
 from commitlake.config import Config
 from commitlake.config.terminal import printable
-from commitlake.coordinator.resolving.rules import POSTGRESQL, Rule, rule_of
+from commitlake.coordinator.resolving.rules import POSTGRESQL, CheckRule, rule_of
 from commitlake.errors import ConfigError, WarehouseError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
@@ -78,7 +78,7 @@ class Resolver:
         if any(rule.table.startswith(POSTGRESQL) for rule in self.rules):
             importlib.import_module("commitlake.coordinator.resolving.database")
 
-    def once(self, rules: Iterable[Rule] | None = None) -> Counter[str]:
+    def once(self, rules: Iterable[CheckRule] | None = None) -> Counter[str]:
         """Answer all that rules decide now; return how many answers were COMMIT and ROLLBACK."""
         sent: Counter[str] = Counter()
         with opened(self._config.warehouse) as tables:
@@ -101,14 +101,14 @@ class Resolver:
                     self._try(rule)
                     due[rule.group] = now_ms() + rule.every_ms
 
-    def _try(self, rule: Rule) -> None:
+    def _try(self, rule: CheckRule) -> None:
         """Whatever fails is tried again: a file that maintenance has removed, a database that is away."""
         try:
             self.once([rule])
         except Exception as error:  # without this thread no rule would ever answer again
             log.warning("the rule checks.%s answers nothing now: %s", rule.group, error)
 
-    def _send(self, rule: Rule, rows: list[Mapping[str, Any]]) -> Counter[str]:
+    def _send(self, rule: CheckRule, rows: list[Mapping[str, Any]]) -> Counter[str]:
         sent: Counter[str] = Counter()
         if not rows:
             return sent
@@ -122,7 +122,7 @@ class Resolver:
         return sent
 
 
-def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
+def decided(tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
     """The transactions that a rule decides, with their decision. Where both conditions hold it decides nothing.
 
     Raises:
@@ -141,7 +141,7 @@ def decided(tables: Tables, rule: Rule) -> list[Mapping[str, Any]]:
     return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
 
 
-def by_log(tables: Tables, rule: Rule, allowed: AllowedPlaces) -> list[Mapping[str, Any]]:
+def by_log(tables: Tables, rule: CheckRule, allowed: AllowedPlaces) -> list[Mapping[str, Any]]:
     """The transactions of `commitlake.delta_transaction` that the logs of their tables decide."""
     found: list[Mapping[str, Any]] = []
     for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
@@ -159,7 +159,7 @@ def by_log(tables: Tables, rule: Rule, allowed: AllowedPlaces) -> list[Mapping[s
     return found
 
 
-def _table(tables: Tables, rule: Rule) -> str:
+def _table(tables: Tables, rule: CheckRule) -> str:
     """The business table, as DuckDB's SQL names it."""
     if rule.table.startswith(POSTGRESQL):
         from commitlake.coordinator.resolving.database import matched
@@ -173,14 +173,14 @@ def _table(tables: Tables, rule: Rule) -> str:
     return tables.outside(place) if kind == "delta" else f"read_parquet('{escaped(place)}')"
 
 
-def _fits(rule: Rule) -> str:
+def _fits(rule: CheckRule) -> str:
     """SQL over `d`: whether the rule's table can hold the keys. PostgreSQL refuses all of them for one with a NUL."""
     if not rule.table.startswith(POSTGRESQL):
         return "true"
     return " AND ".join(f"NOT coalesce(contains({left}, chr(0)), false)" for left, _ in rule.match)
 
 
-def _warn_unfit(tables: Tables, rule: Rule) -> None:
+def _warn_unfit(tables: Tables, rule: CheckRule) -> None:
     key = f"concat_ws(' ', {', '.join(left for left, _ in rule.match)})"
     sql = f"SELECT transaction_id, left({key}, 80) AS key FROM {_DUE} d WHERE NOT ({_fits(rule)})"
     for row in tables.rows(sql, group=rule.group).to_pylist():
@@ -197,7 +197,7 @@ def _check_id(row: Mapping[str, Any]) -> str:
     return f"{Position(row['queue'], row['queue_offset'])}-{row['round']}-{row['checks']}"
 
 
-def _answer(rule: Rule, row: Mapping[str, Any]) -> wire.OpRecord:
+def _answer(rule: CheckRule, row: Mapping[str, Any]) -> wire.OpRecord:
     first = Position(row["queue"], row["queue_offset"])
     return wire.OpRecord(
         transaction_id=row["transaction_id"],

@@ -16,7 +16,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from commitlake.clients.delta.allowed_places import DELTA_LOG
-from commitlake.config.references import is_reference
+from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import duration
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import duration_ms
@@ -28,7 +28,7 @@ _ABSENT, _AGE = "absent", "age"
 
 
 @dataclass(frozen=True)
-class Rule:
+class CheckRule:
     """A rule as SQL for DuckDB, over `d` (due transactions) and `b` (the business table).
 
     Attributes:
@@ -61,7 +61,7 @@ class Rule:
         return " AND ".join(f"{left} = CAST(b.{_name(right)} AS VARCHAR)" for left, right in self.match)
 
 
-def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> Rule:
+def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> CheckRule:
     """Read a rule.
 
     Args:
@@ -74,7 +74,7 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> Rule:
     """
     name = f"checks.{group}"
     if given["table"] == DELTA_LOG:
-        return Rule(
+        return CheckRule(
             group, DELTA_LOG, (), "false", "false", (), _every(name, given), places=tuple(given.get("places", ()))
         )
     if "places" in given:
@@ -90,7 +90,7 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> Rule:
     for each, tree in zip(("commit", "rollback"), conditions, strict=True):
         _check_absent(f"{name}.{each}", tree, timeout_ms)
     named = {column.name for tree in conditions for column in tree.find_all(exp.Column)} - {_ABSENT, _AGE}
-    return Rule(
+    return CheckRule(
         group=group,
         table=table,
         match=_pairs(f"{name}.match", given["match"]),
@@ -120,7 +120,7 @@ def _check_table(name: str, table: str, password: str | None) -> None:
     if table.startswith(POSTGRESQL) and (not parse_qs(url.query).get("table") or url.password is not None):
         msg = f"{name}.table: it names no table, or a password; write {_EXAMPLE}, and user and password as keys"
         raise ConfigError(msg)
-    if password is not None and not is_reference(password):
+    if password is not None and not is_secret_reference(password):
         msg = f"{name}.password: a secret is not allowed here; write where it is, as env:NAME or file:/path"
         raise ConfigError(msg)
 

@@ -32,7 +32,7 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
         arrived: `ROW`s that this batch brought, in any order.
         now: the batch's time, ms since epoch, UTC.
         rules: the timing rules.
-        landed: landed time, ms since epoch, UTC: no deadline, park time or delay runs ahead of it. None: they run with
+        landed: watermark, ms since epoch, UTC: no deadline, park time or delay runs ahead of it. None: they run with
             `now`.
 
     Raises:
@@ -46,7 +46,7 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
     deadlines.sweep(segment, clock, now, rules)
     delays.sweep(segment, clock)
     park.sweep(segment, clock, rules)
-    return Step(segment.open_rows(), concat(segment.events, EVENT), _wake_at(segment, rules))
+    return Step(segment.open_rows(), concat(segment.events, EVENT), _next_due(segment, rules))
 
 
 def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
@@ -102,7 +102,7 @@ def _without(old: Rows, new: Rows) -> Rows:
     return old[~np.isin(parts.part_key(old), parts.part_key(new))]
 
 
-def _wake_at(segment: Segment, rules: Rules) -> int | None:
+def _next_due(segment: Segment, rules: Rules) -> int | None:
     parked = np.concatenate([segment.parts["since"], segment.ops["since"]])
     times = np.concatenate(
         [

@@ -54,8 +54,8 @@ def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
 
     Args:
         segment: the open segment.
-        landed: landed time, ms since epoch, UTC: deadlines run with it.
-        now: the batch's time, ms since epoch, UTC. Repeats count from it, since landed time may be hours behind and
+        landed: watermark, ms since epoch, UTC: deadlines run with it.
+        now: the batch's time, ms since epoch, UTC. Repeats count from it, since the watermark may be hours behind and
             catch up within a minute.
         rules: the timing rules.
     """

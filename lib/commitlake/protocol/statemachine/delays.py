@@ -18,7 +18,7 @@ def sweep(segment: Segment, landed: int) -> None:
 
     Args:
         segment: the open segment.
-        landed: landed time, ms since epoch, UTC.
+        landed: watermark, ms since epoch, UTC.
     """
     _recall(segment)
     timers = segment.timers

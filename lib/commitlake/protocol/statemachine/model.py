@@ -67,9 +67,9 @@ class Step:
     Attributes:
         state: `ROW`s that are still open.
         events: `EVENT`s of this batch.
-        wake_at: when the next deadline is, ms since epoch, UTC; None: nothing is open.
+        next_due: when the next deadline is, ms since epoch, UTC; None: nothing is open.
     """
 
     state: Rows
     events: Rows
-    wake_at: int | None
+    next_due: int | None

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from commitlake.config import Config
-from commitlake.config.places import JVM_LOCK, SIGN_OF_LIFE, is_local, local_path
+from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE, is_local, local_path
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import Tables, epoch_ms
 from commitlake.reading.table import file_time_ms

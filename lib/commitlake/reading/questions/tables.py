@@ -13,9 +13,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from commitlake.config.places import has_scheme
+from commitlake.config.locations import has_scheme
 from commitlake.errors import WarehouseError
-from commitlake.reading.table import Options, Table, location
+from commitlake.reading.table import Options, Snapshot, location
 
 
 class Tables:
@@ -29,7 +29,7 @@ class Tables:
 
     def __init__(self, db: duckdb.DuckDBPyConnection, warehouse: str, options: Options = None) -> None:
         self.db, self._warehouse, self._options = db, warehouse, options
-        self._open: dict[str, Table] = {}
+        self._open: dict[str, Snapshot] = {}
 
     def open(self, *names: str) -> None:
         """Make views of tables, under their names.
@@ -42,7 +42,7 @@ class Tables:
         """
         for name in names:
             if name not in self._open:
-                self._open[name] = Table(location(self._warehouse, name), self._options)
+                self._open[name] = Snapshot(location(self._warehouse, name), self._options)
                 self._make(name, self._open[name])
 
     def topic(self, topic: str) -> str | None:
@@ -57,7 +57,7 @@ class Tables:
     def outside(self, place: str) -> str:
         """Make a view of a Delta table outside the warehouse, and return its name."""
         name = f"outside {len(self._open)}"
-        self._open[name] = Table(place, self._options)
+        self._open[name] = Snapshot(place, self._options)
         self._make(name, self._open[name])
         return quoted(name)
 
@@ -84,7 +84,7 @@ class Tables:
         files = self.files(name)
         return pc.max(files[f"max.{column}"]).as_py() if f"max.{column}" in files.column_names else None
 
-    def _make(self, name: str, table: Table) -> None:
+    def _make(self, name: str, table: Snapshot) -> None:
         columns = ", ".join(map(_typed, table.schema))
         if has_scheme(table.place):
             self.db.register(f"arrow {name}", table.dataset())
@@ -104,7 +104,7 @@ def opened(warehouse: str, options: Options = None) -> Iterator[Tables]:
         yield Tables(db, warehouse, options)
 
 
-def _files(table: Table) -> str:
+def _files(table: Snapshot) -> str:
     """DuckDB's call that reads all files of a local table."""
     paths = [str(Path(table.place) / unquote(path)) for path in table.files()["path"].to_pylist()]
     listed = ", ".join(f"'{escaped(path)}'" for path in paths)

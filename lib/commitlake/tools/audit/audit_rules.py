@@ -17,7 +17,7 @@ _SEEN = (What.VISIBLE, What.NORMAL)
 _HALF, _MESSAGES = SOURCES.index("half"), SOURCES.index("messages")
 
 
-class Rule(NamedTuple):
+class AuditRule(NamedTuple):
     """A kind of finding.
 
     Attributes:
@@ -32,25 +32,25 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("LANDED_TWICE", "landed > 1 OR (landed > 0 AND normal > 0)"),
-    Rule("LANDED_AND_REJECTED", "rejected > 0 AND (landed > 0 OR normal > 0)"),
-    Rule("REJECTED_TWICE", "rejected + refused > 1"),
-    Rule("ENDED_TWICE", "bit_count(rounds) < least(ends, 63)"),
-    Rule("DELIVERED_TWICE", "delivered + recalled + duplicates > 1"),
-    Rule("KEPT_TWICE", "bit_count(rounds_kept) < least(kept, 63)"),
-    Rule("VISIBLE_TWICE", "visible + normal > 1 AND shown_low = shown_high"),
-    Rule("VISIBLE_IN_TWO_TOPICS", "shown_low != shown_high"),
-    Rule("VISIBLE_TOO_EARLY", "visible_at < not_before"),
-    Rule("VISIBLE_IN_OTHER_QUEUE", "visible_queue != queue_id"),
-    Rule("VISIBLE_IN_OTHER_BATCH", "visible_batch != shown_batch"),
-    Rule("OTHER_TOPIC", "topic_low != topic_high OR (shown_low = shown_high AND shown_low != topic_low)"),
-    Rule("NOT_VISIBLE", "shown AND visible = 0"),
-    Rule("VISIBLE_UNDECIDED", "visible > 0 AND NOT shown AND recalled = 0", may_age=True),
-    Rule("VISIBLE_RECALLED", "visible > 0 AND delivered = 0 AND recalled > 0"),
-    Rule("END_OF_NOTHING", "ends > 0 AND landed = 0", may_age=True),
-    Rule("DELIVERY_OF_NOTHING", "delivered + recalled > 0 AND NOT has_delay", may_age=True),
-    Rule("NOT_KEPT", "rounds_discarded & ~rounds_kept != 0", may_age=True),
-    Rule("KEPT_UNDISCARDED", "rounds_kept & ~rounds_discarded != 0", may_age=True),
+    AuditRule("LANDED_TWICE", "landed > 1 OR (landed > 0 AND normal > 0)"),
+    AuditRule("LANDED_AND_REJECTED", "rejected > 0 AND (landed > 0 OR normal > 0)"),
+    AuditRule("REJECTED_TWICE", "rejected + refused > 1"),
+    AuditRule("ENDED_TWICE", "bit_count(rounds) < least(ends, 63)"),
+    AuditRule("DELIVERED_TWICE", "delivered + recalled + duplicates > 1"),
+    AuditRule("KEPT_TWICE", "bit_count(rounds_kept) < least(kept, 63)"),
+    AuditRule("VISIBLE_TWICE", "visible + normal > 1 AND shown_low = shown_high"),
+    AuditRule("VISIBLE_IN_TWO_TOPICS", "shown_low != shown_high"),
+    AuditRule("VISIBLE_TOO_EARLY", "visible_at < not_before"),
+    AuditRule("VISIBLE_IN_OTHER_QUEUE", "visible_queue != queue_id"),
+    AuditRule("VISIBLE_IN_OTHER_BATCH", "visible_batch != shown_batch"),
+    AuditRule("OTHER_TOPIC", "topic_low != topic_high OR (shown_low = shown_high AND shown_low != topic_low)"),
+    AuditRule("NOT_VISIBLE", "shown AND visible = 0"),
+    AuditRule("VISIBLE_UNDECIDED", "visible > 0 AND NOT shown AND recalled = 0", may_age=True),
+    AuditRule("VISIBLE_RECALLED", "visible > 0 AND delivered = 0 AND recalled > 0"),
+    AuditRule("END_OF_NOTHING", "ends > 0 AND landed = 0", may_age=True),
+    AuditRule("DELIVERY_OF_NOTHING", "delivered + recalled > 0 AND NOT has_delay", may_age=True),
+    AuditRule("NOT_KEPT", "rounds_discarded & ~rounds_kept != 0", may_age=True),
+    AuditRule("KEPT_UNDISCARDED", "rounds_kept & ~rounds_discarded != 0", may_age=True),
 )
 
 COUNTS = {

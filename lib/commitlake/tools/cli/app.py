@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 
-class Decision(StrEnum):
+class AdminDecision(StrEnum):
     """What an administrator may decide."""
 
     RESUME = "resume"
@@ -149,7 +149,7 @@ def _position(text: str) -> Position:
 @app.command()
 def admin(
     context: typer.Context,
-    decision: Annotated[Decision, typer.Argument(metavar="DECISION", help="resume, commit or rollback")],
+    decision: Annotated[AdminDecision, typer.Argument(metavar="DECISION", help="resume, commit or rollback")],
     transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID")],
     remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")],
     at: Annotated[

@@ -30,7 +30,7 @@ _EXISTS = re.compile(r"delta:(?P<place>.+?)\s+ON\s+(?P<own>\w+)\s*=\s*(?P<other>
 
 
 @dataclass(frozen=True)
-class Plan:
+class BulkDecision:
     """What to do.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan:
     rate: int
 
 
-def run(settings: Config, plan: Plan, *, dry_run: bool, ask: bool) -> int:
+def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> int:
     """Show what is chosen, ask, and send; the exit code."""
     if not dry_run:
         need_address(settings)
@@ -68,7 +68,7 @@ def run(settings: Config, plan: Plan, *, dry_run: bool, ask: bool) -> int:
     return _send(settings, plan, rows)
 
 
-def chosen_by(tables: Tables, plan: Plan) -> pa.Table:
+def chosen_by(tables: Tables, plan: BulkDecision) -> pa.Table:
     """The transactions of a plan, the oldest first."""
     rows = found(tables, plan.wanted, now_ms())
     tables.db.register("chosen", rows)
@@ -90,7 +90,7 @@ def _exists(tables: Tables, given: str) -> str:
     return f"{parsed['own']} IN (SELECT {parsed['other']} FROM {view})"
 
 
-def _send(settings: Config, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> int:
+def _send(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]]) -> int:
     """Send decisions in their order, no more than `rate` a second."""
     begun, sent = time.monotonic(), 0
     try:

@@ -37,7 +37,7 @@ def write(settings: Config, since_ms: int, out: Path) -> int:
 def serve(settings: Config, since_ms: int, port: int) -> int:
     """Serve the page on the loopback address until Ctrl-C, made anew for each request."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class ReportHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = make(settings, since_ms, _REFRESH_S).encode()
             self.send_response(200)
@@ -49,7 +49,7 @@ def serve(settings: Config, since_ms: int, port: int) -> int:
         def log_message(self, *_: object) -> None:
             """Say nothing of each request."""
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), ReportHandler) as server:
         print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
         try:
             server.serve_forever()

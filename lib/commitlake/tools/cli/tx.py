@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 
-class State(StrEnum):
+class StateFilter(StrEnum):
     """What a transaction may be."""
 
     PENDING = "PENDING"
@@ -39,7 +39,7 @@ def length(text: str) -> int:
         raise typer.BadParameter(msg) from error
 
 
-States = Annotated[list[State] | None, typer.Option("--state", help="Only these; may be repeated.")]
+States = Annotated[list[StateFilter] | None, typer.Option("--state", help="Only these; may be repeated.")]
 Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only of this producer group.")]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only with this destination.")]
 Reason = Annotated[str | None, typer.Option("--reason", metavar="REASON", help="Only what ended so, as CHECK_MAX.")]
@@ -112,7 +112,7 @@ def hanging(
 
     settings = load(conf, sets)
     age = older_than or settings.transaction.timeout_ms + 3 * settings.transaction.check_interval_ms
-    wanted = questions.wanted([State.PENDING], group, topic, None, age, None, None, None)
+    wanted = questions.wanted([StateFilter.PENDING], group, topic, None, age, None, None, None)
     code = questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
     raise typer.Exit(code)
 
@@ -129,7 +129,7 @@ ExistsIn = Annotated[
 ]
 
 
-def _command(decision: str, states: Sequence[State], text: str) -> None:
+def _command(decision: str, states: Sequence[StateFilter], text: str) -> None:
     def decide(
         remark: Remark,
         transaction_id: Ids = None,
@@ -158,13 +158,13 @@ def _command(decision: str, states: Sequence[State], text: str) -> None:
             raise typer.BadParameter(msg)
         wanted = questions.wanted(state or states, *filters)
         told = f"{remark} (by {name or getpass.getuser()})"
-        plan = bulk.Plan(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
+        plan = bulk.BulkDecision(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
         raise typer.Exit(bulk.run(settings, plan, dry_run=dry_run, ask=not yes))
 
     decide.__doc__ = f"{text}\n\nShows how many and ten examples first, and asks. Exit code 3 when there are none."
     app.command(decision.lower())(decide)
 
 
-_command("RESUME", [State.DISCARDED], "Reopen discarded transactions.")
-_command("COMMIT", [State.PENDING], "Commit pending transactions by force.")
-_command("ROLLBACK", [State.PENDING], "Roll pending transactions back by force.")
+_command("RESUME", [StateFilter.DISCARDED], "Reopen discarded transactions.")
+_command("COMMIT", [StateFilter.PENDING], "Commit pending transactions by force.")
+_command("ROLLBACK", [StateFilter.PENDING], "Roll pending transactions back by force.")

@@ -44,7 +44,7 @@ def _some(names: Counter[str]) -> str:
     return ", ".join(ordered[:_NAMED]) + (", ..." if len(ordered) > _NAMED else "")
 
 
-class Tables:
+class OrderTables:
     """The tables of the demo's coordinator.
 
     Args:

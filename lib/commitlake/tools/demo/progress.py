@@ -13,7 +13,7 @@ from rich.text import Text
 _EVERY_S = 5  # without a terminal the state is a line like others, and rare
 
 
-class Progress:
+class DemoProgress:
     """Lines with the seconds since the start; threads may write them too.
 
     Args:

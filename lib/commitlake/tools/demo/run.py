@@ -17,7 +17,7 @@ from commitlake.tools.demo.directory import fresh
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.instances import Instances
 from commitlake.tools.demo.orders import OrderTable
-from commitlake.tools.demo.progress import Progress
+from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.scenario import Scenario
 
 # Short, so that the story is short. Six seconds, Kafka's least, after which a killed shop's checks go to another one.
@@ -34,7 +34,7 @@ def run(place: Path) -> int:
     Raises:
         CommitLakeError: something does not start or fails on the way.
     """
-    progress = Progress(process.terminal_columns())
+    progress = DemoProgress(process.terminal_columns())
     print(scenario.STORY, flush=True)
     progress.write("starting a Kafka broker and the coordinator (longer the first time) ...")
     with fresh(place) as directories, provide(config.from_mapping(SETTINGS | directories)) as conf:
@@ -45,7 +45,7 @@ def run(place: Path) -> int:
             spark.stop()
 
 
-def _play(spark: SparkSession, conf: Config, place: Path, progress: Progress) -> int:
+def _play(spark: SparkSession, conf: Config, place: Path, progress: DemoProgress) -> int:
     table = OrderTable(str(place / "orders.db"))
     table.create(shop.BALANCES)
     with Coordinator(spark, conf).start() as coordinator:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.tools.demo import orders, others
-from commitlake.tools.demo.comparison import Comparison, Tables
+from commitlake.tools.demo.comparison import Comparison, OrderTables
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.instances import Instances
 from commitlake.tools.demo.orders import OrderTable
-from commitlake.tools.demo.progress import Progress
+from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.shop import DOOMED, ORDERS, SHOPS, STUCK
 
 STORY = f"""\
@@ -35,7 +35,7 @@ class Scenario:
     """All who take part, and the story.
 
     Attributes:
-        counts: of the tables, as last read, see `Tables.counts`.
+        counts: of the tables, as last read, see `OrderTables.counts`.
     """
 
     coordinator: Coordinator
@@ -43,11 +43,11 @@ class Scenario:
     shops: Instances
     points: Service
     logistics: Service
-    progress: Progress
+    progress: DemoProgress
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._tables = Tables(self.coordinator.warehouse, self.coordinator.config)
+        self._tables = OrderTables(self.coordinator.warehouse, self.coordinator.config)
         self._others: dict[str, Counter[str]] = {}
 
     def play(self) -> list[str]:

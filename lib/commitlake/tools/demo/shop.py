@@ -42,7 +42,7 @@ class Mishap(Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class OrderPlan:
     """An order, what goes wrong with it, and whether it is sent to two topics."""
 
     order: Order
@@ -50,14 +50,14 @@ class Plan:
     is_shipped: bool = False
 
 
-def plans(shop: str) -> Iterator[Plan]:
+def plans(shop: str) -> Iterator[OrderPlan]:
     """Yield the orders of a shop, the same in every run."""
     customers = list(BALANCES)
     for number in range(1, ORDERS + 1):
         amount = 5_00 + number * 37 % 90 * 100
         is_first = (shop, number) == (SHOPS[0], 1)
         order = Order(f"{shop}-{number:02}", customers[number % 5], 2_500_00 if is_first else amount)
-        yield Plan(order, _mishap(shop, number), is_shipped=(shop, number) == (SHOPS[1], 3))
+        yield OrderPlan(order, _mishap(shop, number), is_shipped=(shop, number) == (SHOPS[1], 3))
 
 
 def _mishap(shop: str, number: int) -> Mishap:
@@ -72,7 +72,7 @@ class UnluckyListener(OrderListener):
 
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:  # type: ignore[override]
         """Place the order of the plan `arg`."""
-        assert isinstance(arg, Plan)
+        assert isinstance(arg, OrderPlan)
         if arg.mishap is Mishap.STUCK_BEFORE:
             _hang()
         answer = super().execute_local_transaction(message, arg.order)
@@ -97,7 +97,7 @@ class Shop:
             time.sleep(PAUSE_S)
         _report("done")
 
-    def _place(self, plan: Plan) -> None:
+    def _place(self, plan: OrderPlan) -> None:
         try:
             if plan.is_shipped:
                 self._place_and_ship(plan.order)

@@ -21,7 +21,7 @@ from commitlake.tables.spans import spans_of, within
 
 
 @dataclass(frozen=True)
-class Tables:
+class LedgerTables:
     """The tables by which unmatched rows are resolved, each read once in the batch."""
 
     half: DataFrame
@@ -32,12 +32,12 @@ class Tables:
     rejected: DataFrame
     reentries: DataFrame
 
-    def with_reopened(self, again: DataFrame) -> Tables:
+    def with_reopened(self, again: DataFrame) -> LedgerTables:
         """As they will be: with the rows that this batch sends back to its own input."""
         return replace(self, reentries=self.reentries.select(*again.columns).union(again))
 
     @classmethod
-    def of(cls, warehouse: Warehouse) -> Tables:
+    def of(cls, warehouse: Warehouse) -> LedgerTables:
         """The newest versions."""
         return cls(*[warehouse.read(name) for name in cls.__dataclass_fields__])
 
@@ -69,7 +69,7 @@ def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset:
     return table.where(within(spans_of(unmatched, queue[1], offset[1]), queue[0], offset[0]))
 
 
-def with_first(unmatched: DataFrame, tables: Tables) -> DataFrame:
+def with_first(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """Adds of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     names = ["queue", "queue_offset", "first_queue", "first_offset", "transaction_id", "producer_group"]

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from commitlake.coordinator.coordination.state import EVENT_SCHEMA
 
 
-class Verdict(IntEnum):
+class Ruling(IntEnum):
     """What a resolution does, where it is not a `Refusal`."""
 
     NOTHING = 0

@@ -12,7 +12,7 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import OPENED
 from commitlake.coordinator.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
-from commitlake.coordinator.coordination.unmatched.lookup import Tables
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions
 from commitlake.protocol.states import Event, Kind, Source
 from commitlake.spark.frames import materialized
@@ -50,7 +50,7 @@ def _resolutions(context: Context, events: Events) -> Resolutions | None:
     if not events.count(Event.UNMATCHED_OP, Event.UNMATCHED_PART):
         return None
     timeout_ms = context.config.transaction.timeout_ms
-    tables, found = Tables.of(context.warehouse), []
+    tables, found = LedgerTables.of(context.warehouse), []
     if events.count(Event.UNMATCHED_OP, kind=Kind.RESUME):
         # What is reopened in this batch is open for an unmatched part of it, so ops come first.
         found.append(unmatched_ops.resolve(events, tables, timeout_ms))

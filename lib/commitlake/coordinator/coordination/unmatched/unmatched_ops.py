@@ -7,8 +7,8 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import half_rows, op_rows
-from commitlake.coordinator.coordination.unmatched.lookup import Tables, is_part, near, unmatched_rows, with_first
-from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Verdict, events
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, unmatched_rows, with_first
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling, events
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Event, Kind, Refusal, Source
 from commitlake.spark.frames import materialized
 from commitlake.tables.rounds import newest
@@ -19,7 +19,7 @@ _WRONG = ("missing", "other_id", "other_group", "foreign", "orphan")
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
-def resolve(batch: Events, tables: Tables, timeout_ms: int) -> Resolutions:
+def resolve(batch: Events, tables: LedgerTables, timeout_ms: int) -> Resolutions:
     """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen.
 
     Args:
@@ -43,7 +43,7 @@ def resolve(batch: Events, tables: Tables, timeout_ms: int) -> Resolutions:
 
 def once_more(judged: DataFrame) -> DataFrame:
     """Input rows of the ops that wait on; their park time goes on too."""
-    waiting = judged.where(F.col("verdict") == int(Verdict.AGAIN))
+    waiting = judged.where(F.col("verdict") == int(Ruling.AGAIN))
     return op_rows(waiting.select("record.*", F.col("since").alias("seen")), since="seen")
 
 
@@ -54,7 +54,7 @@ def refusals(judged: DataFrame) -> DataFrame:
     return events(refused, event=Event.REFUSED, reason=F.col("verdict"), **where)
 
 
-def not_rejected(unmatched: DataFrame, tables: Tables) -> DataFrame:
+def not_rejected(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """The unmatched ops without those that were resolved before: a RESUME and a RECALL are unmatched twice."""
     about_ops = tables.rejected.where(F.col("reason") != OFFSET_USED_BEFORE)
     rejected = near(about_ops, unmatched, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
@@ -66,14 +66,14 @@ def not_rejected(unmatched: DataFrame, tables: Tables) -> DataFrame:
     return unmatched.join(rejected.union(accepted), _OP, "left_anti")
 
 
-def with_record(unmatched: DataFrame, tables: Tables) -> DataFrame:
+def with_record(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """Adds the op record as `record`."""
     record = near(tables.op, unmatched, *_AT_OP)
     columns = [F.col("queue").alias("op_queue"), F.col("op_offset"), F.col("admin").cast("int").alias("admin")]
     return unmatched.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
 
 
-def wrong_parts(unmatched: DataFrame, tables: Tables) -> DataFrame:
+def wrong_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """What is wrong with the further half messages that ops list, a row for each; false or null where nothing is."""
     if unmatched.where("size(record.half_messages) > 1").isEmpty():
         return unmatched.select(*_OP, *[F.lit(None).cast("boolean").alias(name) for name in _WRONG])
@@ -151,8 +151,8 @@ def _decision() -> Column:
         .when(F.col("first").isNotNull() & _already().isNotNull(), _already())
         .when(missing, int(Refusal.NO_HALF_MESSAGE))
         .when(_yes(F.col("foreign")), int(Refusal.BAD_FIRST_HALF))
-        .when(~F.col("pending"), int(Verdict.NOTHING))
-        .otherwise(int(Verdict.AGAIN))
+        .when(~F.col("pending"), int(Ruling.NOTHING))
+        .otherwise(int(Ruling.AGAIN))
     )
 
 
@@ -160,19 +160,19 @@ def _resume() -> Column:
     """Only what is DISCARDED, and no ORPHAN, opens again."""
     orphan = _yes(F.col("ledger.reason") == "ORPHAN")
     discarded = ~F.col("pending") & (F.col("ledger.state") == "DISCARDED")
-    never = F.when(F.col("last") == 1, int(Refusal.NO_HALF_MESSAGE)).otherwise(int(Verdict.NOTHING))
+    never = F.when(F.col("last") == 1, int(Refusal.NO_HALF_MESSAGE)).otherwise(int(Ruling.NOTHING))
     return (
         F.when(F.col("first").isNull(), never)
         .when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
         .when(is_part() & ~orphan, int(Refusal.BAD_FIRST_HALF))
-        .when(_yes(discarded) & ~orphan, int(Verdict.ACCEPT))
+        .when(_yes(discarded) & ~orphan, int(Ruling.ACCEPT))
         .otherwise(int(Refusal.NOT_DISCARDED))
     )
 
 
 def _accept_the_first(judged: DataFrame) -> DataFrame:
     """Of several RESUMEs of one transaction in a batch the first opens it; for the others it is open then."""
-    accepted = F.col("verdict") == int(Verdict.ACCEPT)
+    accepted = F.col("verdict") == int(Ruling.ACCEPT)
     order = Window.partitionBy("first_queue", "first_offset", accepted).orderBy("record.stored_at", "op_offset")
     late = accepted & (F.row_number().over(order) > 1)
     return judged.withColumn("verdict", F.when(late, int(Refusal.NOT_DISCARDED)).otherwise(F.col("verdict")))
@@ -181,17 +181,17 @@ def _accept_the_first(judged: DataFrame) -> DataFrame:
 def _meet_what_is_reopened(judged: DataFrame) -> DataFrame:
     """What came after a RESUME of this batch waits for the next one, in which the transaction is open again."""
     came = F.struct(F.unix_millis("record.stored_at").alias("at"), F.col("op_offset").alias("op_offset"))
-    resume = F.max(F.when(F.col("verdict") == int(Verdict.ACCEPT), came)).over(
+    resume = F.max(F.when(F.col("verdict") == int(Ruling.ACCEPT), came)).over(
         Window.partitionBy("first_queue", "first_offset")
     )
     after = ~_is_before(resume["at"], resume["op_offset"])
     ended = (F.col("verdict") == int(Refusal.ALREADY_DISCARDED)) & (F.col("kind") != int(Kind.RESUME))
-    return judged.withColumn("verdict", F.when(ended & _yes(after), int(Verdict.AGAIN)).otherwise(F.col("verdict")))
+    return judged.withColumn("verdict", F.when(ended & _yes(after), int(Ruling.AGAIN)).otherwise(F.col("verdict")))
 
 
-def _reopen(judged: DataFrame, tables: Tables, timeout_ms: int) -> DataFrame:
+def _reopen(judged: DataFrame, tables: LedgerTables, timeout_ms: int) -> DataFrame:
     """The rows of reopened transactions: the first half message and the parts that were discarded with it."""
-    accepted = judged.where(F.col("verdict") == int(Verdict.ACCEPT)).select(
+    accepted = judged.where(F.col("verdict") == int(Ruling.ACCEPT)).select(
         "first_queue",
         "first_offset",
         *[F.col(name).alias(f"resume_{name}") for name in ("op_queue", "op_offset")],

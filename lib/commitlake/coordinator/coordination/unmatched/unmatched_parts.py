@@ -7,8 +7,8 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import half_rows, waiting_rows
-from commitlake.coordinator.coordination.unmatched.lookup import Tables, is_part, near, unmatched_rows, with_first
-from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Verdict, events
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, unmatched_rows, with_first
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling, events
 from commitlake.protocol.states import Delivery, Event, Reason, Source, State
 from commitlake.spark.frames import materialized
 from commitlake.tables.columns import millis_sql
@@ -18,19 +18,19 @@ _FOLLOW, _ORPHAN = 1, 2
 _PART = ["queue", "offset"]
 
 
-def resolve(batch: Events, tables: Tables) -> Resolutions:
+def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
     unmatched = materialized(unmatched_rows(batch, Event.UNMATCHED_PART, Source.HALF))
     facts = _not_ended(with_first(unmatched, tables), unmatched, tables).join(_messages(unmatched, tables), _PART)
     judged = materialized(_with_due(materialized(facts.withColumn("verdict", _verdict())), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)
-    again = half_rows(judged.where(F.col("verdict") == int(Verdict.AGAIN)).select("message.*"))
+    again = half_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("message.*"))
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")
     more = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
     return Resolutions(more, again.union(waiting))
 
 
-def _not_ended(facts: DataFrame, unmatched: DataFrame, tables: Tables) -> DataFrame:
+def _not_ended(facts: DataFrame, unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """A part is unmatched when it comes and when its park time is over; by then it may have its end."""
     own = newest(near(tables.transactions, unmatched, ("queue", "queue"), ("half_offset", "offset")))
     own = own.select(
@@ -43,7 +43,7 @@ def _not_ended(facts: DataFrame, unmatched: DataFrame, tables: Tables) -> DataFr
     return facts.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
 
 
-def _messages(unmatched: DataFrame, tables: Tables) -> DataFrame:
+def _messages(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     half = near(tables.half, unmatched, ("queue", "queue"), ("queue_offset", "offset")).drop("body", "sharding_key")
     whole = F.struct(*half.columns).alias("message")
     return half.select("queue", F.col("queue_offset").alias("offset"), whole)
@@ -55,14 +55,14 @@ def _verdict() -> Column:
     )
     last = F.col("last") == 1
     return (
-        F.when(F.col("first").isNull(), F.when(last, _ORPHAN).otherwise(int(Verdict.NOTHING)))
+        F.when(F.col("first").isNull(), F.when(last, _ORPHAN).otherwise(int(Ruling.NOTHING)))
         .when(is_part() | ~same, _ORPHAN)
         .when(~F.col("pending"), _FOLLOW)
-        .otherwise(F.when(last, int(Verdict.AGAIN)).otherwise(int(Verdict.NOTHING)))
+        .otherwise(F.when(last, int(Ruling.AGAIN)).otherwise(int(Ruling.NOTHING)))
     )
 
 
-def _with_due(judged: DataFrame, tables: Tables) -> DataFrame:
+def _with_due(judged: DataFrame, tables: LedgerTables) -> DataFrame:
     """A relative delay counts from the op that committed the first."""
     relative_ones = judged.where("message.delay_ms IS NOT NULL AND ledger.op_queue IS NOT NULL")
     op = near(tables.op, relative_ones, ("queue", "ledger.op_queue"), ("op_offset", "ledger.op_offset"))

@@ -6,8 +6,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.unmatched.lookup import Tables, near, unmatched_rows
-from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Verdict
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, near, unmatched_rows
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling
 from commitlake.coordinator.coordination.unmatched.unmatched_ops import not_rejected, once_more, refusals, with_record
 from commitlake.protocol.states import Event, Refusal, Source
 from commitlake.spark.frames import materialized
@@ -15,7 +15,7 @@ from commitlake.spark.frames import materialized
 _AT = ["first_queue", "first_offset"]
 
 
-def resolve(batch: Events, tables: Tables) -> Resolutions:
+def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
     unmatched = materialized(
         with_record(not_rejected(unmatched_rows(batch, Event.UNMATCHED_OP, Source.MESSAGES), tables), tables)
@@ -35,9 +35,9 @@ def _verdict() -> Column:
     last = F.col("last") == 1
     same = F.struct("message.message_id", "message.topic") == F.struct("record.message_id", "record.topic")
     return (
-        F.when(F.col("message").isNull(), F.when(last, int(Refusal.NO_DELAYED_MESSAGE)).otherwise(int(Verdict.NOTHING)))
+        F.when(F.col("message").isNull(), F.when(last, int(Refusal.NO_DELAYED_MESSAGE)).otherwise(int(Ruling.NOTHING)))
         .when(~same, int(Refusal.NO_DELAYED_MESSAGE))
         .when(F.col("ended") == "DELIVERED", int(Refusal.RECALL_TOO_LATE))
-        .when(F.col("ended").isin("RECALLED", "DUPLICATE"), int(Verdict.NOTHING))
-        .otherwise(F.when(last, int(Verdict.AGAIN)).otherwise(int(Verdict.NOTHING)))
+        .when(F.col("ended").isin("RECALLED", "DUPLICATE"), int(Ruling.NOTHING))
+        .otherwise(F.when(last, int(Ruling.AGAIN)).otherwise(int(Ruling.NOTHING)))
     )

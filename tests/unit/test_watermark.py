@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 from tests.unit.test_config import load
 
-from commitlake.coordinator.landing.landed_time import LandedTime
-from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import KafkaError
 from commitlake.kafka.topics import latest_offsets
 
 
-def at(half: int, op: int) -> Position:
-    return Position(1, {"half": {0: half}, "op": {0: op}, "admin": {0: 3}})
+def at(half: int, op: int) -> LandingPosition:
+    return LandingPosition(1, {"half": {0: half}, "op": {0: op}, "admin": {0: 3}})
 
 
 def held(half: int, op: int, admin: int = 3) -> dict[str, dict[int, int]]:
@@ -25,7 +25,7 @@ def held(half: int, op: int, admin: int = 3) -> dict[str, dict[int, int]]:
 
 
 def test_it_is_unknown_until_all_has_landed_that_kafka_held_at_the_start() -> None:
-    time = LandedTime()
+    time = Watermark()
     time.ask(1_000, held(10, 5))
     assert time.landed(at(10, 4)) == -1
     assert time.landed(at(10, 5)) == 1_000
@@ -33,7 +33,7 @@ def test_it_is_unknown_until_all_has_landed_that_kafka_held_at_the_start() -> No
 
 def test_it_is_when_kafka_was_asked_and_not_when_its_answer_has_landed() -> None:
     """Each round takes a part of a backlog: what was asked later does not count before that has landed."""
-    time = LandedTime()
+    time = Watermark()
     time.ask(1_000, held(10, 5))
     time.ask(2_000, held(40, 20))
     assert time.landed(at(10, 5)) == 1_000
@@ -42,7 +42,7 @@ def test_it_is_when_kafka_was_asked_and_not_when_its_answer_has_landed() -> None
 
 
 def test_a_clock_that_was_a_day_ahead_for_a_moment_is_forgotten_with_the_next_answer() -> None:
-    time = LandedTime()
+    time = Watermark()
     time.ask(86_400_000, held(0, 0))
     assert time.landed(at(1, 1)) == 86_400_000
     time.ask(1_000, held(0, 0))
@@ -50,14 +50,14 @@ def test_a_clock_that_was_a_day_ahead_for_a_moment_is_forgotten_with_the_next_an
 
 
 def test_a_silent_partition_holds_it_back_only_until_it_has_landed() -> None:
-    time = LandedTime()
+    time = Watermark()
     time.ask(1_000, held(0, 0, admin=4))
     assert time.landed(at(100, 100)) == -1
     assert time.landed(at(100, 100).advanced({"admin": {0: 4}})) == 1_000
 
 
 def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
-    time = LandedTime()
+    time = Watermark()
     for n in range(2_000):
         time.ask(n, held(n, n))
     steps = [time.landed(at(n, n)) for n in range(2_000)]
@@ -66,14 +66,14 @@ def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
     assert steps[-1] > 1_900
 
 
-def scheduler(clock: Any, time: LandedTime, held: Callable[[], Offsets]) -> Scheduler:
+def scheduler(clock: Any, time: Watermark, held: Callable[[], Offsets]) -> Scheduler:
     """One that only asks Kafka what it holds."""
     context, nothing = SimpleNamespace(config=load(), clock=clock), cast(Any, SimpleNamespace())
     return Scheduler(cast(Any, context), nothing, time, held, nothing, 0)
 
 
 def test_the_time_is_taken_before_kafka_is_asked() -> None:
-    """What comes between the two is below the ends, and later than landed time."""
+    """What comes between the two is below the ends, and later than the watermark."""
     times = [1_000]
     clock = SimpleNamespace(now_ms=lambda: times[-1])
 
@@ -81,7 +81,7 @@ def test_the_time_is_taken_before_kafka_is_asked() -> None:
         times.append(2_000)
         return held(10, 5)
 
-    time = LandedTime()
+    time = Watermark()
     scheduler(clock, time, asked)._ask()
     assert time.landed(at(10, 5)) == 1_000
 
@@ -92,7 +92,7 @@ def test_while_kafka_is_away_it_stands_still() -> None:
     def away() -> Offsets:
         raise KafkaError("away")
 
-    time = LandedTime()
+    time = Watermark()
     scheduler(clock, time, away)._ask()
     assert time.landed(at(10, 5)) == -1
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, OPENED, stored_rows
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.protocol.states import Kind
 from commitlake.tables import Warehouse
 
@@ -57,7 +57,7 @@ class Point:
 
     def records(self) -> int:
         """How many records had landed, at most."""
-        return Position(self.landing_id, self.offsets).landed()
+        return LandingPosition(self.landing_id, self.offsets).landed()
 
 
 BEGINNING = Point()

@@ -5,7 +5,7 @@ A lagging or stalled landing, or a backlog that is taken in steps, then discards
 
 from __future__ import annotations
 
-from commitlake.coordinator.landing.positions import Offsets, Position
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.protocol.statemachine.rows import ABSENT
 
 DECIDING = ("half", "op", "admin")
@@ -14,11 +14,11 @@ _MOST = 256
 """Answers of Kafka that are remembered; a backlog of hours brings one in some seconds."""
 
 
-class LandedTime:
+class Watermark:
     """The rule: what Kafka held when it was asked has landed when the position is past it.
 
     Attributes:
-        until: landed time, ms since epoch, UTC; -1 before the first answer has landed.
+        until: watermark, ms since epoch, UTC; -1 before the first answer has landed.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class LandedTime:
         if len(self._asked) > _MOST:
             del self._asked[1::2]  # coarser steps, but it still goes on
 
-    def landed(self, position: Position) -> int:
-        """Takes how far landing has come; returns landed time. A clock that was wrong is soon forgotten."""
+    def landed(self, position: LandingPosition) -> int:
+        """Takes how far landing has come; returns the watermark. A clock that was wrong is soon forgotten."""
         for at in reversed(range(len(self._asked))):
             asked_ms, ends = self._asked[at]
             if position.is_past(ends):

@@ -1,6 +1,6 @@
 """Judge Kafka records: which table each belongs to, or the reason why it is rejected.
 
-`normalise` gives every record one shape, `judge` adds what its headers and value say, and a verdict: `target` is the
+`normalise` gives every record one shape, `classify` adds what its headers and value say, and a verdict: `target` is the
 kind of table it goes to, `reason` and `detail` are null unless that is `rejected`. Of several reasons the first in
 the order of the cases below counts.
 """
@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
-from commitlake.coordinator.dedup.once import place_sql
+from commitlake.coordinator.dedup.dedup_index import place_sql
 from commitlake.coordinator.landing import parse
 from commitlake.coordinator.landing.message_columns import alias, header, message_columns
 from commitlake.protocol import headers, kafka_topics, topic_names, wire
@@ -44,7 +44,7 @@ _AFTER_TOPIC_NOT_ALLOWED = (
 
 @dataclass(frozen=True)
 class LandingRules:
-    """What landing judges by. Durations in ms, sizes in bytes."""
+    """What landing classifies by. Durations in ms, sizes in bytes."""
 
     prefix: str
     allowed: tuple[str, ...]
@@ -91,8 +91,8 @@ Steps = Sequence[Mapping[str, Column]]
 """Projections by which columns are added, one after the other."""
 
 
-def judgement(rules: LandingRules) -> Steps:
-    """The steps of `judge`, to be built once: building 1 500 expressions takes longer than judging a second's records.
+def classification(rules: LandingRules) -> Steps:
+    """The steps of `classify`, built once: building 1 500 expressions takes longer than a second's records do.
 
     Each step is a projection of its own: a value used by several expressions of the next is computed once.
     """
@@ -122,35 +122,35 @@ def judgement(rules: LandingRules) -> Steps:
     ]
 
 
-def judge(records: DataFrame, steps: Steps) -> DataFrame:
-    """Add what each record says, and the verdict, to `normalise`d records, by the steps of a `judgement`."""
+def classify(records: DataFrame, steps: Steps) -> DataFrame:
+    """Add what each record says, and the verdict, to `normalise`d records, by the steps of a `classification`."""
     for step in steps:
         records = records.withColumns(dict(step))
     return records.drop(*_JUDGED_BY)
 
 
-def close_topics(judged: DataFrame, admitted: Collection[str]) -> DataFrame:
+def close_topics(classified: DataFrame, admitted: Collection[str]) -> DataFrame:
     """Reject what names a topic beyond `topics.max`, or one without a table; `admitted` are all topics there may be."""
-    judged_later = F.col("reason").isNull() | F.col("reason").isin(*_AFTER_TOPIC_NOT_ALLOWED)
-    refused = ~F.col("source").isin("op", "admin") & judged_later & ~F.col("topic").isin(*admitted)
+    classified_later = F.col("reason").isNull() | F.col("reason").isin(*_AFTER_TOPIC_NOT_ALLOWED)
+    refused = ~F.col("source").isin("op", "admin") & classified_later & ~F.col("topic").isin(*admitted)
     detail = F.concat(
         F.lit("more topics than topics.max allows, or no name for a table of this catalog: "), F.col("topic")
     )
-    return rejecting(judged, refused, "TOPIC_NOT_ALLOWED", detail)
+    return rejecting(classified, refused, "TOPIC_NOT_ALLOWED", detail)
 
 
-def refuse_duplicates(judged: DataFrame, duplicates: DataFrame) -> DataFrame:
+def refuse_duplicates(classified: DataFrame, duplicates: DataFrame) -> DataFrame:
     """Reject normal and batch messages whose name was shown before; `duplicates` has place and duplicate_of."""
     is_message = f"target = '{TOPIC}'"
     place = f"IF({is_message}, {place_sql('source', 'partition', 'offset')}, NULL) AS place"
-    found = judged.selectExpr("*", place).join(duplicates, "place", "left")
+    found = classified.selectExpr("*", place).join(duplicates, "place", "left")
     duplicate_of = F.col("duplicate_of")
     return rejecting(found, duplicate_of.isNotNull(), "DUPLICATE_OF", duplicate_of).drop("place", "duplicate_of")
 
 
-def rejecting(judged: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:
-    """Judged records, some of them refused after all."""
-    return judged.withColumns(
+def rejecting(classified: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:
+    """Classified records, some of them refused after all."""
+    return classified.withColumns(
         {
             "target": F.when(refused, REJECTED).otherwise(F.col("target")),
             "reason": F.when(refused, reason).otherwise(F.col("reason")),

@@ -21,7 +21,7 @@ _ROWS = 200_000
 """Records kept besides those of the newest landing: some 100 MB with bodies of 256 B."""
 
 
-class RecentHalves:
+class HalfCache:
     """Half messages by where they lie: in a cached landing, or in the table.
 
     Of a queue the landings kept hold every half message from `low` on, so an offset says where to look.

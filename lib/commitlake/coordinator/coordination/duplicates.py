@@ -9,22 +9,22 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.topic_rows import SHOWN
-from commitlake.coordinator.dedup.once import Once, place_sql
+from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.protocol.states import Event, Source
 
 _RANK = f"INT(event = {int(Event.DELIVERY)})"
 """A kill may come between the ledger rows of decisions and those of deliveries, so what is decided comes first."""
 
 
-def without_duplicates(messages: Mapping[Source, DataFrame], once: Once, now: int) -> dict[Source, DataFrame]:
+def without_duplicates(messages: Mapping[Source, DataFrame], dedup: DedupIndex, now: int) -> dict[Source, DataFrame]:
     """Adds `duplicate_of`: the position of what holds the name, null where a message may be shown, or is not.
 
     Args:
         messages: by source, messages with their events.
-        once: the topics that show a name once.
+        dedup: the topics that show a name once.
         now: the batch's time, ms since epoch, UTC.
     """
-    found = _duplicates(messages, once, now) if once.topics else None
+    found = _duplicates(messages, dedup, now) if dedup.topics else None
     if found is None:
         nothing = F.lit(None).cast("string")
         return {src: frame.withColumn("duplicate_of", nothing) for src, frame in messages.items()}
@@ -34,7 +34,7 @@ def without_duplicates(messages: Mapping[Source, DataFrame], once: Once, now: in
     }
 
 
-def _duplicates(messages: Mapping[Source, DataFrame], once: Once, now: int) -> DataFrame | None:
+def _duplicates(messages: Mapping[Source, DataFrame], dedup: DedupIndex, now: int) -> DataFrame | None:
     shown = [
         frame.where(SHOWN).selectExpr(
             *("topic", "keys", "message_id", f"{_place(src)} AS place"),
@@ -44,7 +44,7 @@ def _duplicates(messages: Mapping[Source, DataFrame], once: Once, now: int) -> D
         )
         for src, frame in messages.items()
     ]
-    return once.duplicates(reduce(DataFrame.unionAll, shown)) if shown else None
+    return dedup.duplicates(reduce(DataFrame.unionAll, shown)) if shown else None
 
 
 def _place(src: Source) -> str:

@@ -42,7 +42,7 @@ def position(place: int) -> str:
     return f"{source.name.lower()}-{Position.from_coordinate(place & _COORDINATE)}"
 
 
-class Once:
+class DedupIndex:
     """Which messages of the topics of `topics.dedup` are duplicates; it reads the names that the topics hold.
 
     Args:

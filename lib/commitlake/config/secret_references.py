@@ -12,9 +12,10 @@ from commitlake.errors import ConfigError
 SCHEMES = ("env", "file", "secret")
 
 
-def is_reference(value: str) -> bool:
+def is_secret_reference(value: str) -> bool:
     """Whether a value only says where a secret is."""
-    return value.partition(":")[0] in SCHEMES
+    scheme, colon, _ = value.partition(":")
+    return bool(colon) and scheme in SCHEMES
 
 
 def resolve(key: str, value: str) -> str:
