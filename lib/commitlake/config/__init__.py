@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from commitlake.config.config import (
     ENVIRONMENT_PREFIX,
-    AcceptConfig,
     Conf,
     Config,
+    from_mapping,
+    load,
+    of,
+)
+from commitlake.config.sections import (
+    AcceptConfig,
     DelayConfig,
     KafkaConfig,
     MaintenanceConfig,
     MetricsConfig,
     TopicsConfig,
     TransactionConfig,
-    from_mapping,
-    load,
-    of,
 )
 
 __all__ = [

@@ -1,8 +1,4 @@
-"""The configuration: read from defaults, a YAML file, the environment and `--set`; later ones win.
-
-Plain dataclasses and no pydantic, whose compiled core cannot travel to executors with `--py-files`, while every
-producer imports `KafkaConfig`.
-"""
+"""The configuration: read from defaults, a YAML file, the environment and `--set`; later ones win."""
 
 from __future__ import annotations
 
@@ -16,169 +12,21 @@ from typing import Any
 
 import yaml
 
-from commitlake.config.keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
-from commitlake.config.secret_references import resolve
-from commitlake.config.values import EMBEDDED, Dedup, duration
+from commitlake.config.keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, unknown_key
+from commitlake.config.sections import (
+    AcceptConfig,
+    DelayConfig,
+    KafkaConfig,
+    MaintenanceConfig,
+    MetricsConfig,
+    TopicsConfig,
+    TransactionConfig,
+)
+from commitlake.config.values import duration
 from commitlake.errors import ConfigError
 from commitlake.protocol.wire import Settings
 
 ENVIRONMENT_PREFIX = "COMMITLAKE__"
-
-
-@dataclass(frozen=True)
-class KafkaConfig:
-    """Where Kafka is, and how to reach it.
-
-    Attributes:
-        bootstrap_servers: `host:port,...`, or `embedded`.
-        topic_prefix: put before the name of each Kafka topic.
-        queues: partitions of half, op, messages and check.
-        options: client options in the Java client's names; values may be `env:NAME`, `file:/path` or, on
-            Databricks, `secret:scope/key`.
-        embedded_dir: where the embedded broker keeps its data; empty: inside the warehouse.
-        embedded_port: its loopback port; 0: any that is free.
-        check_topics: producer groups with a check topic of their own.
-    """
-
-    bootstrap_servers: str
-    topic_prefix: str
-    queues: int
-    options: Mapping[str, str] = field(hash=False)
-    embedded_dir: str = ""
-    embedded_port: int = 0
-    check_topics: tuple[str, ...] = ()
-
-    @property
-    def is_embedded(self) -> bool:
-        """Whether the coordinator starts a broker of its own."""
-        return self.bootstrap_servers == EMBEDDED
-
-    def topic(self, name: str) -> str:
-        """Return the full name of the Kafka topic `name`, for example `commitlake.half`."""
-        return self.topic_prefix + name
-
-    def resolved_options(self) -> dict[str, str]:
-        """Return the options with references replaced by what they refer to.
-
-        Resolved late, so that a configuration can be printed and sent around without its secrets.
-
-        Raises:
-            ConfigError: the variable is not set or the file is not readable.
-        """
-        return {name: resolve(f"{OPTIONS_KEY}.{name}", value) for name, value in self.options.items()}
-
-    def masked_options(self) -> dict[str, str]:
-        """Return the options as they may be shown: secrets as `***`, references as they are."""
-        return {name: masked(name, value) for name, value in self.options.items()}
-
-    def __repr__(self) -> str:
-        """Show everything but secrets."""
-        return (
-            f"KafkaConfig(bootstrap_servers={self.bootstrap_servers!r}, topic_prefix={self.topic_prefix!r}, "
-            f"queues={self.queues}, options={self.masked_options()})"
-        )
-
-
-@dataclass(frozen=True)
-class TransactionConfig:
-    """When a transaction is checked and when it is discarded.
-
-    Attributes:
-        timeout_ms: age of a half message at its first check.
-        check_interval_ms: time from the answer UNKNOWN to the next check.
-        check_repeat_ms: time after which a check that nobody answered is sent again.
-        check_max: answered checks before a transaction is discarded.
-        retention_ms: age at which an open transaction is discarded.
-        op_park_time_ms: how long an op waits for its half message.
-        reject: whether new half messages are rejected.
-    """
-
-    timeout_ms: int
-    check_interval_ms: int
-    check_repeat_ms: int
-    check_max: int
-    retention_ms: int
-    op_park_time_ms: int
-    reject: bool
-
-
-@dataclass(frozen=True)
-class TopicsConfig:
-    """Which destination topics there may be.
-
-    Attributes:
-        allowed: shell patterns of their names.
-        max: how many there may be.
-        max_queues: queues that each may have.
-        to_kafka: those whose messages go to a Kafka topic as well, with its name.
-        dedup: those that show a name once.
-    """
-
-    allowed: tuple[str, ...]
-    max: int
-    max_queues: int
-    to_kafka: Mapping[str, str] = field(hash=False)
-    dedup: Mapping[str, Dedup] = field(hash=False)
-
-
-@dataclass(frozen=True)
-class DelayConfig:
-    """What delays a message may have.
-
-    Attributes:
-        levels_ms: delays of the levels 1, 2, ... in ms.
-        levels: the same as written, for example `30s`.
-        max_ms: the longest delay.
-    """
-
-    levels_ms: tuple[int, ...]
-    levels: tuple[str, ...]
-    max_ms: int
-
-
-@dataclass(frozen=True)
-class MaintenanceConfig:
-    """When tables are compacted, and what is kept for how long.
-
-    Attributes:
-        interval_ms: time between runs of maintenance in the coordinator; 0: none.
-        retention_ms: age after their end at which rows of all but topic tables may be deleted.
-        file_retention_ms: how long unused files of these tables are kept.
-        topic_file_retention_ms: how long unused files of topic tables are kept.
-    """
-
-    interval_ms: int
-    retention_ms: int
-    file_retention_ms: int
-    topic_file_retention_ms: int
-
-
-@dataclass(frozen=True)
-class MetricsConfig:
-    """Where the coordinator tells of itself.
-
-    Attributes:
-        port: of `/metrics` and `/healthz`; 0: none.
-        host: the address that it listens on.
-    """
-
-    port: int = 0
-    host: str = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class AcceptConfig:
-    """What an operator accepts once that otherwise stops the start.
-
-    Attributes:
-        lost_range: Kafka no longer holds records that never landed.
-        other_cluster: this is another Kafka cluster than before.
-        recreated_topic: a Kafka topic was deleted and created again.
-    """
-
-    lost_range: bool = False
-    other_cluster: bool = False
-    recreated_topic: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,8 +64,8 @@ class Config:
     delay: DelayConfig
     max_message_size: int
     maintenance: MaintenanceConfig
-    accept: AcceptConfig = AcceptConfig()
-    metrics: MetricsConfig = MetricsConfig()
+    accept: AcceptConfig
+    metrics: MetricsConfig
 
     @property
     def scratch(self) -> str:

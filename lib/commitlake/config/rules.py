@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commitlake.config.config import TransactionConfig
+from commitlake.config.sections import TransactionConfig
 from commitlake.protocol.statemachine.model import Rules
 
 

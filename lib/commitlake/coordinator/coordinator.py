@@ -24,7 +24,7 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.forwarding.to_kafka import ToKafka
+from commitlake.coordinator.forwarding.forwarders import Forwarders
 from commitlake.coordinator.landing import classify, kafka_identity
 from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
@@ -45,7 +45,6 @@ from commitlake.kafka.embedded import provide
 from commitlake.kafka.held import Held
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.durations import Duration, seconds
-from commitlake.protocol.topic_names import path_name
 from commitlake.spark import checkpoints, cluster, session
 from commitlake.tables import Warehouse
 
@@ -88,7 +87,7 @@ class Coordinator:
         self._stack = ExitStack()
         self._stopping = threading.Event()
         self._queries: list[StreamingQuery] = []
-        self._forwarders: list[ToKafka] = []
+        self._forwarders = Forwarders()
         self._scheduler: Scheduler | None = None
         self._error: CommitLakeError | None = None
         self._awaited_at = -_NOBODY_WAITS_S
@@ -213,18 +212,7 @@ class Coordinator:
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
-        wanted = self.config.topics.to_kafka
-        if not wanted:
-            return
-        partitions = topics.ensure_targets(self.config)
-        self.warehouse.add_topics(wanted.keys() - self.warehouse.topics())
-        for topic, target in wanted.items():
-            forwarder = ToKafka(self.warehouse, self.config, topic, target, partitions[target])
-            self._forwarders.append(forwarder)
-            scratch = self._scratch(f"to-kafka/{path_name(topic)}")
-            self._keep(forwarder.start(scratch, available_now=available_now))
-            if available_now:
-                forwarder.finish()
+        self._forwarders.start(self.warehouse, self.config, self._scratch, self._keep, available_now=available_now)
 
     def _keep(self, started: StreamingQuery) -> StreamingQuery:
         self._queries.append(started)
@@ -269,8 +257,7 @@ class Coordinator:
                 scheduler.tick()
             except Exception as error:  # Kafka may be away; what ended a query is reported below
                 log.debug("no tick: %s", error)
-            for forwarder in self._forwarders:
-                _save_quietly(forwarder.save_at_times)
+            self._forwarders.save_at_times()
             if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
                 self._report_failure()
 
@@ -316,7 +303,7 @@ class Coordinator:
         except CommitLakeError as error:
             return error
         failure = self._scheduler.failure if self._scheduler else None
-        failure = {each.name: each.failure for each in self._forwarders}.get(name, failure)
+        failure = self._forwarders.failures().get(name, failure)
         if isinstance(failure, CommitLakeError):
             return failure
         explained = StreamError(name, root_reason(failure or cause))
@@ -340,8 +327,7 @@ class Coordinator:
         try:
             for each in reversed(self._queries):
                 _stop_quietly(each)
-            for forwarder in self._forwarders:
-                _save_quietly(forwarder.save)
+            self._forwarders.save()
         finally:
             self._stack.close()
 
@@ -362,14 +348,6 @@ def _stop_quietly(query: StreamingQuery) -> None:
         query.stop()
     except PySparkException as error:
         log.debug("stopping %s: %s", query.name, error)
-
-
-def _save_quietly(save: Callable[[], None]) -> None:
-    """Without it the messages of the last seconds go to Kafka once more."""
-    try:
-        save()
-    except (CommitLakeError, PySparkException) as error:
-        log.debug("saving how far the messages went to Kafka: %s", error)
 
 
 def start(

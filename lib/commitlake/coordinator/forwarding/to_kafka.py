@@ -72,15 +72,14 @@ class ToKafka:
             self._query = trigger.start()
             return self._query
 
-    def finish(self) -> None:
+    def finish(self, query: StreamingQuery) -> None:
         """Wait until all that was there is sent, where the query was started for that.
 
         Raises:
             StreamError: it failed.
         """
-        assert self._query is not None
         with self._named():
-            self._query.awaitTermination()
+            query.awaitTermination()
 
     def save(self) -> None:
         """Save how far the query came, where that is more than is saved."""
