@@ -27,6 +27,7 @@ DEV = [
     "chispa>=0.12",
     "hypothesis>=6",
     "mypy>=2",
+    "pre-commit>=4",
     "pyspark[connect]",
     "pytest>=9",
     "pytest-timeout>=2.4",
