@@ -168,7 +168,6 @@ class Coordinator:
         self._scheduler = scheduler  # from here on `stop` waits for its rounds
         if available_now:  # what was open is worked off with what lands first, in one batch
             self._work_off(scheduler, self._land(scheduler, begin.offsets, available_now=True))
-            self._forward(available_now=True)
         else:
             self._forward(available_now=False)
             scheduler.begin()  # step 4
@@ -224,6 +223,8 @@ class Coordinator:
         self._raise_failure()
         scheduler.finish()
         self._raise_failure()
+        if not self._stopping.is_set():
+            self._forward(available_now=True)
 
     def _health(self, scheduler: Scheduler) -> str | None:
         """What is wrong, None when nothing is."""

@@ -41,21 +41,30 @@ class Round:
         timers: are told when segments have to be called next.
         landing: lands the records.
         landed: the records, classified; None for a round in which only time has passed.
-        watermark: watermark, ms since epoch, UTC.
+        watermark: up to where all has landed, ms since epoch, UTC.
+        before: the round before; None for the first.
 
     Attributes:
         shown: set when what the round decided is visible; Kafka may be asked for the next records.
     """
 
     def __init__(
-        self, context: Context, timers: Timers, landing: Landing, landed: Landed | None, watermark: int
+        self,
+        context: Context,
+        timers: Timers,
+        landing: Landing,
+        landed: Landed | None,
+        watermark: int,
+        before: Round | None = None,
     ) -> None:
         self._context, self._timers, self._landing, self._landed = context, timers, landing, landed
         self._watermark = watermark
+        self.shown = threading.Event()
         self._written: Future[None] = Future()
         self._recorded: Future[None] = Future()
-        self.shown = threading.Event()
-        if landed is None:
+        if landed is None and before is not None:  # nothing is decided behind a landing that has failed
+            self._written, self._recorded = before._written, before._recorded
+        elif landed is None:
             self._written.set_result(None)
             self._recorded.set_result(None)
 

@@ -112,8 +112,10 @@ class Scheduler:
         self.rounds.idle()
 
     def begin(self) -> None:
-        """Begins to coordinate; what writes input rows next waits for the end."""
-        self._running = self._pool.submit(self._query().processAllAvailable)
+        """Begins to coordinate what was open; the first round waits for the end."""
+        with self._one_at_a_time() as goes_on:
+            if goes_on:
+                self._begin()
 
     def finish(self) -> None:
         """Works off what was open, where nothing landed, and what is due; returns when that is complete."""
@@ -147,18 +149,21 @@ class Scheduler:
             self._context.half_cache.add(landed)
         position = self._landing.position if landed is None else landed.position
         until = self._watermark.landed(position)
-        self._round = Round(self._context, self._timers, self._landing, landed, until)
+        self._round = Round(self._context, self._timers, self._landing, landed, until, self._round)
         tasks: list[Callable[[], None]] = [self._round.land, partial(self._coordinate, self._round, until)]
         run_all(self._context.warehouse.spark, tasks)
 
     def _coordinate(self, now: Round, until: int) -> None:
         """Coordinates a round until what it decides is visible; the rest of it is `_running`."""
         if now.advance(self._timers.due(until)):
-            self.begin()
+            self._begin()
             self._running.add_done_callback(lambda _: now.shown.set())
             now.shown.wait()
             if self._running.done():
                 self._running.result()
+
+    def _begin(self) -> None:
+        self._running = self._pool.submit(self._query().processAllAvailable)
 
     def _commit(self, frame: DataFrame, spark_batch_id: int) -> None:
         """A batch that begins while stopping never happened: the next start begins from the tables."""

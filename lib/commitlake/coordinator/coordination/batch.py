@@ -57,6 +57,7 @@ class Batch:
         """The batch of these events; reads the messages that they are about, once, and claims the names they show."""
         events = found.events
         with ExitStack() as cached:
+            cached.callback(events.release)
             messages = {}
             if events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
                 messages[Source.HALF] = messages_met.halves(events, context.half_cache)
@@ -141,7 +142,6 @@ class Batch:
     def release(self) -> None:
         """Frees the memory of what was cached."""
         self.cached.close()
-        self.events.release()
 
     def _append_ledger(self, rows: DataFrame, name: str, shown: str, place: str, age_ms: str, counted: Ages) -> Ends:
         """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job.

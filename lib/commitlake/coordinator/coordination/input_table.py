@@ -69,12 +69,12 @@ class InputTable:
 
         Args:
             rows: the rows.
-            watermark: watermark, ms since epoch, UTC: it goes with every row, and holds for the deadlines of its
-                segment.
+            watermark: up to where all has landed, ms since epoch, UTC: it goes with every row, and holds for the
+                deadlines of its segment.
         """
-        self._write(rows, watermark)
-        if self._appended % _PART == 0:
+        if self._appended % _PART == 0:  # first: what fails here leaves no rows that a batch takes by itself
             self._forget(self._appended // _PART - 1)
+        self._write(rows, watermark)
 
     def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
         """A row for each of these segments, in which something is due though nothing came."""

@@ -1,4 +1,4 @@
-"""Landed time: the broker time up to which every half message and op has landed. Deadlines never run ahead of it.
+"""The watermark: the broker time up to which every half message and op has landed. Deadlines never run ahead of it.
 
 A lagging or stalled landing, or a backlog that is taken in steps, then discards nothing whose op is in Kafka.
 """
@@ -18,7 +18,7 @@ class Watermark:
     """The rule: what Kafka held when it was asked has landed when the position is past it.
 
     Attributes:
-        until: watermark, ms since epoch, UTC; -1 before the first answer has landed.
+        until: where it stands, ms since epoch, UTC; -1 before the first answer has landed.
     """
 
     def __init__(self) -> None:
