@@ -9,7 +9,10 @@ from commitlake import errors
 from commitlake.protocol.version import __version__
 
 if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
+    from commitlake.clients.consumer.batches import MessageBatch as MessageBatch
+    from commitlake.clients.consumer.consume import Consumer as Consumer
     from commitlake.clients.consumer.consume import consume as consume
+    from commitlake.clients.consumer.message import ReceivedMessage as ReceivedMessage
     from commitlake.clients.consumer.spark import read_topic as read_topic
     from commitlake.clients.consumer.spark import receipts as receipts
     from commitlake.clients.delta.delta_transaction import delta_transaction as delta_transaction
@@ -24,6 +27,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
     from commitlake.clients.producer import TransactionListener as TransactionListener
     from commitlake.clients.producer import TransactionMQProducer as TransactionMQProducer
     from commitlake.clients.producer import TransactionSendResult as TransactionSendResult
+    from commitlake.coordinator.coordinator import Coordinator as Coordinator
     from commitlake.coordinator.coordinator import start as start
     from commitlake.errors import CommitLakeError as CommitLakeError
     from commitlake.errors import ConfigError as ConfigError
@@ -46,9 +50,13 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
 
 # Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
 _HOMES = {
+    "MessageBatch": "commitlake.clients.consumer.batches",
+    "Consumer": "commitlake.clients.consumer.consume",
     "consume": "commitlake.clients.consumer.consume",
+    "ReceivedMessage": "commitlake.clients.consumer.message",
     "read_topic": "commitlake.clients.consumer.spark",
     "receipts": "commitlake.clients.consumer.spark",
+    "Coordinator": "commitlake.coordinator.coordinator",
     "start": "commitlake.coordinator.coordinator",
     "delayed": "commitlake.reading.questions.delayed",
     "sink": "commitlake.clients.delta.sink",

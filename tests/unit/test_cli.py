@@ -75,7 +75,6 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The work that commands did in the driver."""
     from commitlake.tools.audit import admin
     from commitlake.tools.cli import commands
-    from commitlake.tools.demo import run
 
     calls: list[tuple[Any, ...]] = []
 
@@ -86,9 +85,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         return work
 
-    for name in ("run", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
+    for name in ("run", "demo", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
         monkeypatch.setattr(commands, name, record(name))
-    monkeypatch.setattr(run, "run", record("demo"))
     monkeypatch.setattr(admin, "send", record("send"))
     return calls
 

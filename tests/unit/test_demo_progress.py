@@ -12,8 +12,8 @@ import pytest
 
 from commitlake.coordinator.recovery import jvm_lock
 from commitlake.errors import FencedError, WarehouseError
+from commitlake.tools.cli.demo_directory import fresh
 from commitlake.tools.demo.comparison import Comparison
-from commitlake.tools.demo.directory import fresh
 from commitlake.tools.demo.progress import DemoProgress
 
 

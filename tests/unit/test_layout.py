@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import commitlake
+
 PACKAGE = Path(__file__).parents[2] / "lib" / "commitlake"
 LAYERS = {
     "": (
@@ -79,3 +81,12 @@ def test_no_two_classes_have_one_name() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, number in names.items() if number > 1] == []
+
+
+def test_the_demo_uses_public_names_as_an_application_would() -> None:
+    for path in (PACKAGE / "tools" / "demo").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "commitlake":
+                assert {alias.name for alias in node.names} <= set(commitlake.__all__), path
+            elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("commitlake."):
+                assert str(node.module).startswith("commitlake.tools.demo"), path

@@ -83,9 +83,9 @@ def demo(
     A broker, the coordinator, and an order service that also crashes. Exit code 0 only when all agree at the end.
     """
     with in_driver(context):
-        from commitlake.tools.demo import run
+        from commitlake.tools.cli import commands
 
-        raise typer.Exit(run.run(place.absolute()))
+        raise typer.Exit(commands.demo(place.absolute()))
 
 
 @app.command()

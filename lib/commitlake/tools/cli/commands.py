@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import astuple, fields
+from functools import partial
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,6 +22,8 @@ from commitlake.tools.audit import admin, ledger
 from commitlake.tools.audit import audit as auditing
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.cli import output
+from commitlake.tools.cli.demo_directory import fresh
+from commitlake.tools.demo import run as story
 
 MOST_ROWS = 1_000
 
@@ -60,6 +64,17 @@ def _serve(coordinator: Coordinator) -> None:
     print(f"READY {where}", flush=True)
     while not stop.is_set() and not coordinator.await_termination(timeout=0.2):
         pass
+
+
+def demo(place: Path) -> int:
+    """Play the demo in a fresh directory; 1 when something differs at its end.
+
+    Raises:
+        CommitLakeError: something does not start or fails on the way.
+    """
+    build = partial(session.build, app_name="commitlake-demo")
+    with fresh(place) as directories:
+        return story.run(place, directories, build, auditing.audit, process.terminal_columns())
 
 
 def transaction(settings: Config, transaction_id: str) -> int:

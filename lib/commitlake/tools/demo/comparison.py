@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pyspark.sql import DataFrame
+from kafka import KafkaConsumer, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from commitlake.config import Config
-from commitlake.kafka import topics
-from commitlake.tables import Warehouse, topic_table
-from commitlake.tools.audit.audit import audit
-
 _NAMED = 5
+Audit = Callable[[SparkSession, str], Any]
+"""What the command `commitlake audit` prints, given where the tables are."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,24 @@ class OrderTables:
     """The tables of the demo's coordinator.
 
     Args:
-        warehouse: where they are.
-        config: of the coordinator.
+        spark: reads them.
+        root: where they are.
+        kafka: arguments of a client.
+        audit: compares them.
     """
 
-    def __init__(self, warehouse: Warehouse, config: Config) -> None:
-        self._warehouse, self._config = warehouse, config
+    def __init__(self, spark: SparkSession, root: Path, kafka: Mapping[str, Any], audit: Audit) -> None:
+        self.root = root
+        self._spark, self._kafka, self._audit = spark, kafka, audit
+
+    def read(self, name: str) -> DataFrame:
+        """A table; `topics/<topic>` is that of a topic."""
+        return self._spark.read.format("delta").load(str(self.root / name))
 
     def counts(self) -> Counter[str]:
         """Transactional messages by state, by `<state> <reason>`, `PENDING` ones, and rows of some tables."""
-        counts = Counter({name: self._warehouse.read(name).count() for name in ("half", "checks", "rejected")})
-        for row in self._warehouse.read("transactions").groupBy("state", "reason").count().collect():
+        counts = Counter({name: self.read(name).count() for name in ("half", "checks", "rejected")})
+        for row in self.read("transactions").groupBy("state", "reason").count().collect():
             counts[row["state"]] += row["count"]
             counts[f"{row['state']} {row['reason']}"] += row["count"]
         counts["PENDING"] = counts["half"] - counts["COMMITTED"] - counts["ROLLED_BACK"] - counts["DISCARDED"]
@@ -66,22 +75,20 @@ class OrderTables:
 
     def seen(self, topic: str, column: str) -> Counter[str]:
         """What consumers of a topic see in a column; nothing when the topic has no table yet."""
-        if topic not in self._warehouse.topics():
+        if not (self.root / "topics" / topic / "_delta_log" / f"{0:020}.json").exists():
             return Counter()
-        return _collect(self._warehouse.read(topic_table(topic)), column)
+        return _collect(self.read(f"topics/{topic}"), column)
 
     def landed(self) -> Comparison:
         """Whether every record of Kafka's topic `half` is in a table."""
-        ends = topics.end_offsets(self._config, ("half",)).values()
-        sent = Counter(f"{queue} {at}" for queues in ends for queue, end in queues.items() for at in range(end))
-        refused = self._warehouse.read("rejected").where("source = 'half'")
-        landed = _collect(self._warehouse.read("half"), "queue", "queue_offset")
-        landed += _collect(refused, "kafka_partition", "kafka_offset")
+        sent = Counter(f"{queue} {at}" for queue, end in self._ends("half").items() for at in range(end))
+        landed = _collect(self.read("half"), "queue", "queue_offset")
+        landed += _collect(self.read("rejected").where("source = 'half'"), "kafka_partition", "kafka_offset")
         return Comparison("half messages", "Kafka", "the tables half and rejected", sent, landed)
 
     def violations(self) -> list[str]:
         """What an audit finds in the tables, and topics in which something is still open; takes seconds."""
-        report = audit(self._warehouse.spark, self._warehouse.root)
+        report = self._audit(self._spark, str(self.root))
         still_open = [
             f"topic {counts.topic}: {counts.pending} messages are pending and {counts.waiting} wait for their time"
             for counts in report.topics
@@ -89,6 +96,13 @@ class OrderTables:
         ]
         unequal = [f"the counts do not agree: {counts}" for counts in report.topics if not counts.holds]
         return [*map(str, report.findings), *unequal, *still_open]
+
+    def _ends(self, name: str) -> dict[int, int]:
+        """The end of each partition of a Kafka topic."""
+        topic = self._kafka["topic_prefix"] + name
+        with closing(KafkaConsumer(bootstrap_servers=self._kafka["bootstrap_servers"])) as client:
+            partitions = [TopicPartition(topic, number) for number in client.partitions_for_topic(topic)]
+            return {partition.partition: end for partition, end in client.end_offsets(partitions).items()}
 
 
 def _collect(rows: DataFrame, *columns: str) -> Counter[str]:

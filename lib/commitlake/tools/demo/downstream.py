@@ -8,11 +8,9 @@ import threading
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from commitlake.clients.consumer.consume import consume
-from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.config import Config
+from commitlake import ReceivedMessage, consume
 from commitlake.tools.demo.orders import TOPIC
 
 _SCHEMA = "CREATE TABLE work (position TEXT PRIMARY KEY, order_id TEXT, customer TEXT, amount INTEGER)"
@@ -31,7 +29,7 @@ class Service:
         fails_first: of so many orders one fails at its first attempt and is retried; 0 for none.
     """
 
-    def __init__(self, conf: Config, group: str, place: Path, fails_first: int = 0) -> None:
+    def __init__(self, conf: Any, group: str, place: Path, fails_first: int = 0) -> None:
         self._database, self._fails_first = place / f"{group}.db", fails_first
         self._messages = consume(conf, TOPIC, group=group, poll="500ms")
         self._first_commit = Path(conf.warehouse, "topics", TOPIC, "_delta_log", f"{0:020}.json")

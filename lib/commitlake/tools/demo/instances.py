@@ -7,19 +7,17 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from commitlake.config import KafkaConfig
-from commitlake.errors import CommitLakeError
+from commitlake import CommitLakeError
 from commitlake.tools.demo import shop
 
 _END_TIMEOUT_S = 20
-_SEND_TIMEOUT_MS = 15_000  # a loaded machine is slow, and nobody waits
 
 
 class DemoError(CommitLakeError):
@@ -29,13 +27,14 @@ class DemoError(CommitLakeError):
 class Instance:
     """One shop in a process of its own; it ends when its standard input does, so it can't outlive this process."""
 
-    def __init__(self, name: str, table: Path, kafka: KafkaConfig, on_kill: Callable[[], None]) -> None:
+    def __init__(self, name: str, table: Path, kafka: Mapping[str, Any], on_kill: Callable[[], None]) -> None:
         self.name = name
         self.reported: Counter[str] = Counter()
         self._on_kill = on_kill
         self.is_killed = False
+        given = {"name": name, "table": str(table), "kafka": dict(kafka)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", shop.__name__, json.dumps(_arguments(name, table, kafka))],
+            [sys.executable, "-m", shop.__name__, json.dumps(given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -89,11 +88,11 @@ class Instances:
 
     Args:
         table: the file of the order table.
-        kafka: where they send.
+        kafka: arguments of their producers.
         on_kill: called, from a thread, after the kill.
     """
 
-    def __init__(self, table: Path, kafka: KafkaConfig, on_kill: Callable[[], None]) -> None:
+    def __init__(self, table: Path, kafka: Mapping[str, Any], on_kill: Callable[[], None]) -> None:
         self._start = partial(Instance, table=table, kafka=kafka, on_kill=on_kill)
         self._stack = ExitStack()
         self._all: dict[str, Instance] = {}
@@ -119,14 +118,3 @@ class Instances:
     def are_done(self) -> bool:
         """Whether all shops have placed their orders."""
         return all([each.is_done for each in self._all.values()])
-
-
-def _arguments(name: str, table: Path, kafka: KafkaConfig) -> dict[str, object]:
-    link = {
-        "bootstrap_servers": kafka.bootstrap_servers,
-        "topic_prefix": kafka.topic_prefix,
-        "options": dict(kafka.options),
-        "send_msg_timeout": _SEND_TIMEOUT_MS,
-        "start_timeout": 60_000,
-    }
-    return {"name": name, "table": str(table), "kafka": link}

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from commitlake.clients.producer import LocalTransactionState, Message, MessageExt, TransactionListener
+from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener
 
 TOPIC = "orders"
 REVIEW_FROM = 1_000_00

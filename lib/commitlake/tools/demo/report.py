@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import Row
 
-from commitlake.tables import Warehouse, topic_table
+from commitlake.tools.demo.comparison import OrderTables
 from commitlake.tools.demo.orders import TOPIC
 from commitlake.tools.demo.scenario import Scenario
 from commitlake.tools.demo.shop import TOTAL
@@ -25,9 +25,9 @@ def show(story: Scenario, differences: list[str], seconds: float) -> None:
         differences: between the sides; empty when they agree.
         seconds: since the start of the demo.
     """
-    warehouse = story.coordinator.warehouse
-    where = place(warehouse.root, TOPIC)
-    blocks = (summary(story, seconds), rows(warehouse, TOPIC), where, next_steps(warehouse), verdict(differences))
+    tables = story.tables
+    where = place(tables.root, TOPIC)
+    blocks = (summary(story, seconds), rows(tables, TOPIC), where, next_steps(tables), verdict(differences))
     print("\n" + "\n\n".join("\n".join(block) for block in blocks), flush=True)
 
 
@@ -54,10 +54,10 @@ def _reasons(counts: Counter[str], state: str) -> str:
     return ", ".join(f"{by[reason]} {_WORDS.get(reason, reason)}" for reason in sorted(by, reverse=True))
 
 
-def rows(warehouse: Warehouse, topic: str) -> list[str]:
+def rows(tables: OrderTables, topic: str) -> list[str]:
     """Return the first rows of a topic table, as a consumer reads them."""
     columns = ("queue_id", "keys", "body", "stored_at", "visible_at")
-    found = warehouse.read(topic_table(topic)).select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
+    found = tables.read(f"topics/{topic}").select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
     return [f"the first {_ROWS} rows of topics/{topic}, as a consumer sees them:", *map(_row, found)]
 
 
@@ -66,7 +66,7 @@ def _row(row: Row) -> str:
     return f"  queue {row['queue_id']}  {row['keys']}  {row['body'].decode()}  visible {seconds:.1f} s after its send"
 
 
-def place(warehouse: str, topic: str) -> list[str]:
+def place(warehouse: Path, topic: str) -> list[str]:
     """Return where the tables are, and how to read one."""
     files = f"DeltaTable('{warehouse}/topics/{topic}').file_uris()"  # `to_pandas` with pyarrow 26 may abort at the exit
     look = f"import pandas; from deltalake import DeltaTable; print(pandas.read_parquet({files}))"
@@ -76,13 +76,13 @@ def place(warehouse: str, topic: str) -> list[str]:
     ]
 
 
-def next_steps(warehouse: Warehouse) -> list[str]:
+def next_steps(tables: OrderTables) -> list[str]:
     """Return three commands to try on the demo's tables."""
     beside = Path(sys.executable).with_name("commitlake")
     program = str(beside) if beside.exists() else f"{sys.executable} -m commitlake.tools.cli"
-    lost = warehouse.read("discarded").select("transaction_id").first()
+    lost = tables.read("discarded").select("transaction_id").first()
     words = ("tx list --state DISCARDED", f"tx show {lost['transaction_id'] if lost else 'TRANSACTION_ID'}", "stats")
-    return ["try next:", *(f"  {program} {each} --set warehouse={warehouse.root}" for each in words)]
+    return ["try next:", *(f"  {program} {each} --set warehouse={tables.root}" for each in words)]
 
 
 def verdict(differences: list[str]) -> list[str]:

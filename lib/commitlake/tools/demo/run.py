@@ -1,19 +1,19 @@
-"""Sets the demo up: a broker, the coordinator, three shops of which one is killed, and two services downstream."""
+"""Sets the demo up: the coordinator, three shops of which one is killed, and two services downstream.
+
+It uses what `commitlake` exports, Spark, Kafka's client and SQLite, as an application would.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from commitlake import config
-from commitlake.config import Config
-from commitlake.coordinator.coordinator import Coordinator
-from commitlake.kafka.embedded import provide
-from commitlake.spark import process, session
+import commitlake
 from commitlake.tools.demo import report, scenario, shop
-from commitlake.tools.demo.directory import fresh
+from commitlake.tools.demo.comparison import Audit, OrderTables
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.instances import Instances
 from commitlake.tools.demo.orders import OrderTable
@@ -28,36 +28,46 @@ SETTINGS: dict[str, object] = {
 }
 
 
-def run(place: Path) -> int:
-    """Play the story in a fresh directory and print the report; returns 0 when all agree at its end, else 1.
+def run(
+    place: Path, directories: Mapping[str, object], session: Callable[[], SparkSession], audit: Audit, columns: int
+) -> int:
+    """Play the story and print the report; returns 0 when all agree at its end, else 1.
+
+    Args:
+        place: a directory for the databases of the services.
+        directories: keys of a configuration, where the tables are.
+        session: starts Spark.
+        audit: compares the tables.
+        columns: width of the terminal; 0 when there is none.
 
     Raises:
         CommitLakeError: something does not start or fails on the way.
     """
-    progress = DemoProgress(process.terminal_columns())
+    progress = DemoProgress(columns)
     print(scenario.STORY, flush=True)
     progress.write("starting a Kafka broker and the coordinator (longer the first time) ...")
-    with fresh(place) as directories, provide(config.from_mapping(SETTINGS | directories)) as conf:
-        spark = session.build(conf, app_name="commitlake-demo")
-        try:
-            return _play(spark, conf, place, progress)
-        finally:
-            spark.stop()
+    spark = session()
+    try:
+        return _play(spark, {**SETTINGS, **directories}, place, audit, progress)
+    finally:
+        spark.stop()
 
 
-def _play(spark: SparkSession, conf: Config, place: Path, progress: DemoProgress) -> int:
+def _play(spark: SparkSession, conf: Mapping[str, object], place: Path, audit: Audit, progress: DemoProgress) -> int:
     table = OrderTable(str(place / "orders.db"))
     table.create(shop.BALANCES)
-    with Coordinator(spark, conf).start() as coordinator:
+    with commitlake.start(spark, conf) as coordinator:
         progress.write("the coordinator runs")
+        kafka = shop.producer_arguments(coordinator.config.kafka)
         with (
             Service(coordinator.config, "points", place) as points,
             Service(coordinator.config, "logistics", place, fails_first=7) as logistics,
-            Instances(place / "orders.db", conf.kafka, partial(progress.write, scenario.KILLED)) as shops,
+            Instances(place / "orders.db", kafka, partial(progress.write, scenario.KILLED)) as shops,
         ):
-            story = Scenario(coordinator, table, shops, points, logistics, progress)
+            tables = OrderTables(spark, Path(coordinator.config.warehouse), kafka, audit)
+            story = Scenario(coordinator, tables, table, shops, points, logistics, progress)
             try:
-                differences = story.play()
+                differences = story.play(kafka)
             finally:
                 spark.sparkContext.setLogLevel("OFF")  # queries stopped in the middle complain, and that is no news
         report.show(story, differences, progress.seconds)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
-from commitlake.coordinator.coordinator import Coordinator
+from commitlake import Coordinator
 from commitlake.tools.demo import orders, others
 from commitlake.tools.demo.comparison import Comparison, OrderTables
 from commitlake.tools.demo.downstream import Service
@@ -39,6 +41,7 @@ class Scenario:
     """
 
     coordinator: Coordinator
+    tables: OrderTables
     table: OrderTable
     shops: Instances
     points: Service
@@ -47,12 +50,15 @@ class Scenario:
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._tables = OrderTables(self.coordinator.warehouse, self.coordinator.config)
         self._others: dict[str, Counter[str]] = {}
 
-    def play(self) -> list[str]:
-        """Run until all is decided and all sides agree, or patience ends; return what still differs then."""
-        self._others = others.send(self.coordinator.config.kafka)
+    def play(self, kafka: Mapping[str, Any]) -> list[str]:
+        """Run until all is decided and all sides agree, or patience ends; return what still differs then.
+
+        Args:
+            kafka: arguments of a producer.
+        """
+        self._others = others.send(kafka)
         self.progress.write(f"sent a batch of 3 {others.PRICES}, and a reminder for in {others.DELAY_S} s")
         pool = ThreadPoolExecutor(1)
         try:
@@ -86,7 +92,7 @@ class Scenario:
 
     def _look(self) -> list[str]:
         """Read the tables: what keeps the story from its end."""
-        self.counts = self._tables.counts()
+        self.counts = self.tables.counts()
         if not self.shops.are_done:
             return ["the shops are still placing orders"]
         if self.counts["PENDING"]:
@@ -95,13 +101,13 @@ class Scenario:
         if differences:
             return differences
         self.progress.write("all transactions have ended; the audit compares the tables ...")
-        return self._tables.violations()
+        return self.tables.violations()
 
     def _comparisons(self) -> list[Comparison]:
         table = f"the topic table {orders.TOPIC}"
-        seen = self._tables.seen(orders.TOPIC, "keys")
+        seen = self.tables.seen(orders.TOPIC, "keys")
         return [
-            self._tables.landed(),
+            self.tables.landed(),
             Comparison("paid orders", "the order table", table, Counter(self.table.paid()), seen),
             Comparison("orders", table, "the points", seen, Counter(self.points.worked_on())),
             Comparison("orders", table, "what is shipped", seen, Counter(self.logistics.worked_on())),
@@ -109,5 +115,5 @@ class Scenario:
         ]
 
     def _others_are_seen(self, topic: str, ids: Counter[str]) -> Comparison:
-        seen = self._tables.seen(topic, "message_id")
+        seen = self.tables.seen(topic, "message_id")
         return Comparison("other messages", "what was sent", f"the topic table {topic}", ids, seen)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from commitlake.clients.producer import LocalTransactionState, Message, TransactionMQProducer
-from commitlake.errors import MQClientException
+from commitlake import LocalTransactionState, Message, MQClientException, TransactionMQProducer
 from commitlake.tools.demo.orders import Order, OrderListener, OrderState, OrderTable
 
 GROUP = "order-service"
@@ -30,6 +30,17 @@ TOTAL = ORDERS * len(SHOPS)
 STUCK = 6
 """The last orders of the doomed shop hang: half of them before, half after their local transaction."""
 PAUSE_S = 0.15
+
+
+def producer_arguments(kafka: Any) -> dict[str, Any]:
+    """Arguments of a producer, from those of the coordinator's configuration; JSON can hold them."""
+    return {
+        "bootstrap_servers": kafka.bootstrap_servers,
+        "topic_prefix": kafka.topic_prefix,
+        "options": dict(kafka.options),
+        "send_msg_timeout": 15_000,  # a loaded machine is slow, and nobody waits
+        "start_timeout": 60_000,
+    }
 
 
 class Mishap(Enum):
