@@ -90,6 +90,8 @@ def test_a_condition_on_properties_is_rocketmqs(where: str, expected: list[str])
 def test_a_condition_that_no_message_can_be_asked_is_refused_before_there_is_one(where: str) -> None:
     with pytest.raises(ConsumerError, match="where: "):
         Filter(None, where)
+    with pytest.raises(ConsumerError, match="where: "):
+        Filter("paid", where)
 
 
 def test_a_condition_that_a_message_shows_to_be_wrong_is_an_error_with_its_text() -> None:

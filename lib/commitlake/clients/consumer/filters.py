@@ -44,8 +44,9 @@ class Filter:
     def __init__(self, tags: str | None, where: str | None) -> None:
         self._tags = tags_of(tags)
         self._given, self._where = where, None if where is None else condition_sql(where)
-        self._duckdb = duckdb.connect(":memory:", config={"threads": 1})
-        self.keep(_TRIED)
+        if where is not None:
+            self._duckdb = duckdb.connect(":memory:", config={"threads": 1})
+            self._fits(_TRIED)
 
     def condition(self) -> str:
         """The same in DuckDB's SQL, over the columns tags, keys and properties."""
