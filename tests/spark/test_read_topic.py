@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
+from tests.support.killing import ROOT
 from tests.support.lake import Lake
 
 import commitlake
@@ -44,6 +46,7 @@ def ids(rows: DataFrame) -> list[str]:
     return sorted(row["message_id"] for row in rows.select("message_id").collect())
 
 
+NOW = ".trigger(availableNow=True).start()"
 ALL = ["b1", "b2", "normal", "t0", "t1"]
 
 
@@ -98,3 +101,19 @@ def test_a_stream_leaves_receipts_beside_those_of_consumers_without_spark(
     assert unfinished.unfinished(settings, "orders", "plain").num_rows == 0, (
         "what it passed and did not want is not its"
     )
+
+
+def test_the_stream_of_the_operations_books_each_message_and_leaves_receipts(
+    spark: SparkSession, conf: dict[str, object], tmp_path: Path
+) -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    snippet = next(text for text in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "read_topic" in text)
+    for here, there in {"paid": "tag1", "s3a:/": str(tmp_path), '"points"': '"docs"', ".start()": NOW}.items():
+        assert here in snippet
+        snippet = snippet.replace(here, there)
+    names: dict[str, Any] = {"commitlake": commitlake, "spark": spark, "conf": conf}
+    exec(snippet, names)
+    names["query"].awaitTermination()
+    assert spark.read.format("delta").load(f"{tmp_path}/lake/points").count() == 2
+    left = unfinished.unfinished(config.of(conf), "orders", "docs")
+    assert sorted(left["message_id"].to_pylist()) == ["b1", "b2", "t0"]

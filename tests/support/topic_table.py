@@ -44,8 +44,13 @@ def write(warehouse: Path, topic: str, rows: Iterable[dict[str, Any]]) -> None:
     if not DeltaTable.is_deltatable(place):
         stats = {"delta.dataSkippingStatsColumns": ",".join(TOPIC.stats), "delta.appendOnly": "true"}
         DeltaTable.create(place, SCHEMA, partition_by=list(TOPIC.partition_by), configuration=stats)
+    write_deltalake(place, table(rows), mode="append")
+
+
+def table(rows: Iterable[dict[str, Any]]) -> pa.Table:
+    """Rows as the table has them."""
     columns = [{**dict.fromkeys(SCHEMA.names), **row, "properties": list(row["properties"].items())} for row in rows]
-    write_deltalake(place, pa.Table.from_pylist(columns, SCHEMA), mode="append")
+    return pa.Table.from_pylist(columns, SCHEMA)
 
 
 def compact(warehouse: Path, topic: str) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.consumers import consumer, rest, running
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
-import commitlake
 from commitlake.clients.consumer import keeper, subscription
 from commitlake.clients.consumer.receipts import SCHEMA, Receipts
-from commitlake.clients.consumer.rows import Rows
+from commitlake.clients.consumer.unfinished import unfinished
+from commitlake.config import from_mapping
 from commitlake.errors import ConsumerError
 
 
@@ -31,36 +31,6 @@ def warehouse(tmp_path: Path) -> Path:
     place = tmp_path / "warehouse"
     write(place, "orders", [message(n, batch=0, queue=n % 4) for n in range(40)])
     return place
-
-
-def consumer(warehouse: Path, topic: Any = "orders", **arguments: Any) -> Any:
-    given = {"group": "points", "poll": "50ms", "lease": "3s", **arguments}
-    return commitlake.consume({"warehouse": str(warehouse)}, topic, **given)
-
-
-def rest(warehouse: Path, **arguments: Any) -> list[str]:
-    """What a group has not done."""
-    with consumer(warehouse, follow=False, **arguments) as messages:
-        return [each.message_id for each in messages if each.done() is None]
-
-
-@contextmanager
-def running(messages: Any, handle: Any) -> Iterator[None]:
-    """A consumer in a thread of its own."""
-
-    def read() -> None:
-        with messages:
-            for each in messages:
-                handle(each)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        yield
-    finally:
-        messages.stop()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def members() -> list[str]:
@@ -118,75 +88,6 @@ def test_a_list_of_more_messages_than_may_be_open_does_not_hang(
     monkeypatch.setattr(subscription, "MOST_OPEN", 20)
     monkeypatch.setattr(subscription, "_STALLED_S", 0.2)
     assert len(list(consumer(warehouse, follow=False))) == 40
-
-
-def test_a_message_that_stays_open_stops_its_own_queue_before_memory_is_full(
-    warehouse: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is finished behind it is kept, and a restart gets it again."""
-    monkeypatch.setattr(subscription, "MOST_KEPT_BYTES", 1)
-    held: list[Any] = []
-    found: set[str] = set()
-
-    def handle(each: Any) -> None:
-        if each.queue_id == 0 and not held:
-            held.append(each)
-        else:
-            found.add(each.message_id)
-            each.done()
-
-    with running(consumer(warehouse, poll="50ms"), handle):
-        wait_for(lambda: len(found) == 39)
-        for batch in (100, 101):
-            write(warehouse, "orders", [message(batch * 10 + queue, batch=batch, queue=queue) for queue in range(4)])
-            time.sleep(1.5)
-        assert {"m1000", "m1010"} & found == set()
-        assert {f"m{batch}{queue}" for batch in (100, 101) for queue in (1, 2, 3)} <= found
-        assert f"queue 0 of orders is not read further before message {held[0].position} is done" in caplog.text
-        held[0].done()
-        wait_for(lambda: len(found) == 47)
-
-
-def windows_in_memory() -> int:
-    gc.collect()
-    return sum(isinstance(each, Rows) for each in gc.get_objects())
-
-
-def test_what_is_finished_behind_an_open_message_takes_no_memory(tmp_path: Path) -> None:
-    for batch in range(10):  # a window each; those of queue 1 are never all finished before the first is
-        write(tmp_path, "orders", [message(batch * 10 + queue, batch=batch, queue=queue) for queue in (0, 1, 1, 1)])
-        before = windows_in_memory()
-    found: list[Any] = []
-
-    def handle(each: Any) -> None:
-        found.append(each.message_id)
-        if len(found) == 1:
-            held.append(each)
-        else:
-            each.done()
-
-    held: list[Any] = []
-    with running(consumer(tmp_path, poll="50ms"), handle):
-        for batch in range(10, 20):
-            write(tmp_path, "orders", [message(batch * 10 + queue, batch=batch, queue=queue) for queue in (0, 1)])
-            wait_for(lambda: f"m{batch}1" in found)  # noqa: B023
-        wait_for(lambda: windows_in_memory() - before <= 3)
-        held[0].done()
-    assert rest(tmp_path) == []
-
-
-def test_open_messages_keep_only_so_many_windows_in_memory(
-    warehouse: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(subscription, "MOST_WINDOW_BYTES", 1)
-    monkeypatch.setattr(subscription, "_STALLED_S", 0.2)
-    held: list[Any] = []
-    with running(consumer(warehouse, poll="50ms"), held.append):
-        wait_for(lambda: "1 messages of orders are handed over and not finished" in caplog.text)
-        while held:
-            held.pop().done()
-            time.sleep(0.05)
-    assert len(rest(warehouse)) < 40
 
 
 def waiting(offset: int) -> pa.Table:
@@ -328,3 +229,130 @@ def test_batches_are_tables_whose_receipts_are_written_together(warehouse: Path)
         for each in again:
             each.done()
     assert rest(warehouse) == []
+
+
+def test_a_loop_over_batches_that_was_left_and_begun_again_goes_on(warehouse: Path) -> None:
+    found: list[int] = []
+    with consumer(warehouse) as messages:
+        for number in range(3):
+            for batch in messages.batches():
+                found.append(len(batch))
+                batch.done()
+                break
+            write(warehouse, "orders", [message(100 + number, batch=1 + number)])
+            time.sleep(1.5)  # the keeper has its turn
+        assert found == [40, 1, 1]
+    assert rest(warehouse) == ["m102"]
+
+
+def test_a_batch_of_retries_does_not_wait_for_messages_that_nobody_has_yet(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        next(messages.batches()).retry("1ms")
+    monkeypatch.setattr(subscription, "MOST_OPEN", 20)
+    found: list[int] = []
+
+    def read() -> None:
+        for batch in messages.batches():
+            found.append(len(batch))
+            batch.done()
+
+    with consumer(warehouse) as messages:
+        reading = threading.Thread(target=read)
+        reading.start()
+        try:
+            wait_for(lambda: sum(found) == 40)
+        finally:
+            messages.stop()
+            reading.join()
+
+
+def test_a_loop_over_batches_of_retries_that_was_left_leaves_the_others_to_the_next(warehouse: Path) -> None:
+    for attempts in (1, 2):  # then half of them wait for their second attempt, and half for the third
+        with consumer(warehouse, follow=False) as messages:
+            for number, each in enumerate(messages):
+                if number % attempts == 0:
+                    each.retry("2s")
+        time.sleep(2)
+    found: list[int] = []
+    with consumer(warehouse) as messages:
+        while sum(found) < 40:
+            for batch in messages.batches():
+                found.append(len(batch))
+                batch.done()
+                break
+    assert len(found) > 1
+    assert rest(warehouse) == []
+
+
+def test_retries_wait_while_others_may_have_the_queues(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry("1ms")
+    is_late = threading.Event()
+    monkeypatch.setattr(keeper.Keeper, "is_late", lambda _: is_late.is_set())
+    found: list[str] = []
+
+    def handle(each: Any) -> None:
+        found.append(each.message_id)
+        each.done()
+        if len(found) == 5:
+            is_late.set()
+
+    with running(consumer(warehouse), handle):
+        wait_for(is_late.is_set)
+        time.sleep(1)
+        assert len(found) == 5
+        is_late.clear()
+        wait_for(lambda: len(found) == 40)
+
+
+def test_the_end_is_not_reached_while_others_may_have_the_queues(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry("2s")
+    time.sleep(2)
+    is_late = threading.Event()
+    monkeypatch.setattr(keeper.Keeper, "is_late", lambda _: is_late.is_set())
+    found: list[str] = []
+    for each in consumer(warehouse, follow=False):
+        found.append(each.message_id)
+        each.done()
+        if len(found) == 5:
+            is_late.set()
+            threading.Timer(0.5, is_late.clear).start()
+    assert len(found) == 40
+
+
+def test_what_nobody_wants_is_passed_within_seconds(warehouse: Path) -> None:
+    conf = from_mapping({"warehouse": str(warehouse)})
+    with running(consumer(warehouse, where="n > 5", lease="60s"), lambda _: None):
+        wait_for(lambda: unfinished(conf, "orders", "points").num_rows == 0, 8)
+
+
+def test_a_consumer_may_end_in_another_thread_than_it_began_in(warehouse: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        messages = consumer(warehouse, follow=False)
+        found = [next(messages)]
+        ending = threading.Thread(target=lambda: found.extend(messages))
+        ending.start()
+        ending.join(20)
+        assert len(found) == 40
+        other = consumer(warehouse, group="others")
+        found.append(next(other))
+        ending = threading.Thread(target=other.close)
+        ending.start()
+        ending.join(20)
+        assert other.group == "others"
+        for each in found:
+            each.done()
+        wait_for(lambda: members() == [])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM], "as before"
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -46,6 +48,31 @@ def test_a_run_without_follow_ends_after_the_last_message_and_not_before(tmp_pat
     write(tmp_path, "orders", [message(n, batch=0) for n in range(5)])
     consumer(tmp_path, follow=False).run(lambda _: time.sleep(0.3), threads=threads)
     assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_signal_during_the_last_calls_lets_them_end(tmp_path: Path, is_begun: bool) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(3)])
+    heard: list[int] = []
+
+    def handle(each: Any) -> None:
+        if each.message_id == "m2":
+            time.sleep(1)  # until the messages are at their end
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        messages = consumer(tmp_path, follow=False)
+        if is_begun:
+            next(messages).done()
+        messages.run(handle)
+        assert heard == []
+        assert left(tmp_path) == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM], "as before the run"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_exception_is_a_retry_after_growing_pauses_and_at_last_a_dead_letter(tmp_path: Path) -> None:

@@ -109,9 +109,11 @@ class Consumer:
         """
         self._stop.set()
         with self._lock:
-            if self._messages is not None:
-                self._messages.close()  # type: ignore[attr-defined]
-            self._leave(at_once=True)
+            try:
+                if self._messages is not None:
+                    self._messages.close()  # type: ignore[attr-defined]
+            finally:
+                self._leave(at_once=True)
 
     def __enter__(self) -> Self:
         self._is_entered = True
@@ -140,7 +142,7 @@ class Consumer:
         """
         with self._lock:
             if self._messages is None:
-                self._messages = self._begin(Subscription.messages)
+                self._messages = _until_nobody_holds_it(self._begin(Subscription.messages), self._subscriptions)
             try:
                 return next(self._messages)
             except StopIteration:
@@ -198,7 +200,7 @@ class Consumer:
             WarehouseError: the topic can't be read.
         """
         runner = Runner(handler, threads, most, pauses, ordered, self._stop)
-        with self:
+        with self, stopped_by_signals(self._stop):  # until the last handler has returned
             runner.run(self)
 
     def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
@@ -238,21 +240,23 @@ def _handed_over(
     *,
     follow: bool,
 ) -> Iterator[T]:
-    """What the topics have, in turn, until told to stop or, without `follow`, until none has anything.
+    """What the topics have, in turn, until told to stop or, without `follow`, until none has anything."""
+    with stopped_by_signals(stop):
+        while not stop.is_set():
+            is_idle = True
+            for found in _rounds(subscriptions, kind):
+                is_idle = False
+                yield found
+            if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
+                return
+            if is_idle:
+                _wait(subscriptions, stop, poll_s)
 
-    It does not know the consumer, so that one that nobody holds any more ends, and this with it.
-    """
+
+def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscription, ...]) -> Iterator[T]:
+    """A consumer holds its messages, and they do not know it: where nobody holds it any more, it leaves its group."""
     try:
-        with stopped_by_signals(stop):
-            while not stop.is_set():
-                is_idle = True
-                for found in _rounds(subscriptions, kind):
-                    is_idle = False
-                    yield found
-                if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
-                    return
-                if is_idle:
-                    _wait(subscriptions, stop, poll_s)
+        yield from messages
     except GeneratorExit:
         for each in subscriptions:
             each.drain()

@@ -1,7 +1,7 @@
 """Which messages a group wants, as RocketMQ has it: a tag expression, and an SQL condition on properties.
 
-Names in a condition are those of properties; `TAGS` and `KEYS` are columns. A property is a text: beside a number it
-counts as one, beside TRUE or FALSE or alone as that, and where it is neither, or not there, the message is not wanted.
+Names in a condition are those of properties; `TAGS` and `KEYS` are columns. All of them are texts: beside a number one
+counts as that, beside TRUE or FALSE or alone likewise, and where it is none, or not there, the message is not wanted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ _NODES = (
     *(exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null),
 )
 _TEXTS = pa.map_(pa.string(), pa.string())
-_TRIED = pa.table(
-    {"tags": pa.nulls(1, pa.string()), "keys": pa.nulls(1, pa.string()), "properties": pa.array([[]], _TEXTS)}
-)
-"""A message on which a condition is tried first: what can't be used ends a consumer before it has any."""
+_TRIED = (None, "x", "1", "true")
+"""Values with which a condition is tried first: what can't be used ends a consumer before it has a message."""
 _ALLOWED = "comparisons, BETWEEN, IN, LIKE and IS NULL of properties, joined by AND, OR and NOT"
 
 
@@ -46,7 +44,7 @@ class Filter:
         self._given, self._where = where, None if where is None else condition_sql(where)
         if where is not None:
             self._duckdb = duckdb.connect(":memory:", config={"threads": 1})
-            self._fits(_TRIED)
+            self._fits(_tried(where))
 
     def condition(self) -> str:
         """The same in DuckDB's SQL, over the columns tags, keys and properties."""
@@ -65,7 +63,7 @@ class Filter:
         return rows.filter(self._fits(rows)) if self._where is not None and rows.num_rows else rows
 
     def _fits(self, rows: pa.Table) -> pa.ChunkedArray:
-        self._duckdb.register("messages", rows.select(_TRIED.column_names))
+        self._duckdb.register("messages", rows.select([*_COLUMNS, "properties"]))
         try:
             found = self._duckdb.sql(f"SELECT ({self._where}) AS fits FROM messages").to_arrow_table()["fits"]
         except duckdb.Error as error:
@@ -84,25 +82,41 @@ def condition_sql(where: str) -> str:
     Raises:
         ConsumerError: It is no condition.
     """
-    try:
-        tree = sqlglot.parse_one(where, dialect="duckdb")
-    except SqlglotError as error:
-        msg = f"where: {where!r} can't be read: {str(error).splitlines()[0]}; allowed are {_ALLOWED}"
-        raise ConsumerError(msg) from error
+    tree = _parsed(where)
     if not all(isinstance(node, _NODES) for node in tree.walk()):
         msg = f"where: {where!r} is not a condition; allowed are {_ALLOWED}"
         raise ConsumerError(msg)
+    dotted = next((node for node in tree.find_all(exp.Column) if len(node.parts) > 1), None)
+    if dotted is not None:
+        name = ".".join(part.name for part in dotted.parts)
+        msg = f'where: {where!r} has a name with a dot; write it as "{name}", in double quotes'
+        raise ConsumerError(msg)
     return tree.transform(_look_up).sql(dialect="duckdb")
+
+
+def _parsed(where: str) -> exp.Expr:
+    try:
+        return sqlglot.parse_one(where, dialect="duckdb")
+    except SqlglotError as error:
+        msg = f"where: {where!r} can't be read: {str(error).splitlines()[0]}; allowed are {_ALLOWED}"
+        raise ConsumerError(msg) from error
+
+
+def _tried(where: str) -> pa.Table:
+    """Messages whose columns and properties all have one of the values that are tried."""
+    names = {node.name for node in _parsed(where).find_all(exp.Column)}
+    properties = [[(name, value) for name in names if value is not None] for value in _TRIED]
+    texts = pa.array(_TRIED, pa.string())
+    return pa.table({"tags": texts, "keys": texts, "properties": pa.array(properties, _TEXTS)})
 
 
 def _look_up(node: exp.Expression) -> exp.Expression:
     if not isinstance(node, exp.Column):
         return node
-    if node.name.lower() in _COLUMNS:
-        return exp.column(node.name.lower())
-    value: exp.Expression = exp.Anonymous(
-        this="map_extract_value", expressions=[exp.column("properties"), exp.Literal.string(node.name)]
-    )
+    value: exp.Expression = exp.column(node.name.lower())
+    if node.name.lower() not in _COLUMNS:
+        arguments = [exp.column("properties"), exp.Literal.string(node.name)]
+        value = exp.Anonymous(this="map_extract_value", expressions=arguments)
     kind = _kind_beside(node)
     return exp.TryCast(this=value, to=exp.DataType.build(kind)) if kind else value
 
@@ -114,7 +128,7 @@ def _kind_beside(column: exp.Expression) -> str | None:
         compared = compared.parent
     if compared is None or isinstance(compared, (exp.And, exp.Or, exp.Not)):
         return "BOOLEAN"
-    if not isinstance(compared, _COMPARED):
+    if not isinstance(compared, (*_COMPARED, exp.Is)):
         return None
     for other in compared.find_all(exp.Literal, exp.Boolean):
         if isinstance(other, exp.Boolean):

@@ -192,6 +192,7 @@ class Keeper:
         except BaseException:
             self.lanes.put_back(receipts)
             raise
+        self.lanes.written(receipts)
         return cursors, held
 
     def _show_life(self) -> float:

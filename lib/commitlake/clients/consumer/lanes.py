@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.receipts import Receipt
+from commitlake.clients.consumer.receipts import Attempt, Receipt
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
-from commitlake.clients.consumer.rows import Place, Rows, place_texts
+from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, place_texts
 
 _OBJECT_BYTES = 200
+_MOST_MOVED = 64
+"""Tables of messages that left their windows, each 16 kB beside its rows; more are put together."""
 
 
 @dataclass(eq=False, slots=True)
@@ -29,8 +33,7 @@ class Handed:
 
     Attributes:
         lane: of their queue.
-        rows: where they are.
-        indexes: their rows.
+        chosen: where they are; `Lanes.shrink` moves them.
         attempt: 1 for the first.
         round: grows by one each time an administrator sends them again, or rewinds the group.
         finished: whether it is known what became of them.
@@ -38,17 +41,25 @@ class Handed:
     """
 
     lane: Lane
-    rows: Rows
-    indexes: Sequence[int]
+    chosen: Chosen
     attempt: int = 1
     round: int = 0
     finished: bool = False
     is_given_back: bool = False
 
+    def value(self, column: str) -> Any:
+        """A value of the message, or of the first one."""
+        rows, indexes = self.chosen
+        return rows.value(column, indexes[0])
+
+    def place(self) -> Place:
+        """What identifies the message, or the first one."""
+        return tuple(map(self.value, PLACE_COLUMNS))
+
     @property
     def kept_bytes(self) -> int:
         """Memory that it takes, each message taken as the mean of the rows that were read with it."""
-        return len(self.indexes) * (int(self.rows.bytes_a_row) + _OBJECT_BYTES)
+        return len(self.chosen.indexes) * (int(self.chosen.rows.bytes_a_row) + _OBJECT_BYTES)
 
     @property
     def is_open(self) -> bool:
@@ -78,7 +89,6 @@ class Lane:
         read_to: where the next window begins.
         round: of first attempts.
         handed: first attempts in order, and what is passed among them.
-        kept_bytes: of all these; a restart gets them again, and most are finished when one in front is open for long.
         retries: what waits for its next attempt, and what is in somebody's hands again.
         is_closing: another instance reads it, or is due to; nothing more is handed over.
     """
@@ -87,42 +97,46 @@ class Lane:
     read_to: Cursor
     round: int = 0
     handed: deque[Handed | Passed] = field(default_factory=deque)
-    kept_bytes: int = 0
     retries: Retries = field(default_factory=Retries)
     is_closing: bool = False
 
-    def append(self, handed: Handed) -> None:
-        """Note a first attempt."""
-        self.handed.append(handed)
-        self.kept_bytes += handed.kept_bytes
+    def settle(self) -> bool:
+        """Move the cursor over all that is finished in front; of what is finished behind keep the ends.
 
-    def settle(self) -> None:
-        """Move the cursor over all that is finished in front; of what is finished behind keep the ends."""
+        Returns:
+            Whether anything was in front.
+        """
         kept: deque[Handed | Passed] = deque()
+        has_moved = bool(self.handed) and not _is_unfinished(self.handed[0])
         while self.handed:
             passed = self._finished()
             if kept:
                 kept.append(passed)
             else:
                 self.cursor.join(passed.end)
-                self.kept_bytes -= passed.kept_bytes
             if self.handed:
                 kept.append(self.handed.popleft())
         self.handed = kept
+        return has_moved
 
     def _finished(self) -> Passed:
         """Take what is finished, up to the next message that is not."""
         end, kept_bytes, rows_of = Cursor(), 0, dict[int, tuple[Rows, list[int]]]()
-        while self.handed and (isinstance(self.handed[0], Passed) or self.handed[0].finished):
+        while self.handed and not _is_unfinished(self.handed[0]):
             first = self.handed.popleft()
             kept_bytes += first.kept_bytes
             if isinstance(first, Passed):
                 end.join(first.end)
             else:
-                rows_of.setdefault(id(first.rows), (first.rows, []))[1].extend(first.indexes)
+                rows, indexes = first.chosen
+                rows_of.setdefault(id(rows), (rows, []))[1].extend(indexes)
         for rows, indexes in rows_of.values():
             end.advance_to_end(rows.keys.where(np.asarray(indexes)))
         return Passed(end, kept_bytes)
+
+    def passed_bytes(self) -> int:
+        """What is finished behind an open message took so much; a restart gets it again."""
+        return sum(each.kept_bytes for each in self.handed if isinstance(each, Passed))
 
     def front(self) -> Handed | None:
         """The first that the cursor has not passed."""
@@ -140,16 +154,19 @@ class Lanes:
     Attributes:
         open: messages that are handed over and not finished.
         open_bytes: bytes of their rows, each message taken as the mean of the rows that were read with it.
-        window_bytes: bytes of the windows that have one of them: one message keeps all of its window in memory.
+        unwritten: messages whose receipts are not written yet.
         finished: how many were finished so far.
         due_ms: when the next message may be due again, ms since epoch, UTC.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[int, Lane] = {}
+        self._open: set[Handed] = set()
+        self._has_moved = False
+        """Whether a cursor has since the last `take`."""
         self._receipts: list[Receipt] = []
-        self._lock = threading.Lock()
-        self.open = self.open_bytes = self.window_bytes = self.finished = 0
+        self._lock = threading.RLock()  # garbage collection may end an iterator, which puts retries off, inside of it
+        self.open = self.open_bytes = self.unwritten = self.finished = 0
         self.due_ms = NEVER
 
     def reading(self) -> dict[int, Lane]:
@@ -158,23 +175,29 @@ class Lanes:
             return {queue: lane for queue, lane in self._lanes.items() if not lane.is_closing}
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
-        """Queues that keep more than their share of so many bytes, each with the message in front, by its position."""
+        """Where more than so many bytes are finished behind open messages, the queues that have more than their share.
+
+        Each with the message in front, by its position.
+        """
         with self._lock:
-            most = most_bytes // max(1, len(self._lanes))
-            lanes = [(queue, lane.front()) for queue, lane in self._lanes.items() if lane.kept_bytes > most]
+            self._settle()
+            kept = {queue: lane.passed_bytes() for queue, lane in self._lanes.items()}
+            if sum(kept.values()) <= most_bytes:
+                return []
+            lanes = [(q, lane.front()) for q, lane in self._lanes.items() if kept[q] > most_bytes // len(kept)]
             return [(queue, _position(front)) for queue, front in lanes if front is not None and front.is_open]
 
     def has_news(self) -> bool:
         """Whether there is something to write."""
         with self._lock:
-            return bool(self._receipts) or any(lane.handed for lane in self._lanes.values())
+            return self._has_moved or bool(self._receipts) or any(lane.handed for lane in self._lanes.values())
 
     def hand_over(self, handed: Handed) -> bool:
         """Note that messages are handed over; False when their queue is no longer read."""
         with self._lock:
             if handed.lane.is_closing:
                 return False
-            handed.lane.append(handed)
+            handed.lane.handed.append(handed)
             self._count(handed, 1)
             return True
 
@@ -193,13 +216,15 @@ class Lanes:
                 lane.read_to.join(end)
                 lane.handed.append(Passed(end))
 
-    def finish(self, handed: Handed, receipt: Receipt) -> None:
+    def finish(self, handed: Handed, outcome: Attempt) -> None:
         """Note what became of messages; only the first time counts."""
         with self._lock:
             if handed.is_open:
                 handed.finished = True
-                self._receipts.append(receipt)
+                rows, indexes = handed.chosen
+                self._receipts.append(Receipt(rows.of_receipts, indexes, outcome))
                 self._count(handed, -1)
+                self.unwritten += len(indexes)
                 self.finished += 1
 
     def give_back(self, handed: Handed) -> bool:
@@ -214,16 +239,22 @@ class Lanes:
     def take(self) -> tuple[list[Receipt], dict[int, Any], set[int]]:
         """Receipts to write, the cursors that hold once they are written, and the queues that must be kept."""
         with self._lock:
+            self._settle()
+            self._has_moved = False
             taken, self._receipts = self._receipts, []
-            for lane in self._lanes.values():
-                lane.settle()
             cursors = {queue: lane.cursor.to_json() for queue, lane in self._lanes.items()}
             return taken, cursors, {queue for queue, lane in self._lanes.items() if lane.is_held()}
+
+    def written(self, receipts: Iterable[Receipt]) -> None:
+        """Receipts that were taken are in the table."""
+        with self._lock:
+            self.unwritten -= sum(len(each.indexes) for each in receipts)
 
     def put_back(self, receipts: list[Receipt]) -> None:
         """Receipts that could not be written: they are the first to be taken next time."""
         with self._lock:
             self._receipts[:0] = receipts
+            self._has_moved = True
 
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
         """Read what this instance owns now; whether any lane is new.
@@ -264,10 +295,13 @@ class Lanes:
             self._set_due()
 
     def due(self, now_ms: int, most: int) -> list[tuple[Lane, Waiting]]:
-        """Messages that are due again, up to `most` of each queue."""
+        """Messages that are due again, so many at most; of each queue its share first."""
+        found: list[tuple[Lane, Waiting]] = []
         with self._lock:
             lanes = [lane for lane in self._lanes.values() if not lane.is_closing]
-            found = [(lane, row) for lane in lanes for row in lane.retries.due(now_ms, most)]
+            for share in (most // max(1, len(lanes)), most):
+                for lane in lanes:
+                    found += [(lane, row) for row in lane.retries.due(now_ms, min(share, most - len(found)))]
             self._set_due()
             return found
 
@@ -283,16 +317,57 @@ class Lanes:
         )
 
     def _count(self, handed: Handed, sign: int) -> None:
-        count, rows = sign * len(handed.indexes), handed.rows
+        rows, indexes = handed.chosen
+        count = sign * len(indexes)
         self.open += count
         self.open_bytes += count * rows.bytes_a_row
-        if rows.open == 0 or rows.open + count == 0:
-            self.window_bytes += sign * rows.table.nbytes
         rows.open += count
+        (self._open.add if sign > 0 else self._open.discard)(handed)
+
+    def shrink(self) -> None:
+        """Copy what is open out of windows that are finished by more than half, so that their memory is free.
+
+        An open message keeps all of its window: sixteen of them, 256 MiB.
+        """
+        with self._lock:
+            of_rows: dict[int, list[Handed]] = {}
+            for each in self._open:
+                of_rows.setdefault(id(each.chosen.rows), []).append(each)
+            left, moved = list[list[Handed]](), list[list[Handed]]()
+            for some in of_rows.values():
+                rows = some[0].chosen.rows
+                if 2 * rows.open < rows.table.num_rows:
+                    left.append(some)
+                elif rows.is_moved:
+                    moved.append(some)
+            if left:
+                self._move(left + (moved if len(moved) > _MOST_MOVED else []))
+
+    def _move(self, groups: list[list[Handed]]) -> None:
+        """To rows of their own: messages that have theirs in common, group by group."""
+        tables, at = [], 0
+        for some in groups:
+            indexes = [index for each in some for index in each.chosen.indexes]
+            tables.append(some[0].chosen.rows.table.take(indexes))
+        rows = Rows(pa.concat_tables(tables), is_moved=True)
+        for each in chain.from_iterable(groups):
+            self._count(each, -1)
+            count = len(each.chosen.indexes)
+            each.chosen = Chosen(rows, range(at, at + count))
+            self._count(each, 1)
+            at += count
+
+    def _settle(self) -> None:
+        for lane in self._lanes.values():
+            self._has_moved |= lane.settle()
+
+
+def _is_unfinished(each: Handed | Passed) -> bool:
+    return isinstance(each, Handed) and not each.finished
 
 
 def _position(handed: Handed) -> str:
-    return str(place_texts(handed.rows.table.slice(handed.indexes[0], 1))[0])
+    return str(place_texts(handed.chosen.rows.table.slice(handed.chosen.indexes[0], 1))[0])
 
 
 def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:

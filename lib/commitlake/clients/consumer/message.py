@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar, overload
 
 from commitlake.clients.consumer.lanes import Handed
 from commitlake.clients.consumer.outcomes import Outcomes
-from commitlake.clients.consumer.rows import Rows
 from commitlake.protocol.durations import Duration
 
 T = TypeVar("T")
@@ -24,7 +23,7 @@ class _Column(Generic[T]):
     @overload
     def __get__(self, message: ReceivedMessage, owner: type) -> T: ...
     def __get__(self, message: ReceivedMessage | None, owner: type) -> Any:
-        return self if message is None else message.rows.value(self._name, message.row)
+        return self if message is None else message.handed.value(self._name)
 
 
 class ReceivedMessage:
@@ -38,7 +37,7 @@ class ReceivedMessage:
             under a unique key in the transaction that holds the effect, it makes the effect exactly once.
     """
 
-    __slots__ = ("_outcomes", "handed", "row", "rows", "topic")
+    __slots__ = ("_outcomes", "handed", "topic")
 
     queue_id = _Column[int]()
     message_id = _Column[str]()
@@ -58,9 +57,7 @@ class ReceivedMessage:
     batch_id = _Column["int | None"]()
 
     def __init__(self, outcomes: Outcomes, handed: Handed) -> None:
-        self._outcomes, self.handed = outcomes, handed
-        self.rows: Rows = handed.rows
-        self.row, self.topic = handed.indexes[0], outcomes.topic
+        self._outcomes, self.handed, self.topic = outcomes, handed, outcomes.topic
 
     @property
     def attempt(self) -> int:
@@ -80,7 +77,7 @@ class ReceivedMessage:
     @property
     def properties(self) -> dict[str, str]:
         """User properties."""
-        return dict(self.rows.value("properties", self.row) or ())
+        return dict(self.handed.value("properties") or ())
 
     @property
     def position(self) -> str:

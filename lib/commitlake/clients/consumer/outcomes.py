@@ -8,7 +8,7 @@ import weakref
 from commitlake.clients.consumer.arguments import seconds
 from commitlake.clients.consumer.keeper import Keeper
 from commitlake.clients.consumer.lanes import Handed
-from commitlake.clients.consumer.receipts import Attempt, Receipt
+from commitlake.clients.consumer.receipts import Attempt
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import Duration
 
@@ -36,7 +36,7 @@ class Outcomes:
             return
         for part in handed:
             outcome = Attempt(state, part.attempt, part.round, due_ms, remark, now_ms())
-            self._member.lanes.finish(part, Receipt(part.rows, part.indexes, outcome))
+            self._member.lanes.finish(part, outcome)
 
     def retry(self, handed: list[Handed], after: Duration, most: int, remark: str | None) -> None:
         """Note that messages are to come again, or no more after `most` attempts."""

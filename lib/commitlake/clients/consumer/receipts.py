@@ -21,15 +21,11 @@ import pyarrow.dataset as pads
 from deltalake import DeltaTable, write_deltalake
 
 from commitlake.clients.consumer import tables
-from commitlake.clients.consumer.rows import Place, Rows, place_of
+from commitlake.clients.consumer.rows import Place, place_of
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options, Snapshot
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
-TAKEN = (
-    *("queue_id", "message_id", "transaction_id", "keys", "batch_id"),
-    *("source", "source_queue", "source_offset", "source_index"),
-)
 SCHEMA = pa.schema(
     [
         ("consumer_group", pa.string()),
@@ -83,9 +79,9 @@ class Attempt(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What became of the messages in some rows."""
+    """What became of some messages; `messages` has the columns `RECEIPT_COLUMNS`."""
 
-    rows: Rows
+    messages: pa.Table
     indexes: Sequence[int]
     outcome: Attempt
 
@@ -220,7 +216,7 @@ class Receipts:
 
 
 def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Attempt]) -> pa.Table:
-    """Rows of the table: the columns `TAKEN` of messages, and what became of the first of `counts`, of the next, ..."""
+    """Rows of the table: `RECEIPT_COLUMNS` of messages, and what became of the first of `counts`, of the next, ..."""
     own = pa.table(
         {
             "state": pa.array([each.state for each in outcomes], pa.string()),
@@ -264,14 +260,14 @@ def _us(ms: int | None) -> int | None:
 
 
 def _taken(receipts: Sequence[Receipt]) -> tuple[pa.Table, list[int]]:
-    """The columns `TAKEN` of messages, and how many each receipt is about."""
+    """Messages, and how many each receipt is about."""
     indexes = np.fromiter(chain.from_iterable(each.indexes for each in receipts), np.int64)
-    return receipts[0].rows.table.select(TAKEN).take(indexes), [len(each.indexes) for each in receipts]
+    return receipts[0].messages.take(indexes), [len(each.indexes) for each in receipts]
 
 
 def _by_rows(receipts: Iterable[Receipt]) -> list[list[Receipt]]:
-    """Receipts of messages that are in one table of rows."""
+    """Receipts of messages that are in one table."""
     found: dict[int, list[Receipt]] = {}
     for receipt in receipts:
-        found.setdefault(id(receipt.rows), []).append(receipt)
+        found.setdefault(id(receipt.messages), []).append(receipt)
     return list(found.values())

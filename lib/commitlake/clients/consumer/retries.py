@@ -24,6 +24,7 @@ class Retries:
 
     def __init__(self) -> None:
         self.out: set[Place] = set()
+        self._looked_up: set[Place] = set()  # `due` has named them, and nobody has them yet
         self._waiting: dict[Place, Waiting] = {}
         self._due: dict[Place, int] = {}  # an entry of the heap with another time is of an attempt before
         self._heap: list[tuple[int, int, Place]] = []
@@ -34,7 +35,7 @@ class Retries:
 
     def replace(self, receipts: Iterable[Waiting]) -> None:
         """Take over what the table says of this queue."""
-        self._waiting, self._due, self._heap = {}, {}, []
+        self._looked_up, self._waiting, self._due, self._heap = set(), {}, {}, []
         for row in receipts:
             if place_of(row) not in self.out:
                 self._wait(row)
@@ -55,20 +56,24 @@ class Retries:
         """Receipts of messages that are due; each is followed by `begin` or `put_off`."""
         found: list[Waiting] = []
         while len(found) < most and self.due_ms() <= now_ms:
-            found.append(self._waiting[heapq.heappop(self._heap)[2]])
+            place = heapq.heappop(self._heap)[2]
+            self._looked_up.add(place)
+            found.append(self._waiting[place])
         return found
 
     def begin(self, place: Place) -> bool:
         """The message is handed over, unless it was meanwhile."""
         self._due.pop(place, None)
+        self._looked_up.discard(place)
         if self._waiting.pop(place, None) is None:
             return False
         self.out.add(place)
         return True
 
     def put_off(self, place: Place, due_ms: int) -> None:
-        """The message can't be handed over yet; it is due again then (ms since epoch, UTC)."""
-        if place in self._waiting:
+        """A message that was due and is not handed over is due again then (ms since epoch, UTC)."""
+        if place in self._looked_up:
+            self._looked_up.discard(place)
             self._due[place] = due_ms
             heapq.heappush(self._heap, (due_ms, next(_NUMBERS), place))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from commitlake.clients.consumer.cursor import Keys
 
 ORDER_COLUMNS = ("queue_id", "batch_id", "source", "source_queue", "source_offset", "source_index")
 PLACE_COLUMNS = ("source", "source_queue", "source_offset", "source_index")
+RECEIPT_COLUMNS = (*("queue_id", "message_id", "transaction_id", "keys", "batch_id"), *PLACE_COLUMNS)
+"""What a receipt takes over of its message."""
 Place = tuple[Any, ...]
 """Values of `PLACE_COLUMNS`."""
 
@@ -23,11 +25,15 @@ class Rows:
 
     Attributes:
         open: how many of them are handed over and not finished.
+        of_receipts: `RECEIPT_COLUMNS` of all of them, which a receipt may keep without the bodies.
+        is_moved: whether they were copied out of their windows.
     """
 
-    def __init__(self, rows: pa.Table) -> None:
+    def __init__(self, rows: pa.Table, *, is_moved: bool = False) -> None:
+        self.is_moved = is_moved
         self.table = rows.combine_chunks()
         self.keys = keys_of(self.table)
+        self.of_receipts = self.table.select(RECEIPT_COLUMNS)
         self.open = 0
         self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
         self._columns = {name: self.table[name] for name in self.table.column_names}
@@ -35,6 +41,13 @@ class Rows:
     def value(self, column: str, row: int) -> Any:
         """One value."""
         return self._columns[column][row].as_py()
+
+
+class Chosen(NamedTuple):
+    """Some rows of a table."""
+
+    rows: Rows
+    indexes: Sequence[int]
 
 
 def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:

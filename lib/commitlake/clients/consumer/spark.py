@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from commitlake import config as configuration
 from commitlake.clients.consumer import receipts as receipt_table
+from commitlake.clients.consumer.rows import RECEIPT_COLUMNS
 from commitlake.clients.consumer.tags import tags_of
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -77,7 +78,7 @@ class SparkReceipts:
         self._write(messages, "DEAD", remark)
 
     def _write(self, messages: DataFrame, state: str, remark: str | None) -> None:
-        taken = messages.select(*receipt_table.TAKEN).toArrow()
+        taken = messages.select(*RECEIPT_COLUMNS).toArrow()
         if taken.num_rows:
             now = now_ms()
             one = receipt_table.Attempt(state, 1, 0, None, remark, now)

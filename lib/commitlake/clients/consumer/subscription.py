@@ -25,7 +25,7 @@ from commitlake.clients.consumer.outcomes import Outcomes
 from commitlake.clients.consumer.plan import Window
 from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.retries import NEVER, Waiting
-from commitlake.clients.consumer.rows import Rows, place_of, place_texts
+from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
 from commitlake.errors import WarehouseError
@@ -36,12 +36,13 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN, MOST_OPEN_BYTES = 10_000, 64 << 20
 """Messages that were handed over and are not finished, and bytes of their rows."""
-MOST_WINDOW_BYTES = 256 << 20
-"""Of windows that have such a message: each keeps all of its window in memory."""
+MOST_UNWRITTEN = 250_000
+"""Messages whose receipts are not written, some 450 bytes each: their store is away, or slow."""
 MOST_KEPT_BYTES = 512 << 20
 """Of messages that are finished behind one that is open; a restart gets them again."""
 _LOOK_S, _STALLED_S = 0.01, 5.0
-_AGAIN_MOST = 100
+_AGAIN_MOST = 1_000
+"""Less than may be open: a batch of them is handed over as a whole."""
 _PUT_OFF_MS = 2_000
 """After this a retry is looked up again whose row could not be read: the snapshot was older, or the store away."""
 
@@ -126,7 +127,7 @@ class Subscription:
     def is_at_end(self) -> bool:
         """Whether there is nothing to hand over any more, as far as is known."""
         member = self._keeper
-        return member.is_settled() and member.lanes.due_ms > now_ms()
+        return member.is_settled() and member.lanes.due_ms > now_ms() and not member.is_late()
 
     def is_due(self) -> bool:
         """Whether a message is due again; also the place where a failure of the member is told."""
@@ -155,8 +156,7 @@ class Subscription:
 
     def messages(self) -> Iterator[ReceivedMessage]:
         """What is due again, and the next window of new messages."""
-        for handed in self._again():
-            yield ReceivedMessage(self._outcomes, handed)
+        yield from self._messages_again()
         window = self._next_window()
         if window is None:
             return
@@ -167,19 +167,20 @@ class Subscription:
                 self._wait_for_room()
             if stop.is_set():
                 return
-            handed = Handed(lanes[queue], rows, (row,), round=lanes[queue].round)
+            handed = Handed(lanes[queue], Chosen(rows, (row,)), round=lanes[queue].round)
             if member.lanes.hand_over(handed):
                 yield ReceivedMessage(self._outcomes, handed)
             if member.lanes.due_ms < NEVER and self.is_due():
-                for again in self._again():
-                    yield ReceivedMessage(self._outcomes, again)
+                yield from self._messages_again()
         self._pass(window, lanes)
 
     def batches(self) -> Iterator[MessageBatch]:
         """The same, many at once."""
-        for (rows, _, _), again in groupby(self._again(), lambda handed: (handed.rows, handed.attempt, handed.round)):
-            parts = list(again)
-            yield self._batch(parts, rows.table.take([part.indexes[0] for part in parts]))
+        for rows, found in self._again():
+            for _, same in groupby(found, lambda part: (part.attempt, part.round)):
+                parts = [part for part in same if self._hand_again(part)]
+                if parts:
+                    yield self._batch(parts, rows.table.take([part.chosen.indexes[0] for part in parts]))
         self._wait_for_room()
         window = self._next_window()
         if window is None or self._stop.is_set():
@@ -187,15 +188,15 @@ class Subscription:
         rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
         ids = rows.table["queue_id"].to_numpy()
         parts = [
-            Handed(lanes[queue], rows, np.flatnonzero(ids == queue).tolist(), round=lanes[queue].round)
+            Handed(lanes[queue], Chosen(rows, np.flatnonzero(ids == queue).tolist()), round=lanes[queue].round)
             for queue in np.unique(ids).tolist()
         ]
         parts = [part for part in parts if self._keeper.lanes.hand_over(part)]
+        self._pass(window, lanes)  # before the caller has it, who may go on in another loop
         if parts:
-            chosen = np.sort(np.concatenate([part.indexes for part in parts]))
+            chosen = np.sort(np.concatenate([part.chosen.indexes for part in parts]))
             whole = len(chosen) == rows.table.num_rows
             yield self._batch(parts, rows.table if whole else rows.table.take(chosen))
-        self._pass(window, lanes)
 
     @property
     def _keeper(self) -> Keeper:
@@ -218,6 +219,7 @@ class Subscription:
         member.raise_if_failed()
         if topic is None or member.is_late():
             return None
+        member.lanes.shrink()
         before, self._lanes = self._lanes, member.lanes.reading()
         for queue, lane in self._lanes.items():
             if lane is not before.get(queue):
@@ -263,25 +265,41 @@ class Subscription:
         for queue, end in window.ends.items():
             self._keeper.lanes.pass_window(lanes[queue], end)
 
-    def _again(self) -> Iterator[Handed]:
-        """Messages whose next attempt is due."""
+    def _messages_again(self) -> Iterator[ReceivedMessage]:
+        for each in (each for _, found in self._again() for each in found):
+            if self._hand_again(each):
+                yield ReceivedMessage(self._outcomes, each)
+
+    def _hand_again(self, handed: Handed) -> bool:
+        """Hand a message over once more, right before the caller gets it; else it waits on."""
+        if self._stop.is_set() or self._keeper.is_late():
+            return False
+        return self._keeper.lanes.hand_again(handed, handed.place())
+
+    def _again(self) -> Iterator[tuple[Rows, list[Handed]]]:
+        """Messages whose next attempt is due, table by table; `_hand_again` hands them over.
+
+        Room is waited for before the first: a batch that waits in the middle would wait for messages nobody has yet.
+        """
         topic, lanes = self._table, self._keeper.lanes
-        if topic is None or self._keeper.is_late():
+        if topic is None or not self.is_due():
+            return
+        self._wait_for_room()
+        if self._stop.is_set():
             return
         due = {"-".join(map(str, place_of(row))): (lane, row) for lane, row in lanes.due(now_ms(), _AGAIN_MOST)}
-        found = self._find(topic, [row for _, row in due.values()]) if due else ()
-        for table in found:
-            rows = Rows(table)
-            for row, text in enumerate(place_texts(rows.table)):
-                lane, receipt = due.pop(str(text))
-                self._wait_for_room()
-                if self._stop.is_set():
-                    return
-                handed = Handed(lane, rows, (row,), receipt["attempt"] + 1, receipt["round"])
-                if lanes.hand_again(handed, place_of(receipt)):
-                    yield handed
-        for lane, receipt in due.values():
-            lanes.put_off(lane, place_of(receipt), now_ms() + _PUT_OFF_MS)
+        pauses_ms = dict.fromkeys(due, _PUT_OFF_MS)
+        try:
+            for table in self._find(topic, [row for _, row in due.values()]) if due else ():
+                rows, found = Rows(table), list[Handed]()
+                for row, text in enumerate(map(str, place_texts(rows.table))):
+                    lane, receipt = due[text]
+                    pauses_ms[text] = 0
+                    found.append(Handed(lane, Chosen(rows, (row,)), receipt["attempt"] + 1, receipt["round"]))
+                yield rows, found
+        finally:  # what nobody has now: it could not be read yet, or did not come to its turn, which is at once
+            for text, (lane, receipt) in due.items():
+                lanes.put_off(lane, place_of(receipt), now_ms() + pauses_ms[text])
 
     def _find(self, topic: Topic, due: list[Waiting]) -> list[pa.Table]:
         """Rows of messages; those that the snapshot does not have are looked up in the newest version."""
@@ -304,7 +322,7 @@ class Subscription:
         lanes, before = member.lanes, member.lanes.finished
         while (self._is_full() or member.is_late()) and not self._stop.is_set():
             member.raise_if_failed()
-            if self._is_full() and time.monotonic() - begun > _STALLED_S:
+            if self._has_most_open() and time.monotonic() - begun > _STALLED_S:
                 text = "%d messages of %s are handed over and not finished; call done() or retry()"
                 self._crowd.say(text, lanes.open, self.topic)
                 if not self._plan.follow and lanes.finished == before:
@@ -313,8 +331,9 @@ class Subscription:
             time.sleep(_LOOK_S)
 
     def _is_full(self) -> bool:
+        is_full = self._has_most_open() and not self._is_unbounded
+        return is_full or self._keeper.lanes.unwritten >= MOST_UNWRITTEN
+
+    def _has_most_open(self) -> bool:
         lanes = self._keeper.lanes
-        is_full = (
-            lanes.open >= MOST_OPEN or lanes.open_bytes >= MOST_OPEN_BYTES or lanes.window_bytes >= MOST_WINDOW_BYTES
-        )
-        return is_full and not self._is_unbounded
+        return lanes.open >= MOST_OPEN or lanes.open_bytes >= MOST_OPEN_BYTES

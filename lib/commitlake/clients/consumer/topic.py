@@ -41,7 +41,10 @@ class Topic:
 
     def refresh(self) -> bool:
         """Go to the newest version; whether that is another one."""
-        return self._table.refresh()
+        is_new = self._table.refresh()
+        if is_new:
+            self._finished &= set(self._table.files()["path"].to_pylist())
+        return is_new
 
     def queues(self) -> set[int]:
         """Destination queues that have rows."""
@@ -67,7 +70,7 @@ class Topic:
             return read()
         except FileNotFoundError:
             self._plan = None
-            self._table.refresh()
+            self.refresh()
             return read()
 
     def _next(self, cursors: Mapping[int, Cursor]) -> Window | None:
