@@ -79,6 +79,16 @@ _HOMES = {
     **dict.fromkeys(errors.__all__, "commitlake.errors"),
 }
 
+# What brings the optional packages of a home, the first that fits.
+_EXTRAS = {
+    "commitlake.clients.consumer.spark": "consumer,spark",
+    "commitlake.clients.consumer": "consumer",
+    "commitlake.clients.delta": "consumer,spark",
+    "commitlake.coordinator": "spark",
+    "commitlake.reading": "consumer",
+}
+_OPTIONAL = {"delta", "deltalake", "duckdb", "pandas", "pyarrow", "pyspark", "sqlglot"}
+
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names of strings
 
 
@@ -88,8 +98,18 @@ if not TYPE_CHECKING:  # with it, each misspelt name would be `Any` to a type ch
         if name not in _HOMES:
             msg = f"module 'commitlake' has no attribute {name!r}"
             raise AttributeError(msg)
-        found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        try:
+            found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _OPTIONAL:
+                raise
+            raise errors.SetupError(_missing(name, error.name)) from error
         return found
+
+
+def _missing(name: str, module: str | None) -> str:
+    extras = next((extras for home, extras in _EXTRAS.items() if _HOMES[name].startswith(home)), "all")
+    return f"commitlake.{name} needs the module {module}; install it with pip install 'commitlake[{extras}]'"
 
 
 def __dir__() -> list[str]:

@@ -30,7 +30,6 @@ GIVEN = {
     "commit": "state = 'PAID'",
     "rollback": "state = 'CANCELLED' OR (absent AND age > '10m')",
 }
-MINUTE = 60_000
 
 
 def test_a_rule_becomes_sql_over_due_transactions_and_the_table() -> None:

@@ -68,6 +68,11 @@ def test_what_is_no_duration_is_told_with_what_is_allowed(given: Any) -> None:
             from_mapping({"transaction.timeout": given})
 
 
+def test_a_duration_longer_than_any_clock_is_refused() -> None:
+    with pytest.raises(CommitLakeError, match=r"poll: .* is not allowed"):
+        consumer_seconds("poll", 10**400)
+
+
 def test_a_delay_level_has_a_unit_as_producers_in_other_languages_read_it() -> None:
     with pytest.raises(ConfigError, match=r"delay.levels: .* a list of durations"):
         from_mapping({"delay.levels": ["1s", "5"]})

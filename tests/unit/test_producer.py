@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.published import SETTINGS
 
 from commitlake.clients.producer import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake.clients.producer.check_progress import CheckProgress
+from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
-from commitlake.errors import MQClientException, RecordError
+from commitlake.errors import MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.recall_handle import decode_handle, encode_handle
 from commitlake.protocol.wire import RecallRecord
 
-SETTINGS = wire.Settings(
-    max_message_size=1_000,
-    delay_levels=("1s", "5s"),
-    delay_max_ms=60_000,
-    reject_transactions=False,
-    queues=4,
-    max_queues=64,
-    topics_allowed=("*",),
-    topics_max=10,
-    topics=(),
-)
 MAKER = RecordMaker("group", SETTINGS)
 
 
@@ -142,6 +135,10 @@ def test_a_message_id_is_a_text_of_1_to_255_characters(message_id: Any, wrong: s
         ({"delay_seconds": 1.5, "delay_milliseconds": 1}, {headers.TIMER_DELAY_MS: "1500"}),
         ({"delay_seconds": timedelta(minutes=1)}, {headers.TIMER_DELAY_MS: "60000"}),
         ({"delay_milliseconds": 10}, {headers.TIMER_DELAY_MS: "10"}),
+        ({"delay_milliseconds": 10.4}, {headers.TIMER_DELAY_MS: "10"}),
+        ({"delay_milliseconds": np.int64(10)}, {headers.TIMER_DELAY_MS: "10"}),
+        ({"delay_milliseconds": "15s"}, {headers.TIMER_DELAY_MS: "15000"}),
+        ({"delay_milliseconds": timedelta(seconds=15)}, {headers.TIMER_DELAY_MS: "15000"}),
         ({"deliver_at": 1_767_225_600_000}, {headers.TIMER_DELIVER_MS: "1767225600000"}),
         ({"deliver_at": datetime(2026, 1, 1, tzinfo=UTC)}, {headers.TIMER_DELIVER_MS: "1767225600000"}),
         ({"deliver_at": datetime(2026, 1, 1, 0, 0, 0, 1_000, UTC)}, {headers.TIMER_DELIVER_MS: "1767225600001"}),
@@ -157,6 +154,41 @@ def test_what_is_no_delay_is_a_bad_one(given: Any) -> None:
     with pytest.raises(RecordError, match="give seconds from 0 up, a text such as '3h', or a timedelta") as error:
         MAKER.message(Message("orders", b"", delay_seconds=given))
     assert error.value.reason == "BAD_DELAY"
+
+
+@pytest.mark.parametrize("given", ["soon", "15", timedelta(-1), -0.5, float("nan"), []])
+def test_what_is_no_delay_in_ms_is_a_bad_one(given: Any) -> None:
+    with pytest.raises(RecordError, match="give ms from 0 up, a text such as '15s', or a timedelta") as error:
+        MAKER.message(Message("orders", b"", delay_milliseconds=given))
+    assert error.value.reason == "BAD_DELAY"
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (60, 60),
+        (np.int64(60), 60),
+        (timedelta(seconds=60), 60),
+        ("60s", 60),
+        ("1m", 60),
+        (0, 0),
+        (0.2, 1),
+        ("1500ms", 2),
+        (10**30, 2**31 - 1),
+        (None, None),
+        (-1, None),  # RocketMQ's
+    ],
+)
+def test_an_immunity_is_a_duration_and_never_shorter_than_given(given: Any, seconds: int | None) -> None:
+    """Landing takes whole seconds of at most 18 digits, and counts anything else as no immunity."""
+    message = Message("orders", b"", check_immunity_seconds=given)
+    assert MAKER.half(message).check_immunity_s == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", "60", -2, True, timedelta(-1), float("nan"), 1e306, []])
+def test_what_is_no_immunity_is_refused(given: Any) -> None:
+    with pytest.raises(RecordError, match=r"check_immunity_seconds is .*; give seconds from 0 up"):
+        MAKER.half(Message("orders", b"", check_immunity_seconds=given))
 
 
 def test_a_time_without_a_zone_is_a_bad_delay() -> None:
@@ -255,6 +287,12 @@ def test_an_engine_that_is_unknown_or_does_not_take_an_option_is_refused() -> No
     DefaultMQProducer("group", engine="confluent", client_options={"compression_type": "zstd"}, **where)
 
 
+def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SetupError, match=r"confluent-kafka.*pip install 'commitlake\[confluent\]'"):
+        DefaultMQProducer("group", engine="confluent", bootstrap_servers="nowhere:9092")
+
+
 @pytest.mark.parametrize("name", ["max_block_ms", "delivery_timeout_ms"])
 def test_a_second_time_out_of_sends_is_refused(name: str) -> None:
     with pytest.raises(MQClientException, match=f"{name} is not allowed; send_msg_timeout bounds all"):
@@ -264,3 +302,20 @@ def test_a_second_time_out_of_sends_is_refused(name: str) -> None:
 def test_an_unknown_client_option_is_refused_with_the_nearest() -> None:
     with pytest.raises(MQClientException, match="did you mean compression_type"):
         DefaultMQProducer("group", bootstrap_servers="nowhere:9092", client_options={"compresion_type": "gzip"})
+
+
+def test_a_time_out_of_0_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+
+    def send(_link: object, _topic: str, _queue: object, _record: object, timeout_ms: int, *_: object) -> Position:
+        waited.append(timeout_ms)
+        return Position(0, 0)
+
+    monkeypatch.setattr(KafkaLink, "settings", SETTINGS)
+    monkeypatch.setattr(KafkaLink, "send", send)
+    producer = DefaultMQProducer("group", bootstrap_servers="nowhere:9092")
+    given_ones: list[Any] = [0, "0s", timedelta(0), 7, None]
+    for timeout in given_ones:
+        producer.send(Message("orders", b""), timeout=timeout)
+    producer.send([Message("orders", b"")], timeout=0)
+    assert waited == [0, 0, 0, 7, 3_000, 0]

@@ -39,6 +39,19 @@ try:
     producer.send(Message("orders", b"a book"))
 except commitlake.UncertainSend as error:
     print(error.reason)
+
+
+class AsyncOrders:
+    async def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
+        return None
+
+
+async def serve() -> None:
+    async with commitlake.AsyncTransactionMQProducer("orders", AsyncOrders(), bootstrap_servers="kafka:9092") as sender:
+        await sender.send_message_in_transaction(Message("orders", b"a book"))
 """
 
 
@@ -98,3 +111,58 @@ def test_a_name_loads_only_what_it_needs(use: str, needless: set[str]) -> None:
     code = f"import commitlake, sys; {use}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert needless & set(run.stdout.split()) == set()
+
+
+EXTRAS = {
+    "consumer": {"deltalake", "duckdb", "pyarrow", "sqlglot"},
+    "spark": {"pyspark", "delta", "pandas", "pyarrow"},
+}
+WITHOUT = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import commitlake
+for name in sys.argv[2].split(","):
+    try:
+        getattr(commitlake, name)
+        print(name)
+    except commitlake.CommitLakeError as error:
+        print(name, type(error).__name__, type(error.__cause__).__name__, error)
+    except ModuleNotFoundError as error:
+        print(name, "bare", error)
+"""
+
+
+def used_without(modules: set[str], names: list[str]) -> list[str]:
+    """What becomes of names where modules are not installed."""
+    command = [sys.executable, "-c", WITHOUT, ",".join(modules), ",".join(names)]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("extras", "names"),
+    [
+        ("consumer", ["consume", "MessageBatch", "Consumer", "ReceivedMessage", "delayed"]),
+        ("spark", ["Coordinator", "start"]),
+        ("consumer,spark", ["read_topic", "receipts", "sink", "delta_transaction"]),
+    ],
+)
+def test_a_name_without_its_packages_is_an_error_with_the_extra_that_brings_them_all(
+    extras: str, names: list[str]
+) -> None:
+    optional = set().union(*EXTRAS.values())
+    for name, line in zip(names, used_without(optional, names), strict=True):
+        assert line.startswith(f"{name} SetupError ModuleNotFoundError commitlake.{name} needs the module "), line
+        assert line.endswith(f"; install it with pip install 'commitlake[{extras}]'"), line
+    brought = set().union(*(EXTRAS[extra] for extra in extras.split(",")))
+    assert used_without(optional - brought, names) == names
+    assert used_without(optional, ["Message", "TransactionMQProducer"]) == ["Message", "TransactionMQProducer"]
+
+
+def test_a_module_that_is_missing_and_no_extra_is_an_error_of_its_own() -> None:
+    assert used_without({"yaml"}, ["consume"]) == ["consume bare No module named 'yaml'"]

@@ -9,6 +9,7 @@ from datetime import timedelta
 from commitlake.errors import ConfigError
 
 HOUR_MS = 3_600_000
+_MOST_MS = 2**63 - 1
 DAY_MS = 24 * HOUR_MS
 
 Duration = str | float | timedelta
@@ -23,7 +24,7 @@ def duration_ms(given: object) -> int | None:
     if isinstance(given, timedelta):
         given = given.total_seconds()
     if isinstance(given, int | float) and not isinstance(given, bool):
-        return round(given * 1_000) if 0 <= given < math.inf else None
+        return round(given * 1_000) if given >= 0 and given * 1_000 < math.inf else None
     found = _DURATION.fullmatch(given) if isinstance(given, str) else None
     return int(found[1]) * _UNITS_MS[found[2]] if found else None
 
@@ -39,7 +40,7 @@ def seconds(name: str, given: object) -> float:
         ConfigError: it is none.
     """
     ms = duration_ms(given)
-    if ms is None:
+    if ms is None or ms > _MOST_MS:
         msg = f"{name}: {given!r} is not allowed; give a text such as 500ms or 5m, seconds from 0 up, or a timedelta"
         raise ConfigError(msg)
     return ms / 1_000

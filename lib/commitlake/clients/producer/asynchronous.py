@@ -35,7 +35,8 @@ class AsyncTransactionMQProducer:
 
     Args:
         group: producer group.
-        listener: runs and looks up local transactions.
+        listener: has the methods of a `TransactionListener`, and need be none: to a type checker a coroutine function
+            there is a mistake.
         threads: sends that may be under way at a time.
         options: of `TransactionMQProducer`, by name; `executor` runs the plain functions.
     """
@@ -44,28 +45,25 @@ class AsyncTransactionMQProducer:
         self._producer = ProducerOnLoop(group, listener, threads=threads, **options)
         self._is_running = False
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._switching: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Connect, and begin to answer checks if there is a listener; does nothing when it is running.
 
+        A start that is cancelled goes on, until `shutdown`.
+
         Raises:
             MQClientException: Kafka is out of reach, or no coordinator has ever run there.
         """
-        if not self._is_running:
-            self._producer.prepare()
-            await asyncio.to_thread(self._producer.start)
-            self._is_running = True
+        await _awaited(self._switched(self._start))
 
     async def shutdown(self, timeout: Timeout = 10_000) -> None:
-        """Wait for the calls under way, also for cancelled ones, and disconnect, within `timeout` ms."""
-        if not self._is_running:
-            return
+        """Wait for the calls under way, also for cancelled ones, and disconnect, within `timeout` ms.
+
+        A start under way, also a cancelled one, comes to its end first, which `start_timeout` bounds.
+        """
         until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
-        if self._under_way:
-            await asyncio.wait(set(self._under_way), timeout=until - time.monotonic())
-        self._is_running = False
-        await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
-        self._producer.release()
+        await _awaited(self._switched(partial(self._shutdown, until)))
 
     def set_transaction_listener(self, listener: object) -> None:
         """Set the listener, also while running."""
@@ -98,13 +96,39 @@ class AsyncTransactionMQProducer:
         return AsyncTransaction(self._producer, self._kept)
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except asyncio.CancelledError:  # no __aexit__ comes, so nobody would end the start that goes on
+            self._switched(partial(self._shutdown, time.monotonic())).add_done_callback(_log_failed)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.shutdown()
+
+    def _switched(self, switch: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Begins a start, or a shutdown, which goes on after those that were begun before it."""
+        return _begun(_after(_of_this_loop(self._switching), switch), self._switching)
+
+    async def _start(self) -> None:
+        if not self._is_running or not self._producer.is_on_this_loop:
+            self._is_running = False
+            if self._producer.is_connected:  # by a start on a loop that has ended: checks are asked for there
+                await asyncio.to_thread(self._producer.shutdown, 0)
+                self._producer.release()
+            self._producer.prepare()
+            await asyncio.to_thread(self._producer.start)
+            self._is_running = True
+
+    async def _shutdown(self, until: float) -> None:
+        if under_way := _of_this_loop(self._under_way):
+            await asyncio.wait(under_way, timeout=max(0.0, until - time.monotonic()))
+        self._is_running = False
+        # Also where no start has come to its end here: the loop of one that was cancelled may have ended before it.
+        await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
+        self._producer.release()
 
     async def _in_transaction(self, message: Message, arg: object) -> TransactionSendResult:
         producer = self._producer
@@ -124,14 +148,7 @@ class AsyncTransactionMQProducer:
         if not self._is_running:
             msg = "the producer is not running; use it as `async with`, or await start()"
             raise FailedSend(msg)
-        task = asyncio.create_task(begin(*args))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_log_failed)
-            raise
+        return await _awaited(_begun(begin(*args), self._under_way))
 
 
 class AsyncTransaction:
@@ -189,6 +206,34 @@ class AsyncTransaction:
 
     def _note(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
         self._ending = self._producer.decided(halves, state)
+
+
+def _begun(call: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """A call under way, which is in `tasks` until its end: the loop itself holds tasks weakly."""
+    task = asyncio.create_task(call)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+def _of_this_loop(tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """Those that may be waited for: one of another loop wakes nobody here, and one of a closed loop never ends."""
+    return {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
+
+
+async def _awaited(task: asyncio.Task[T]) -> T:
+    """The result of a task that goes on when whoever awaits it is cancelled."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_log_failed)
+        raise
+
+
+async def _after(others: set[asyncio.Task[Any]], call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if others:
+        await asyncio.wait(others)
+    await call()
 
 
 def _log_failed(task: asyncio.Task[Any]) -> None:

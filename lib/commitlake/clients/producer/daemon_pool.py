@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
@@ -52,22 +52,36 @@ class DaemonPool(Executor):
 
     def stop(self, timeout_s: float, *, cancel_futures: bool = False) -> None:
         """Take no more calls, and wait for those under way for at most `timeout_s`."""
-        with self._lock:
-            self._is_shut = True
-            if cancel_futures:
-                self._cancel()
-            for _ in self._threads:
-                self._work.put(None)
+        for future in self._shut(takes_back=cancel_futures):
+            future.cancel()
         until = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
 
-    def _cancel(self) -> None:
+    def refuse(self, error: Callable[[], Exception]) -> None:
+        """Take no more calls, and wait for none; those that have not begun fail.
+
+        Args:
+            error: makes the error of each of them. A cancellation would look to who waits like one of his own task.
+        """
+        for future in self._shut(takes_back=True):
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error())
+
+    def _shut(self, *, takes_back: bool) -> list[Future[Any]]:
+        """Lets threads end, and returns what is taken back of the calls that have not begun."""
+        with self._lock:
+            self._is_shut = True
+            waiting = list(self._waiting()) if takes_back else []
+            for _ in self._threads:
+                self._work.put(None)
+        return waiting
+
+    def _waiting(self) -> Iterator[Future[Any]]:
         with suppress(Empty):
             while True:
-                waiting = self._work.get_nowait()
-                if waiting:
-                    waiting[0].cancel()
+                if taken := self._work.get_nowait():
+                    yield taken[0]
 
     def _serve(self) -> None:
         while (taken := self._take()) is not None:

@@ -196,7 +196,8 @@ class DefaultMQProducer:
         advice: str = _SEND_AGAIN,
         late: Late | None = None,
     ) -> Position:
-        return self._link.send(topic, None, record, timeout or self.send_msg_timeout, advice, late)
+        within_ms = self.send_msg_timeout if timeout is None else timeout
+        return self._link.send(topic, None, record, within_ms, advice, late)
 
     @contextmanager
     def _refusing(self) -> Iterator[RecordMaker]:

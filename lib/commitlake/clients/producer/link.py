@@ -18,7 +18,7 @@ from commitlake.clients.producer.engine import Engine, Sent
 from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
 from commitlake.clients.producer.settings import SettingsReader
 from commitlake.config import KafkaConfig
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, SetupError, UncertainSend
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import confluent_options, python_options, record_bytes
 from commitlake.protocol import wire
@@ -66,7 +66,8 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
     """Return the name of an engine.
 
     Raises:
-        MQClientException: there is no such engine, its package is missing, or it does not take an option.
+        MQClientException: there is no such engine, or it does not take an option.
+        SetupError: its package is missing.
     """
     if engine not in ENGINES:
         msg = f"engine is {engine!r}, allowed is {' or '.join(ENGINES)}"
@@ -74,7 +75,7 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
     if engine == "confluent":
         if importlib.util.find_spec("confluent_kafka") is None:
             msg = "engine='confluent' needs the package confluent-kafka: pip install 'commitlake[confluent]'"
-            raise MQClientException(msg)
+            raise SetupError(msg)
         others = sorted(set(options) & set(KafkaProducer.DEFAULT_CONFIG) - set(KafkaConsumer.DEFAULT_CONFIG))
         if left := [name for name in others if name not in _CONFLUENT_TAKES]:
             msg = f"client_options: {left[0]} is not allowed with engine='confluent'; use engine='kafka-python' for it"

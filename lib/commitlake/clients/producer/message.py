@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
+from commitlake.clients.producer.timeouts import Timeout
 from commitlake.errors import MQClientException
 from commitlake.protocol import headers, wire
 from commitlake.protocol.durations import Duration
@@ -87,9 +88,10 @@ class Message:
         sharding_key: messages with one key go to one queue, in the order they are sent.
         delay_time_level: 1 to 18 by default (1s 5s 10s 30s 1m ... 2h); takes precedence over the three below.
         delay_seconds: delay in s, as text (`3h`) or `timedelta`, from the append time or from the op that commits.
-        delay_milliseconds: the same in ms.
+        delay_milliseconds: the same, where a number is one of ms.
         deliver_at: absolute time, ms since epoch (UTC) or an aware datetime.
-        check_immunity_seconds: a half message is not checked before this age, in s.
+        check_immunity_seconds: a half message is not checked before this age, in s, as text (`60s`) or `timedelta`; a
+            part of a second counts as one.
         transaction_id: set by a transactional send unless the application has set it; another one for each attempt.
         message_id: 1 to 255 characters; without one the first send makes it.
     """
@@ -103,9 +105,9 @@ class Message:
     sharding_key: str | bytes | None = field(default=None, kw_only=True)
     delay_time_level: int | None = field(default=None, kw_only=True)
     delay_seconds: Duration | None = field(default=None, kw_only=True)
-    delay_milliseconds: int | None = field(default=None, kw_only=True)
+    delay_milliseconds: Timeout | None = field(default=None, kw_only=True)
     deliver_at: int | datetime | None = field(default=None, kw_only=True)
-    check_immunity_seconds: int | None = field(default=None, kw_only=True)
+    check_immunity_seconds: Duration | None = field(default=None, kw_only=True)
     transaction_id: str | None = field(default=None, kw_only=True)
     message_id: str | None = field(default=None, kw_only=True)
     _made_transaction_id: str | None = field(default=None, kw_only=True, repr=False)

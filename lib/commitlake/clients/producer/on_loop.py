@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
 from commitlake.clients.producer.transactional import TransactionMQProducer
+from commitlake.errors import FailedSend, MQClientException
 from commitlake.protocol import wire
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 CHECKS = 5
 """Checks that may be asked at a time, as many as the threads of a `TransactionMQProducer` ask."""
+_SHUT = "the producer was shut down before the turn of this call came, so nothing was sent; it may be sent again"
+_NOT_CALLED = "the producer was shut down before this was called"
 
 
 class LoopExecutor(Executor):
@@ -82,25 +86,47 @@ class ProducerOnLoop(TransactionMQProducer):
         super().__init__(group, listener, **options)
         self._threads, self._given = threads, executor
         self._loop: asyncio.AbstractEventLoop
-        self._senders: DaemonPool
-        self._callers: Executor
+        self._make_pools()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a start has connected, and no shutdown has disconnected since."""
+        return self._running
+
+    @property
+    def is_on_this_loop(self) -> bool:
+        """Whether the loop that runs is the one for which it was prepared."""
+        return self._loop is asyncio.get_running_loop()
 
     def prepare(self) -> None:
         """To be called on the event loop, before `start` in a thread."""
         self._loop = asyncio.get_running_loop()
         self._executor = LoopExecutor(self._loop, CHECKS)
+        self._make_pools()
+
+    def _make_pools(self) -> None:
         self._senders = DaemonPool(self._threads, "commitlake-send")
-        self._callers = self._given or DaemonPool(self._threads, "commitlake-call")
+        self._callers: Executor = self._given or DaemonPool(self._threads, "commitlake-call")
 
     def release(self) -> None:
         """After `shutdown`; a call that hangs keeps its thread, and that keeps no process alive."""
-        self._senders.stop(0, cancel_futures=True)
+        self._senders.refuse(partial(FailedSend, _SHUT))
         if isinstance(self._callers, DaemonPool):
-            self._callers.stop(0, cancel_futures=True)
+            self._callers.refuse(partial(MQClientException, _NOT_CALLED))
 
     async def sending(self, call: Callable[[], T]) -> T:
-        """Runs a call that sends, in a thread."""
-        return await asyncio.wrap_future(self._senders.submit(call))
+        """Runs a call that sends, in a thread.
+
+        Raises:
+            FailedSend: the producer was shut down before its turn came.
+        """
+        return await asyncio.wrap_future(self._queued(call))
+
+    def _queued(self, call: Callable[[], T]) -> Future[T]:
+        try:
+            return self._senders.submit(call)
+        except RuntimeError as error:
+            raise FailedSend(_SHUT) from error
 
     async def executed(self, message: Message, arg: object) -> Verdict:
         """Runs the local transaction."""
@@ -116,9 +142,13 @@ class ProducerOnLoop(TransactionMQProducer):
             except Exception:
                 log.warning("the end-transaction hook %r failed", hook, exc_info=True)
         try:
-            await self.sending(partial(self._send_op, ending, done))
-        except RuntimeError as error:  # after a shutdown; a check asks again
+            op = self._queued(partial(self._send_op, ending, done))
+        except FailedSend as error:  # after a shutdown; a check asks again
             done(error)
+            return
+        op.add_done_callback(partial(_tell_unsent, done))
+        with suppress(FailedSend):
+            await asyncio.wrap_future(op)
 
     async def _called(self, function: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(function):
@@ -147,3 +177,9 @@ class ProducerOnLoop(TransactionMQProducer):
     def _end_with(self, ending: Ending, done: Done) -> None:
         """From a thread."""
         asyncio.run_coroutine_threadsafe(self.ended(ending, done), self._loop)
+
+
+def _tell_unsent(done: Done, op: Future[None]) -> None:
+    """Of an op that did not come to its turn; one that did tells its outcome itself."""
+    if op.cancelled() or isinstance(op.exception(), FailedSend):
+        done(FailedSend(_SHUT))

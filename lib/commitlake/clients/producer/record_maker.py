@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Integral
 from typing import Any
 
 from commitlake.clients.producer.message import Message, id_problem
@@ -17,6 +18,9 @@ from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
+
+_MOST_IMMUNITY_S = 2**31 - 1
+"""What the column holds; landing counts a number of more than 18 digits as absent."""
 
 
 def new_id() -> str:
@@ -84,7 +88,7 @@ class RecordMaker:
             # One message may be sent in several transactions, also by another process: only a new id stands for one.
             transaction_id=first.transaction_id if first else chosen or (fields["msg_id"] if is_new else new_id()),
             first_half=first_half,
-            check_immunity_s=message.check_immunity_seconds,
+            check_immunity_s=_immunity_s(message.check_immunity_seconds),
         )
 
     def batch(self, messages: Sequence[Message]) -> tuple[wire.MessageRecord, list[str]]:
@@ -161,7 +165,7 @@ def _delays(message: Message) -> dict[str, str]:
     values = {
         headers.DELAY: message.delay_time_level,
         headers.TIMER_DELAY_SEC: delayed if is_whole else None,
-        headers.TIMER_DELAY_MS: message.delay_milliseconds if is_whole else _ms(delayed),
+        headers.TIMER_DELAY_MS: _delay_ms(message.delay_milliseconds) if is_whole else _ms(delayed),
         headers.TIMER_DELIVER_MS: _epoch_ms(at) if isinstance(at, datetime) else at,
     }
     return {name: str(value) for name, value in values.items() if value is not None}
@@ -173,6 +177,31 @@ def _ms(delayed: object) -> int:
         msg = f"delay_seconds is {delayed!r:.100}; give seconds from 0 up, a text such as '3h', or a timedelta"
         raise RecordError(msg, "BAD_DELAY")
     return ms
+
+
+def _delay_ms(given: object) -> object:
+    if given is None or isinstance(given, Integral):  # as RocketMQ has it; landing's rules say what is wrong with it
+        return given
+    ms = duration_ms(given / 1_000 if isinstance(given, float) else given)
+    if ms is None:
+        msg = f"delay_milliseconds is {given!r:.100}; give ms from 0 up, a text such as '15s', or a timedelta"
+        raise RecordError(msg, "BAD_DELAY")
+    return ms
+
+
+def _immunity_s(given: object) -> int | None:
+    """Whole seconds, as the protocol has them, and none too few: landing counts anything else as no immunity.
+
+    None, and -1 as in RocketMQ, for what has none of its own.
+    """
+    if given is None or given == -1:
+        return None
+    is_whole = isinstance(given, Integral) and not isinstance(given, bool)
+    ms = duration_ms(int(given) if is_whole else given)  # type: ignore[call-overload]
+    if ms is None:
+        msg = f"check_immunity_seconds is {given!r:.100}; give seconds from 0 up, a text such as '60s', or a timedelta"
+        raise RecordError(msg)
+    return min(-(-ms // 1_000), _MOST_IMMUNITY_S)
 
 
 def _epoch_ms(at: datetime) -> int:
