@@ -6,6 +6,7 @@ All that the campaign knows of the coordinator's internals is here and in `fault
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ COMPARED = [
 """What must agree. Left out: `since` and `due`, which count from the time of a file where something is parked, and that
 compaction rewrites, or are worked out when a row is read first."""
 _PARKED = tuple(int(kind) for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.LISTED))
+_READABLE_S = 50 * 60
+"""Less than `delta.deletedFileRetentionDuration` of a table that only the coordinator reads, 1 hour."""
 Rows = Counter[tuple[int, ...]]
 
 
@@ -81,9 +84,9 @@ class Rebuilds:
         return self._rows(None, from_saved=False)
 
     def versions(self) -> list[int]:
-        """The versions of the saved rows."""
+        """The versions of the saved rows that can be read: Delta lets nobody go back further."""
         logs = Path(str(self._lake.tables), "open_rows", "_delta_log").glob("*.json")
-        return sorted(int(log.stem) for log in logs)
+        return sorted(int(log.stem) for log in logs if time.time() - log.stat().st_mtime < _READABLE_S)
 
     def differences(self, chosen: random.Random, older: int) -> tuple[int, list[str]]:
         """Compares rebuilds from the newest saved rows and some older ones with that from all of history.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -89,6 +89,7 @@ class Coordinator:
         self._queries: list[StreamingQuery] = []
         self._forwarders = Forwarders()
         self._scheduler: Scheduler | None = None
+        self._end_maintenance: Callable[[float], None] = lambda _: None
         self._error: CommitLakeError | None = None
         self._awaited_at = -_NOBODY_WAITS_S
 
@@ -97,8 +98,8 @@ class Coordinator:
         """Number of this start."""
         return self._owner.epoch
 
-    def stand_by(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Waits until no coordinator runs on the warehouse, or `is_stopping`; `start` then takes over.
+    def stand_by(self) -> None:
+        """Waits until no coordinator runs on the warehouse; `start` then takes over.
 
         On a local warehouse that is when its lock is free, elsewhere when there was no sign of life for
         `standby_after`. Of two that wait, one can be refused at its start all the same.
@@ -108,9 +109,9 @@ class Coordinator:
         """
         cluster.check(self.spark, self.config)
         if is_local(self.config.warehouse):
-            fencing.await_lock(self.config, self.spark, is_stopping)
+            fencing.await_lock(self.config, self.spark)
         else:
-            Heartbeat(self.spark, self.config).await_silence(is_stopping)
+            Heartbeat(self.spark, self.config).await_silence()
 
     def start(self, *, available_now: bool = False) -> Self:
         """Starts all queries.
@@ -145,15 +146,15 @@ class Coordinator:
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         if not is_new:
             kafka_identity.check(self.warehouse, self.config, come.position)
-        self._prepare_kafka()
+        rules = classify.LandingRules.of(self.config)
+        known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
+        self._prepare_kafka(known.names)
         watermark, asked = Watermark(), self._clock.now_ms()
         begin = landing_start.begin(self.warehouse, self.config, come)
         watermark.ask(asked, {source: begin.ends[source] for source in DECIDING})
-        rules = classify.LandingRules.of(self.config)
         with ThreadPoolExecutor(1) as pool:
             classification = pool.submit(classify.classification, rules)
-            found = self._recovered(begin.position)  # step 3
-        known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
+            found = self._recovered(begin.position, known.names)  # step 3
         dedup = DedupIndex(
             self.warehouse, self.config.topics.dedup, self._clock
         )  # after what a kill cut short is complete
@@ -174,13 +175,13 @@ class Coordinator:
             self._land(scheduler, begin.offsets, available_now=False)
             self._serve(scheduler)  # step 5
 
-    def _recovered(self, position: LandingPosition) -> Recovered:
+    def _recovered(self, position: LandingPosition, known: Collection[str]) -> Recovered:
         def made(opened: DataFrame) -> InputTable:
             return InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock, opened)
 
         if self._owner.is_new:
             return recover.of_new_warehouse(self.warehouse, made)
-        return recover.recover(self.warehouse, self.config, made, position)
+        return recover.recover(self.warehouse, self.config, made, position, known)
 
     def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
         return self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
@@ -204,10 +205,10 @@ class Coordinator:
         if lock is None:
             self._stack.enter_context(Heartbeat(self.spark, self.config).beating())
 
-    def _prepare_kafka(self) -> None:
+    def _prepare_kafka(self, known: Collection[str]) -> None:
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
-        clock_skew.warn(topics.publish_settings(self.config, self.warehouse.topics(), self._clock))
+        clock_skew.warn(topics.publish_settings(self.config, known, self._clock))
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
@@ -243,9 +244,7 @@ class Coordinator:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
             ended = scheduler.rounds.maintained
-            thread = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
-            # Where there is a lock it must not be free while a commit of ours is under way.
-            self._stack.callback(thread.join, _STOP_TIMEOUT_S)
+            self._end_maintenance = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
 
     def _tick_and_watch(self, scheduler: Scheduler) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it."""
@@ -324,6 +323,10 @@ class Coordinator:
         """
         self._stopping.set()
         if self._scheduler is not None:
+            self._scheduler.begin_no_more()
+            # Before the round is waited for, since it may wait for maintenance that deletes rows; and before the lock
+            # is free, which must not be while a commit of ours is under way.
+            self._end_maintenance(_STOP_TIMEOUT_S)
             self._scheduler.stop(_STOP_TIMEOUT_S)
         try:
             for each in reversed(self._queries):

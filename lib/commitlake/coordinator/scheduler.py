@@ -125,9 +125,13 @@ class Scheduler:
         self.tick()
         self._running.result()
 
+    def begin_no_more(self) -> None:
+        """Lets no further round begin."""
+        self._stopping.set()
+
     def stop(self, timeout_s: float) -> None:
         """Lets the round under way end, and none begin."""
-        self._stopping.set()
+        self.begin_no_more()
         if self._turn.acquire(timeout=timeout_s):  # whoever had it sees the flag from now on
             self._turn.release()
         wait([self._running], timeout_s)

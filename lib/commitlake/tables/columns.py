@@ -58,8 +58,3 @@ def millis_sql(column: str) -> str:
 def hashed_sql(text: str) -> str:
     """The 64-bit hash that stands for a string in a segment."""
     return f"xxhash64({text})"
-
-
-def hashed(column: str) -> Column:
-    """As `hashed_sql`."""
-    return F.expr(hashed_sql(column))

@@ -74,17 +74,14 @@ class Warehouse:
         other.guard = self.guard.for_tables(other)
         return other
 
-    def create(self, *, is_new: bool = False) -> None:
+    def create(self) -> None:
         """Creates the fixed tables that are missing, and adds the columns that an older version did not have.
-
-        Args:
-            is_new: no table is there, so none is looked at.
 
         Raises:
             WarehouseError: A table there has other columns than this version writes.
         """
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(self._create if is_new else self._create_fixed, map(TableName, TABLES)))
+            list(pool.map(self._create_fixed, map(TableName, TABLES)))
 
     def holds(self, name: str) -> bool:
         """Whether the table has been created."""
@@ -222,9 +219,9 @@ class Warehouse:
         """Number of the newest commit."""
         return int(self._history(name, 1)[0]["version"])
 
-    def newest_batch(self, name: str = "batches") -> int:
-        """Highest batch_id of a table, of `batches` the newest complete one; -1 when there is none."""
-        found = self.read(name).agg(F.max("batch_id").alias("last")).collect()[0]["last"]
+    def newest_batch(self) -> int:
+        """The newest complete batch; -1 when there is none."""
+        found = self.read("batches").agg(F.max("batch_id").alias("last")).collect()[0]["last"]
         return -1 if found is None else int(found)
 
     def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
@@ -250,8 +247,10 @@ class Warehouse:
             create_at_path(self.spark, self.locate(name), name.layout)
 
     def _create_fixed(self, name: TableName) -> None:
-        self._create(name)
-        add_missing_columns(self.spark, self._in_sql(name), self.read(name).columns, TABLES[name])
+        if self.holds(name):
+            add_missing_columns(self.spark, self._in_sql(name), self.read(name).columns, TABLES[name])
+        else:
+            self._create(name)
 
     def _in_sql(self, name: str) -> str:
         return self.locate(name) if self._in_catalog else f"delta.`{self.locate(name)}`"

@@ -32,6 +32,13 @@ _PART = 100
 """Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round; and with
 them what the log holds of them, or each round would list the log of all rounds before."""
 _KEPT_LOG_MS = 120_000
+_PROPERTIES = {
+    "delta.checkpointInterval": str(_PART),
+    "delta.dataSkippingNumIndexedCols": "0",
+    "delta.logRetentionDuration": "interval 1 hour",
+    "delta.deletedFileRetentionDuration": "interval 1 hour",
+}
+"""Of the new table: its first append sets them."""
 
 
 class SegmentKey(NamedTuple):
@@ -57,12 +64,7 @@ class InputTable:
         self._files = FileSystem(spark, path)
         self._appended = 0
         self._lock = Lock()
-        self._write(opened, ABSENT)
-        self.spark.sql(
-            f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '{_PART}', "
-            "'delta.dataSkippingNumIndexedCols' = '0', 'delta.logRetentionDuration' = 'interval 1 hour', "
-            "'delta.deletedFileRetentionDuration' = 'interval 1 hour')"
-        )
+        self._write(opened, ABSENT, **_PROPERTIES)
 
     def append(self, rows: DataFrame, watermark: int) -> None:
         """Appends rows of `INPUT_SCHEMA`.
@@ -100,7 +102,7 @@ class InputTable:
         if part > 1:
             self._files.delete(f"part={part - 2}")
 
-    def _write(self, rows: DataFrame, watermark: int) -> None:
+    def _write(self, rows: DataFrame, watermark: int, **properties: str) -> None:
         with self._lock:
             part, self._appended = self._appended // _PART, self._appended + 1
         times = {"landed": watermark, "now": self._clock.now_ms()}
@@ -109,4 +111,4 @@ class InputTable:
             *[F.lit(time).cast("bigint").alias(name) for name, time in times.items()],
             F.lit(part).alias("part"),
         )
-        own.write.format("delta").partitionBy("part").mode("append").save(self._path)
+        own.write.format("delta").partitionBy("part").mode("append").options(**properties).save(self._path)

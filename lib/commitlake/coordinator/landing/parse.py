@@ -97,7 +97,7 @@ def op_json(value: Column) -> Column:
 
     `from_json` takes 1.4 us a record, `VARIANT` 5.8. It is strict but for two things: it stops after the first complete
     value, so a digest is put behind it, which it reads only when nothing else stands there; and it turns any value into
-    text where text is wanted, so a text that could have been something else is looked at again (`_were_texts`).
+    text where text is wanted, so a text that could have been something else is looked at again (`op_texts_are_texts`).
     """
     plain = F.when(F.is_valid_utf8(value.cast(StringType())), value.cast(StringType()))
     wrapped = F.concat(F.lit('{"v":'), plain, F.lit(',"end":"'), _digest(value), F.lit('"}'))

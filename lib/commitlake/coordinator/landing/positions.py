@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 Offsets = Mapping[str, Mapping[int, int]]
 """By Kafka topic without prefix (`half`, ...) and number of the partition: the next offset to land."""
 
+LANDED = ("half", "op", "delayed", "rejected")
+"""The tables that landing writes, besides those of topics."""
 _AGAIN = " again"
 """Comes after the name of a source in the rows, where it is about `LandingPosition.again`."""
 _SCHEMA = columns("""
@@ -172,7 +174,7 @@ def uncommitted(
         position: where landing goes on, with an entry for each partition.
         tables: where to look; by default all.
     """
-    tables = tables or ["half", "op", "delayed", "rejected", *map(topic_table, warehouse.topics())]
+    tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
     found = reduce(DataFrame.unionAll, [_above(coordinates(warehouse, table), position) for table in tables])
     ends: dict[str, dict[int, int]] = {}
     for row in found.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect():

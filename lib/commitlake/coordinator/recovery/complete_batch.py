@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 
 from pyspark.sql import DataFrame
@@ -12,11 +11,12 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination import check_requests, topic_rows
 from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
 from commitlake.protocol.states import Source
+from commitlake.spark.frames import materialized
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 from commitlake.tables.spans import spans_of, within
 
-_MARKED = ("transactions", "deliveries", "discarded", "checks", "reentries", "batches")
+_MARKED = ("transactions", "deliveries", "discarded", "checks", "reentries")
 _REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 knew none
 _SHOWN = ["source", "source_queue", "source_offset"]
 _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
@@ -29,11 +29,10 @@ def complete_last_batch(warehouse: Warehouse) -> int:
     visible, or discard, is written now where it is missing. Refusals and checks need no completion: what was not
     written is still open.
     """
-    with ThreadPoolExecutor(len(_MARKED)) as pool:
-        newest = dict(zip(_MARKED, pool.map(warehouse.newest_batch, _MARKED), strict=True))
-    last = max(newest.values())
-    if newest["batches"] == last:
-        return last
+    complete = warehouse.newest_batch()
+    last = _newest_after(warehouse, complete)
+    if last is None:
+        return complete
     ended = warehouse.read("transactions").where(F.col("batch_id") == last)
     delivered = warehouse.read("deliveries").where(F.col("batch_id") == last)
     _complete_topics(warehouse, ended, delivered, last)
@@ -41,6 +40,13 @@ def complete_last_batch(warehouse: Warehouse) -> int:
     done = warehouse.spark.sql(f"SELECT CAST({last} AS BIGINT) AS batch_id, current_timestamp() AS completed_at")
     warehouse.append(done, "batches", {"batch_id": last})
     return last
+
+
+def _newest_after(warehouse: Warehouse, complete: int) -> int | None:
+    """The newest batch that has written rows, None when that is the complete one. Files of older ones are not read."""
+    later = [warehouse.read(table).where(F.col("batch_id") > complete).select("batch_id") for table in _MARKED]
+    found: int | None = reduce(DataFrame.unionAll, later).agg(F.max("batch_id")).collect()[0][0]
+    return found
 
 
 def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame, batch_id: int) -> None:
@@ -113,14 +119,15 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
     A start goes on when they can't be sent: it needs none of them, and would fail each time.
     """
     checks = warehouse.read("checks")
-    last = warehouse.newest_batch("checks")
-    ended = warehouse.read("transactions").select("queue", "half_offset", "round")
-    asked = (
-        checks.where(F.col("batch_id") == last).join(ended, ["queue", "half_offset", "round"], "left_anti").persist()
-    )
-    if last < 0 or asked.isEmpty():
+    last = checks.agg(F.max("batch_id")).collect()[0][0]
+    if last is None:
         return
-    spans = spans_of(asked, "queue", "half_offset")
+    newest = materialized(checks.where(F.col("batch_id") == last))
+    spans = spans_of(newest, "queue", "half_offset")
+    ended = warehouse.read("transactions").where(within(spans, "queue", "half_offset"))
+    asked = materialized(newest.join(ended, ["queue", "half_offset", "round"], "left_anti"))
+    if asked.isEmpty():
+        return
     half = warehouse.read("half").where(within(spans, "queue", "queue_offset"))
     checked = half.join(
         F.broadcast(asked.selectExpr("queue", "half_offset AS queue_offset", "round", "check_no", _REPEAT)),
@@ -132,4 +139,3 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
     parts = near.join(F.broadcast(firsts), _FIRST).where("queue != first_queue OR queue_offset != first_offset")
     parts = parts.select("first_queue", "first_offset", "queue", "queue_offset")
     check_requests.send(config, checked, parts)
-    asked.unpersist()

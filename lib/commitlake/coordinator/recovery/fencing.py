@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -242,10 +242,10 @@ def lock(config: Config, spark: SparkSession, wait_s: float | None = None) -> It
         yield None
 
 
-def await_lock(config: Config, spark: SparkSession, is_stopping: Callable[[], bool]) -> None:
-    """Waits until nobody holds the lock of a local warehouse, or `is_stopping`."""
+def await_lock(config: Config, spark: SparkSession) -> None:
+    """Waits until nobody holds the lock of a local warehouse."""
     is_told = False
-    while not is_stopping():
+    while True:
         try:
             with lock(config, spark, wait_s=0):
                 return
@@ -282,7 +282,7 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None) -> Ownership:
         FencedError: a newer coordinator has started meanwhile.
     """
     is_new = lock is not None and not warehouse.holds("epochs") and not warehouse.holds("half")
-    warehouse.create(is_new=is_new)
+    warehouse.create()
     epoch = begin_epoch(warehouse, __version__, is_first=is_new)
     if lock is not None:
         lock.name_holder(epoch)

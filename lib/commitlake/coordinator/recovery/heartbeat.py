@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
@@ -67,11 +67,11 @@ class Heartbeat:
             if ended.wait(self._after_s / _BEATS):
                 return
 
-    def await_silence(self, is_stopping: Callable[[], bool]) -> None:
-        """Waits until no coordinator gives signs, or `is_stopping`."""
+    def await_silence(self) -> None:
+        """Waits until no coordinator gives signs."""
         last, since = self._read(), time.monotonic()
         log.warning("standing by for %s", last or "nobody")
-        while last is not None and time.monotonic() - since < self._after_s and not is_stopping():
+        while last is not None and time.monotonic() - since < self._after_s:
             time.sleep(_LOOK_S)
             found = self._read()
             if found != last:

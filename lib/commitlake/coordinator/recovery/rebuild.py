@@ -89,13 +89,22 @@ class _Look:
     since: Point
     until: Point | None
 
-    def landed(self, table: str, condition: str = "true", *, source: str, offset: str = "queue_offset") -> DataFrame:
-        """What has landed, with `landed` (ms): the batch that first saw it came right after, so park times go on."""
-        place = (source, "queue", offset)
-        rows = self.warehouse.read(table).where(f"{condition} AND {self.since.landed_since(*place)}")
-        if self.until is not None:
-            rows = rows.where(f"NOT {self.until.landed_since(*place)}")
+    def landed(self, table: str, offset: str = "queue_offset", **sources: str) -> DataFrame:
+        """What has landed, with `landed` (ms): the batch that first saw it came right after, so park times go on.
+
+        Args:
+            table: the table.
+            offset: its column of offsets.
+            sources: by source, which of its rows come from there; SQL.
+        """
+        each = [f"({rows} AND {self._is_between(source, 'queue', offset)})" for source, rows in sources.items()]
+        rows = self.warehouse.read(table).where(" OR ".join(each))
         return rows.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
+
+    def _is_between(self, *place: str) -> str:
+        """SQL: whether a record has landed after the one point and before the other."""
+        since = self.since.landed_since(*place)
+        return since if self.until is None else f"{since} AND NOT {self.until.landed_since(*place)}"
 
     def written(self, table: str) -> DataFrame:
         """What batches have written: also later ones, since an end is final."""
@@ -119,7 +128,7 @@ class _Look:
 
 def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
     """Half messages without an end in their newest round; a part waits for its first since it landed."""
-    new = half_rows(look.landed("half", source="half"), since=f"IF({_IS_FIRST}, -1, landed)")
+    new = half_rows(look.landed("half", half="true"), since=f"IF({_IS_FIRST}, -1, landed)")
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
     resumed = look.resumed().withColumn("due", F.expr(due))
     every = look.with_saved(new.unionByName(resumed), *_HALVES)
@@ -132,11 +141,8 @@ def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
 
 def _open_ops(look: _Look) -> DataFrame:
     """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
-    asked = [
-        look.landed("op", condition, source=source, offset="op_offset")
-        for source, condition in (("op", "NOT admin"), ("admin", "admin"))
-    ]
-    new = op_rows(asked[0].unionByName(asked[1]), since="landed").where(f"kind != {int(Kind.UNKNOWN)}")
+    asked = look.landed("op", "op_offset", op="NOT admin", admin="admin")
+    new = op_rows(asked, since="landed").where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
     refused = look.warehouse.read("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
     if look.since.rows is not None:
@@ -188,7 +194,7 @@ def _without_recalled(ops: DataFrame, deliveries: DataFrame) -> DataFrame:
 
 def _open_delayed(look: _Look) -> DataFrame:
     """Delayed messages that have not reached the end of their delay."""
-    new = delayed_rows(look.landed("delayed", source="messages"))
+    new = delayed_rows(look.landed("delayed", messages="true"))
     return _without_delivery(look.with_saved(new, Kind.DELAYED), look, Source.MESSAGES, "queue", "offset")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition, UncommittedRecords
 from commitlake.coordinator.recovery import complete_batch, rebuild, snapshot
 from commitlake.spark.frames import of_rows
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 
 class Recovered(NamedTuple):
@@ -41,7 +41,9 @@ def of_new_warehouse(warehouse: Warehouse, made: Made) -> Recovered:
     return Recovered(made(of_rows(warehouse.spark, [], INPUT_SCHEMA)), -1, None)
 
 
-def recover(warehouse: Warehouse, config: Config, made: Made, position: LandingPosition) -> Recovered:
+def recover(
+    warehouse: Warehouse, config: Config, made: Made, position: LandingPosition, topics: Collection[str]
+) -> Recovered:
     """Completes the cut-short batch, makes the inputs of what is open, and finds what a cut-short landing has written.
 
     Args:
@@ -49,10 +51,12 @@ def recover(warehouse: Warehouse, config: Config, made: Made, position: LandingP
         config: the configuration.
         made: makes what coordination is going to read.
         position: where landing goes on, with an entry for each partition.
+        topics: those that have a table.
     """
+    tables = [*positions.LANDED, *map(topic_table, topics)]
     with ThreadPoolExecutor(3) as pool:
         inputs = pool.submit(_open_rows, warehouse, config, made, position)
-        uncommitted = pool.submit(positions.uncommitted, warehouse, position)
+        uncommitted = pool.submit(positions.uncommitted, warehouse, position, tables)
         last = pool.submit(_complete_batch, warehouse, config)
         return Recovered(inputs.result(), last.result(), uncommitted.result())
 
