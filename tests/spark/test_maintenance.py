@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,8 +20,8 @@ from tests.support.polling import wait_for
 from tests.support.story import Story
 
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.maintenance.run import Maintenance
-from commitlake.coordinator.recovery import fencing
+from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
+from commitlake.coordinator.recovery import fencing, rebuild
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.encoding import Position
 from commitlake.tables import TABLES, Warehouse, topic_table
@@ -228,3 +229,24 @@ def test_the_command_refuses_a_warehouse_whose_coordinator_runs(spark: SparkSess
 def test_the_command_fails_where_there_are_no_tables(copied: Lake) -> None:
     with pytest.raises(WarehouseError, match="there are no tables at"):
         commands.maintain(copied.configured(warehouse=str(copied.root / "elsewhere")))
+
+
+def test_a_stop_cuts_a_long_run_short(
+    spark: SparkSession, copied: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compaction may take half a minute; who stops a process gives it 30 s."""
+    tracker, stopping = spark.sparkContext.statusTracker(), threading.Event()
+
+    def sleep(*_: object) -> None:
+        spark.range(1).selectExpr("java_method('java.lang.Thread', 'sleep', 20000L)").collect()
+
+    monkeypatch.setattr(rebuild, "save_snapshot", sleep)
+    tidy = maintenance(spark, copied, go_on=lambda: not stopping.is_set())
+    end = at_intervals(tidy, 1, stopping, lambda: None)
+    wait_for(lambda: tracker.getJobIdsForGroup(tidy._jobs))
+    stopping.set()
+    begun = time.monotonic()
+    end(60)
+    assert time.monotonic() - begun < 15
+    assert not any(each.name == "maintenance" for each in threading.enumerate())
+    assert caplog.text == ""

@@ -74,6 +74,10 @@ class Stop:
 
     def __init__(self) -> None:
         self._is_set = False
+        self.blocks = 0
+        """Blocks under way in which a signal sets it."""
+        self.give_back: Callable[[], None] = lambda: None
+        """Lets signals do what they did before these."""
 
     def set(self, *_: object) -> None:
         """Set the flag."""
@@ -96,25 +100,41 @@ def stop_on_signals() -> Stop:
 def stopped_by_signals(stop: Stop) -> Iterator[None]:
     """Let the first SIGTERM or SIGINT set `stop`; the second one does what it did before.
 
-    Outside the main thread, where Python lets nobody handle signals, they go on doing that.
+    Outside the main thread, where Python lets nobody handle signals, they go on doing that. Where the block ends in
+    another thread than it began in, the next signal finds that it is over. Blocks of one flag may overlap, as that of
+    an iterator and that of who asks it: the last one to end gives the signals back.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def give_back(*_: object) -> None:
-        stop.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
+    if not stop.blocks:
+        _hear(stop)
+    stop.blocks += 1
     try:
-        for number in _SIGNALS:
-            signal.signal(number, give_back)
         yield
     finally:
+        stop.blocks -= 1
+        if not stop.blocks and threading.current_thread() is threading.main_thread():
+            stop.give_back()
+
+
+def _hear(stop: Stop) -> None:
+    """Let the next signal set `stop`, and give the signals back."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def give_back() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+    def handle(number: int, _: object) -> None:
+        give_back()
+        if not stop.blocks:
+            signal.raise_signal(number)
+        stop.set()
+
+    stop.give_back = give_back
+    for number in _SIGNALS:
+        signal.signal(number, handle)
 
 
 def terminal_columns() -> int:

@@ -84,7 +84,7 @@ def _shipped(place: Path, others: Mapping[str, str]) -> dict[str, str]:
         if not is_named:
             msg = (
                 "with --deploy-mode cluster the driver runs on the cluster too; name a Python there that has "
-                "commitlake[spark], with --conf spark.pyspark.python=..., or use the deploy mode client"
+                "commitlake[all], with --conf spark.pyspark.python=..., or use the deploy mode client"
             )
             raise SetupError(msg)
         return settings

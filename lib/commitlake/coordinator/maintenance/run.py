@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -86,6 +87,7 @@ class Maintenance:
             warehouse.beside(session.beside(warehouse.spark, config, settings))
             for settings in (session.HISTORY_SETTINGS, session.MAINTENANCE_SETTINGS)
         )
+        self._jobs = f"commitlake-maintenance-{uuid.uuid4().hex}"
         self._next_delete = time.monotonic()
         self._next_vacuum: dict[str, float] = {}
 
@@ -95,7 +97,9 @@ class Maintenance:
         A failure on one table is logged, and tried again by the next run; the others proceed.
         """
         report, now = Report(), time.monotonic()
-        self._files.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")  # of this thread's jobs
+        context = self._files.spark.sparkContext  # the pool and the group are of this thread's jobs
+        context.setLocalProperty("spark.scheduler.pool", "maintenance")
+        context.setJobGroup(self._jobs, "maintenance")
         save = partial(rebuild.save_snapshot, self._warehouse, self._config.transaction)
         self._try(save, "saving what is open", report)
         with self._pause():
@@ -109,6 +113,10 @@ class Maintenance:
             if self._go_on():
                 self._try(partial(self._tidy, report, shown, name, keep_ms), shown, report)
         return report
+
+    def cut_short(self) -> None:
+        """Cancels the jobs of a run under way; what was not committed yet was never there, as after a kill."""
+        self._files.spark.sparkContext.cancelJobGroup(self._jobs)
 
     def _try(self, step: Callable[[], None], name: str, report: Report) -> None:
         try:
@@ -197,7 +205,7 @@ def _compact(table: DeltaTable) -> int:
 
 def at_intervals(
     maintenance: Maintenance, interval_ms: int, stopping: threading.Event, ended: Callable[[], None]
-) -> threading.Thread:
+) -> Callable[[float], None]:
     """Runs maintenance in a thread until `stopping`; a failure is logged and tried again, and stops nothing.
 
     Args:
@@ -205,6 +213,10 @@ def at_intervals(
         interval_ms: time between the end of a run and the next one.
         stopping: ends the thread when it is set.
         ended: called after each run.
+
+    Returns:
+        What waits for the end of the thread, so many seconds at most. It cuts a run short, since a compaction may take
+        half a minute, and who stops a process gives it 30 s.
     """
 
     def serve() -> None:
@@ -219,4 +231,12 @@ def at_intervals(
 
     thread = threading.Thread(target=serve, name="maintenance", daemon=True)
     thread.start()
-    return thread
+
+    def end(timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while thread.is_alive() and time.monotonic() < until:
+            with suppress(Py4JError, OSError, AttributeError):  # the JVM, or the session, has ended before
+                maintenance.cut_short()
+            thread.join(0.2)
+
+    return end
