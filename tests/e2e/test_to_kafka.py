@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.support.polling import wait_for
 from tests.support.running import coordinator
 
 from commitlake.errors import ConfigError, KafkaError, StreamError
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.encoding import Position
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
@@ -40,6 +42,7 @@ def sent(lake: Lake, target: str) -> list[dict[str, Any]]:
             for records in reader.poll(500).values():
                 found += records
     found.sort(key=lambda record: (record.partition, record.offset))
+    assert all(len(record.headers) == len(dict(record.headers)) for record in found), "no header comes twice"
     return [
         {
             "partition": record.partition,
@@ -51,26 +54,213 @@ def sent(lake: Lake, target: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_committed_messages_go_to_kafka_in_the_order_of_the_topic(spark: SparkSession, lake: Lake, prefix: str) -> None:
-    target = f"out-{prefix}orders"
-    to = {"topics_to_kafka": {"orders": target}}
-    lake.op("COMMIT", "t0", lake.half("t0", msg_id="t0", tags="paid", properties={"region": "eu"}, sharding_key=b"c1"))
-    lake.op("ROLLBACK", "no", lake.half("no"))
-    lake.message("n0", topic="orders")
-    lake.run(spark)  # before anything is forwarded
-    for number in range(1, 3):
-        lake.op("COMMIT", f"t{number}", lake.half(f"t{number}", msg_id=f"t{number}"))
-        lake.run(spark, **to)
-    found = sent(lake, target)
+MAINTAINED = ("vacuumed", "forgotten", "compacted")
+REFUSED = ("wide", "narrow", "keyed")
+"""Topics of which Kafka refuses some messages."""
+
+
+class Log(logging.Handler):
+    """Keeps the messages of a logger."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+class Story:
+    """One warehouse whose topics meet all that can befall them before they are sent: four starts for all of them.
+
+    Attributes:
+        told: what was logged at warning level.
+        at: where half messages stand, by topic and name.
+    """
+
+    def __init__(self, lake: Lake, spark: SparkSession) -> None:
+        self.lake, self._spark = lake, spark
+        self.at: dict[tuple[str, str], Position] = {}
+        self._log = Log(logging.WARNING)
+        self.told = self._log.messages
+
+    def play(self) -> None:
+        """Targets of all, rows that nobody sends, what befalls the tables meanwhile, and two starts that send."""
+        self._run("forgotten", "broken", *REFUSED)
+        configure(self.lake, self.target("narrow"), max_message_bytes="900000")
+        configure(self.lake, self.target("keyed"), cleanup_policy="compact")
+        properties = {"region": "eu", "BATCH_ID": "of the shop"}
+        self._commit("orders", "t0", tags="paid", properties=properties, sharding_key=b"c1")
+        self.lake.op("ROLLBACK", "no", self.lake.half("no"))
+        self.lake.message("n0", topic="orders")
+        for topic in (*MAINTAINED, "broken"):
+            self._commit(topic, "0", queue_id=0)
+        self._run()
+        compact_and_vacuum(self._with_many_commits("vacuumed", 20), "vacuumed")
+        forget_the_log(self._with_many_commits("forgotten", 5), "forgotten")
+        compacted = self._with_many_commits("compacted", 18)
+        self._what_kafka_may_refuse()
+        self._commit("orders", "t1")
+        self._run("orders", *MAINTAINED, *REFUSED)
+        compacted.table(topic_table("compacted")).optimize().executeCompaction()
+        for topic in ("orders", *MAINTAINED):
+            self._commit(topic, "next", queue_id=0)
+        self._run("orders", *MAINTAINED)  # what stands in the newest commit comes again
+
+    def _what_kafka_may_refuse(self) -> None:
+        for topic in ("wide", "narrow"):
+            for number in range(3):
+                self._commit(topic, f"a{number}", queue_id=0)
+            self.at[topic, "header"] = send_compressed(self.lake, "header", topic, wide=b"x" * (7 << 20))
+            send_compressed(self.lake, "keys", topic, KEYS=b"k" * (7 << 20), TAGS=b"t" * (7 << 20))
+            self._commit(topic, "b", queue_id=0)
+        self._commit("narrow", "body", body=b"x" * 950_000, queue_id=0)
+        for name, key in {"a": b"k", "b": None, "c": b"l"}.items():
+            self._commit("keyed", name, queue_id=0, sharding_key=key)
+
+    def _commit(self, topic: str, name: str, **more: Any) -> None:
+        tid = f"{topic} {name}"
+        at = self.lake.half(tid, topic=topic, msg_id=name, **{"body": name.encode(), **more})
+        self.lake.op("COMMIT", tid, at)
+        self.at[topic, name] = at
+
+    def _run(self, *topics: str) -> None:
+        logging.getLogger("commitlake").addHandler(self._log)
+        try:
+            self.lake.run(self._spark, topics_to_kafka={topic: self.target(topic) for topic in topics})
+        finally:
+            logging.getLogger("commitlake").removeHandler(self._log)
+
+    def _with_many_commits(self, topic: str, count: int) -> Warehouse:
+        """A batch is appended so many times; the ids of the messages are 1, 2, ..."""
+        name, conf = topic_table(topic), self.lake.config
+        warehouse = Warehouse(session.beside(self._spark, conf), conf.warehouse)
+        row = warehouse.read(name).limit(1).localCheckpoint()
+        for number in range(1, count + 1):
+            offset, batch = F.lit(1_000 + number), F.lit(1_000 + number)
+            changed = {"message_id": F.lit(str(number)), "source_offset": offset, "batch_id": batch}
+            warehouse.append(row.withColumns(changed), name)
+        return warehouse
+
+    def target(self, topic: str) -> str:
+        """The Kafka topic that gets it."""
+        return f"out-{self.lake.config.kafka.topic_prefix}{topic}"
+
+    def ids(self, topic: str) -> list[str]:
+        """Of the records in its Kafka topic, by partition and offset."""
+        return [record["UNIQ_KEY"] for record in sent(self.lake, self.target(topic))]
+
+    def left_out(self, topic: str) -> list[str]:
+        """What was logged of messages that are not sent."""
+        return [each for each in self.told if "is not sent" in each and self.target(topic) in each]
+
+    def not_sent(self, topic: str, name: str) -> str:
+        """How the text about one of them begins."""
+        at = self.at[topic, name]
+        place = f"half-{at.queue}-{at.offset}-0"
+        return f"the message {topic} at {place} is not sent to the Kafka topic {self.target(topic)}: it has "
+
+
+@pytest.fixture(scope="module")
+def story(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    with Lake(broker.bootstrap_servers, "to-kafka.", tmp_path_factory.mktemp("to-kafka")) as lake:
+        played = Story(lake, spark)
+        played.play()
+        yield played
+
+
+def compact_and_vacuum(warehouse: Warehouse, topic: str) -> None:
+    """What maintenance does, a week later."""
+    table = warehouse.table(topic_table(topic))
+    table.optimize().executeCompaction()
+    warehouse.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    time.sleep(1.1)
+    table.vacuum(0)
+
+
+def forget_the_log(warehouse: Warehouse, topic: str) -> None:
+    """What maintenance does, a week later: a checkpoint stands for old commits."""
+    name = topic_table(topic)
+    place = warehouse.locate(name)
+    DeltaTable(place).create_checkpoint()
+    for number in range(warehouse.version(name)):
+        Path(place, "_delta_log", f"{number:020}.json").unlink()
+    assert warehouse.keeps_versions(name, 0) is False
+
+
+def configure(lake: Lake, topic: str, **settings: str) -> None:
+    """Sets what a Kafka topic takes; `max_message_bytes` stands for `max.message.bytes`."""
+    with closing(KafkaAdminClient(bootstrap_servers=lake.settings["kafka.bootstrap_servers"])) as admin:
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=given)])
+
+
+def send_compressed(lake: Lake, name: str, topic: str, **headers: bytes) -> Position:
+    """A half message whose record is small only while it is compressed, and its COMMIT."""
+    servers, tid = lake.settings["kafka.bootstrap_servers"], f"{topic} {name}"
+    own = {"REAL_TOPIC": topic.encode(), "UNIQ_KEY": tid.encode(), "PGROUP": b"g", "REAL_QID": b"0"}
+    with closing(
+        KafkaProducer(bootstrap_servers=servers, compression_type="gzip", max_request_size=64 << 20)
+    ) as client:
+        at = client.send(lake.config.kafka.topic("half"), b"body", None, [*own.items(), *headers.items()], 0).get(30)
+    lake.op("COMMIT", tid, Position(0, at.offset))
+    return Position(0, at.offset)
+
+
+def test_committed_messages_go_to_kafka_in_the_order_of_the_topic(story: Story) -> None:
+    found = sent(story.lake, story.target("orders"))
     ids = [record["UNIQ_KEY"] for record in found]
-    assert list(dict.fromkeys(each for each in ids if each != "n0")) == ["t0", "t1", "t2"]
+    assert list(dict.fromkeys(each for each in ids if each != "n0")) == ["t0", "t1", "next"]
     assert "n0" in ids
     first = next(record for record in found if record["UNIQ_KEY"] == "t0")
     assert (first["value"], first["key"], first["region"], first["TAGS"]) == (b"t0", b"c1", "eu", "paid")
-    assert (first["REAL_TOPIC"], first["__transactionId__"], first["PGROUP"]) == ("orders", "t0", "g")
+    assert (first["REAL_TOPIC"], first["__transactionId__"], first["PGROUP"]) == ("orders", "orders t0", "g")
     assert first["MESSAGE_POSITION"] == "half-0-0-0"
     assert len({(record["UNIQ_KEY"], record["MESSAGE_POSITION"]) for record in found}) == 4
     assert ids.count("t0") == 1, "what was sent long ago does not come again"
+
+
+def test_a_topic_whose_first_files_are_gone_is_sent_from_its_first_row_in_order(story: Story) -> None:
+    assert story.ids("vacuumed") == [*map(str, range(21)), "next"]
+
+
+def test_what_came_after_a_version_that_has_left_the_log_is_sent(story: Story) -> None:
+    (told,) = [each for each in story.told if "again" in each]
+    assert told.startswith(f"all of the topic forgotten goes to the Kafka topic {story.target('forgotten')} again")
+    assert story.ids("forgotten") == [*map(str, range(6)), "next"]
+
+
+def test_a_version_whose_files_were_compacted_and_are_still_there_is_the_begin(story: Story) -> None:
+    ids = story.ids("compacted")
+    assert list(dict.fromkeys(ids)) == [*map(str, range(19)), "next"]
+    assert len(ids) <= 21
+
+
+@pytest.mark.parametrize(("topic", "count"), [("wide", 2), ("narrow", 3)])
+def test_a_message_too_large_for_the_topic_is_left_out_and_all_others_go(story: Story, topic: str, count: int) -> None:
+    ids = story.ids(topic)
+    assert set(ids) == {"a0", "a1", "a2", "b"}
+    assert ids[-4:] == ["a0", "a1", "a2", "b"], "what stands close to one that is left out comes again, in order"
+    left_out = story.left_out(topic)
+    assert len(left_out) == count
+    assert left_out[0].startswith(f"{story.not_sent(topic, 'header')}734")
+    assert "raise its max.message.bytes" in left_out[0]
+    assert len(story.lake.rows(f"topics/{topic}")) == count + 4
+
+
+def test_a_compacted_topic_gets_the_messages_that_have_a_key(story: Story) -> None:
+    names = story.ids("keyed")
+    assert set(names) == {"a", "c"}
+    assert names[-2:] == ["a", "c"], "c may have gone before a was refused with b, and both come again"
+    (told,) = story.left_out("keyed")
+    assert told.startswith(f"{story.not_sent('keyed', 'b')}no key")
+
+
+def test_what_ends_a_forwarder_names_it(story: Story, spark: SparkSession) -> None:
+    for file in story.lake.warehouse.glob("topics/broken/queue_id=*/*.parquet"):
+        file.unlink()
+    with pytest.raises(StreamError, match=r"the to-kafka-broken query failed: .*NoSuchFile"):
+        story.lake.run(spark, topics_to_kafka={"broken": story.target("broken")})
 
 
 @pytest.mark.soak
@@ -107,150 +297,3 @@ def test_a_target_that_is_the_coordinators_own_or_no_name_is_refused(
         lake.run(spark, topics_to_kafka={"orders": f"{prefix}half"})
     with pytest.raises(ConfigError, match=r"topics.to_kafka: .* is not allowed; allowed is a map of topics"):
         lake.run(spark, topics_to_kafka={"orders": "no name"})
-
-
-ORDERS = topic_table("orders")
-
-
-def with_many_commits(spark: SparkSession, lake: Lake, count: int) -> Warehouse:
-    """A table of a topic to which a batch was appended so many times; the ids of the messages are 1, 2, ..."""
-    lake.op("COMMIT", "0", lake.half("0", msg_id="0", queue_id=0))
-    lake.run(spark)
-    warehouse = Warehouse(session.beside(spark, lake.config), lake.config.warehouse)
-    row = warehouse.read(ORDERS).limit(1).localCheckpoint()
-    for number in range(1, count + 1):
-        changed = {"message_id": F.lit(str(number)), "source_offset": F.lit(number), "batch_id": F.lit(1_000 + number)}
-        warehouse.append(row.withColumns(changed), ORDERS)
-    return warehouse
-
-
-def compact_and_vacuum(warehouse: Warehouse) -> None:
-    """What maintenance does, a week later."""
-    warehouse.table(ORDERS).optimize().executeCompaction()
-    warehouse.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    time.sleep(1.1)
-    warehouse.table(ORDERS).vacuum(0)
-
-
-def forget_the_log(warehouse: Warehouse) -> None:
-    """What maintenance does, a week later: a checkpoint stands for old commits."""
-    place = warehouse.locate(ORDERS)
-    DeltaTable(place).create_checkpoint()
-    for number in range(warehouse.version(ORDERS)):
-        Path(place, "_delta_log", f"{number:020}.json").unlink()
-    assert warehouse.keeps_versions(ORDERS, 0) is False
-
-
-def test_a_topic_whose_first_files_are_gone_is_sent_from_its_first_row_in_order(
-    spark: SparkSession, lake: Lake, prefix: str
-) -> None:
-    compact_and_vacuum(with_many_commits(spark, lake, 20))
-    lake.run(spark, topics_to_kafka={"orders": f"out-{prefix}orders"})
-    lake.op("COMMIT", "next", lake.half("next", msg_id="next", queue_id=0))
-    lake.run(spark, topics_to_kafka={"orders": f"out-{prefix}orders"})
-    wanted = [str(number) for number in range(21)]
-    assert [record["UNIQ_KEY"] for record in sent(lake, f"out-{prefix}orders")] == [*wanted, "next"]
-
-
-def test_what_came_after_a_version_that_has_left_the_log_is_sent(
-    spark: SparkSession, lake: Lake, prefix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    target, to = f"out-{prefix}orders", {"topics_to_kafka": {"orders": f"out-{prefix}orders"}}
-    lake.run(spark, **to)
-    warehouse = with_many_commits(spark, lake, 5)
-    forget_the_log(warehouse)
-    caplog.set_level(logging.WARNING, logger="commitlake")
-    lake.run(spark, **to)
-    (told,) = [each for each in caplog.messages if "again" in each]
-    assert told.startswith(f"all of the topic orders goes to the Kafka topic {target} again")
-    lake.op("COMMIT", "next", lake.half("next", msg_id="next", queue_id=0))
-    lake.run(spark, **to)
-    found = [record["UNIQ_KEY"] for record in sent(lake, target)]
-    assert found == [*[str(number) for number in range(6)], "next"]
-
-
-def test_a_version_whose_files_were_compacted_and_are_still_there_is_the_begin(
-    spark: SparkSession, lake: Lake, prefix: str
-) -> None:
-    target, to = f"out-{prefix}orders", {"topics_to_kafka": {"orders": f"out-{prefix}orders"}}
-    warehouse = with_many_commits(spark, lake, 18)
-    lake.run(spark, **to)
-    warehouse.table(ORDERS).optimize().executeCompaction()
-    lake.op("COMMIT", "next", lake.half("next", msg_id="next", queue_id=0))
-    lake.run(spark, **to)
-    ids = [record["UNIQ_KEY"] for record in sent(lake, target)]
-    assert list(dict.fromkeys(ids)) == [*[str(number) for number in range(19)], "next"]
-    assert len(ids) <= 21
-
-
-def configure(lake: Lake, topic: str, **settings: str) -> None:
-    """Sets what a Kafka topic takes; `max_message_bytes` stands for `max.message.bytes`."""
-    with closing(KafkaAdminClient(bootstrap_servers=lake.settings["kafka.bootstrap_servers"])) as admin:
-        given = {name.replace("_", "."): value for name, value in settings.items()}
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=given)])
-
-
-def send_compressed(lake: Lake, name: str, topic: str = "orders", **headers: bytes) -> None:
-    """A half message whose record is small only while it is compressed, and its COMMIT."""
-    servers = lake.settings["kafka.bootstrap_servers"]
-    own = {"REAL_TOPIC": topic.encode(), "UNIQ_KEY": name.encode(), "PGROUP": b"g", "REAL_QID": b"0"}
-    with closing(
-        KafkaProducer(bootstrap_servers=servers, compression_type="gzip", max_request_size=64 << 20)
-    ) as client:
-        at = client.send(lake.config.kafka.topic("half"), b"body", None, [*own.items(), *headers.items()], 0).get(30)
-    lake.op("COMMIT", name, Position(0, at.offset))
-
-
-@pytest.mark.parametrize("max_bytes", ["", "900000"])
-def test_a_message_too_large_for_the_topic_is_left_out_and_all_others_go(
-    spark: SparkSession, lake: Lake, prefix: str, max_bytes: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    target, to = f"out-{prefix}orders", {"topics_to_kafka": {"orders": f"out-{prefix}orders"}}
-    lake.run(spark, **to)
-    if max_bytes:
-        configure(lake, target, max_message_bytes=max_bytes)
-    for number in range(3):
-        lake.op("COMMIT", f"a{number}", lake.half(f"a{number}", msg_id=f"a{number}", queue_id=0))
-    send_compressed(lake, "header", wide=b"x" * (7 << 20))
-    send_compressed(lake, "keys", KEYS=b"k" * (7 << 20), TAGS=b"t" * (7 << 20))
-    lake.op("COMMIT", "b", lake.half("b", msg_id="b", queue_id=0))
-    if max_bytes:
-        lake.op("COMMIT", "body", lake.half("body", msg_id="body", body=b"x" * 950_000, queue_id=0))
-    caplog.set_level(logging.WARNING, logger="commitlake")
-    lake.run(spark, **to)
-    ids = [record["UNIQ_KEY"] for record in sent(lake, target)]
-    assert set(ids) == {"a0", "a1", "a2", "b"}
-    assert ids[-4:] == ["a0", "a1", "a2", "b"], "what stands close to one that is left out comes again, in order"
-    left_out = [each for each in caplog.messages if "is not sent" in each]
-    assert len(left_out) == (3 if max_bytes else 2)
-    assert left_out[0].startswith(
-        f"the message orders at half-0-3-0 is not sent to the Kafka topic {target}: it has 734"
-    )
-    assert "raise its max.message.bytes" in left_out[0]
-    assert len(lake.rows("topics/orders")) == len(left_out) + 4
-
-
-def test_a_compacted_topic_gets_the_messages_that_have_a_key(
-    spark: SparkSession, lake: Lake, prefix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    target, to = f"out-{prefix}orders", {"topics_to_kafka": {"orders": f"out-{prefix}orders"}}
-    lake.run(spark, **to)
-    configure(lake, target, cleanup_policy="compact")
-    for name, key in {"a": b"k", "b": None, "c": b"l"}.items():
-        lake.op("COMMIT", name, lake.half(name, msg_id=name, queue_id=0, sharding_key=key))
-    caplog.set_level(logging.WARNING, logger="commitlake")
-    lake.run(spark, **to)
-    names = [record["UNIQ_KEY"] for record in sent(lake, target)]
-    assert set(names) == {"a", "c"}
-    assert names[-2:] == ["a", "c"], "c may have gone before a was refused with b, and both come again"
-    assert f"the message orders at half-0-1-0 is not sent to the Kafka topic {target}: it has no key" in caplog.text
-
-
-def test_what_ends_a_forwarder_names_it(spark: SparkSession, lake: Lake, prefix: str) -> None:
-    lake.run(spark, topics_to_kafka={"orders": f"out-{prefix}orders"})
-    lake.op("COMMIT", "a", lake.half("a"))
-    lake.run(spark)
-    for file in lake.warehouse.glob("topics/orders/queue_id=*/*.parquet"):
-        file.unlink()
-    with pytest.raises(StreamError, match=r"the to-kafka-orders query failed: .*NoSuchFile"):
-        lake.run(spark, topics_to_kafka={"orders": f"out-{prefix}orders"})

@@ -199,6 +199,7 @@ def checked(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytes
     ):
         acting.half("wide", 0, b"x" * 1024, TAGS=b"t", bytes=b"\xff" * (220 << 10))
         acting.half("narrow", TAGS=b"t", bytes=b"v" * (MOST_PROPERTIES - 100))
+        acting.half("stored", STORED_TIMESTAMP=b"1")
         with_a_null_header(spark, lake, "half")
         acting.parts(acting.half("flood", __transactionId__=b"flood"), PARTS)
         lake.run(spark, transaction_timeout="0s")
@@ -210,6 +211,12 @@ def test_a_check_too_large_for_kafka_goes_without_user_properties(checked: Lake)
     assert (found["wide"].properties, found["wide"].tags, found["wide"].body) == ({}, None, b"x" * 1024)
     assert (list(found["narrow"].properties), found["narrow"].tags) == (["bytes"], "t")
     assert found["null header"].properties == {}
+
+
+def test_a_check_has_each_header_once(checked: Lake) -> None:
+    for check in checked.kafka("check"):
+        assert len(check.headers) == len(dict(check.headers))
+    assert {check.msg_id: check.properties for check in checked.checks()}["stored"] == {}
 
 
 def test_a_check_lists_as_many_half_messages_as_an_op_may(checked: Lake) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -131,15 +131,17 @@ def _headers() -> Column:
     """User properties, then the contract's own headers; what the message does not have is left out."""
     times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
     texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
-    optional = F.concat(property_headers(), present({name: F.col(column) for name, column in _OPTIONAL.items()}))
+    named = present({name: F.col(column) for name, column in _OPTIONAL.items()})
+    optional = F.concat(property_headers(texts | times), named)
     sent = F.when(_bytes(optional) <= MOST_PROPERTIES, optional).otherwise(F.array().cast(_HEADERS))
     return F.concat(sent, present(texts | times))
 
 
-def property_headers() -> Column:
-    """User properties of a message as headers."""
+def property_headers(own: Iterable[str]) -> Column:
+    """User properties of a message as headers, but those with a name of the record's `own` headers."""
+    every = F.coalesce("properties", F.create_map().cast("map<string,string>"))
     return F.transform(
-        F.map_entries(F.coalesce("properties", F.create_map().cast("map<string,string>"))),
+        F.map_entries(F.map_filter(every, lambda name, _: ~name.isin(*own))),
         lambda entry: F.struct(entry["key"].alias("key"), entry["value"].cast("binary").alias("value")),
     )
 

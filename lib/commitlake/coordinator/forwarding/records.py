@@ -47,4 +47,4 @@ def records(messages: DataFrame, topic: str, target: str, partitions: int) -> Da
 def _headers() -> Column:
     texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
     times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
-    return F.concat(property_headers(), present(texts | times))
+    return F.concat(property_headers(texts | times), present(texts | times))
