@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.support.lake import Lake
 
     from commitlake.coordinator.coordinator import Coordinator
     from commitlake.kafka.embedded import EmbeddedBroker
@@ -36,3 +37,28 @@ def coordinator(
     }
     with commitlake.start(spark, conf) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def delta_log_lake(
+    spark: SparkSession,
+    broker: EmbeddedBroker,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Lake]:
+    """A lake with a coordinator, which asks the logs of Delta tables about the transactions of the group `nightly`."""
+    from tests.support.lake import Lake
+
+    import commitlake
+
+    place, prefix = tmp_path_factory.mktemp("delta-log"), f"{request.path.stem}."
+    rule = {"nightly": {"table": "delta-log", "every": "1s", "places": [str(tmp_path_factory.getbasetemp())]}}
+    changes = {"transaction.timeout": "1s", "transaction.check_interval": "1s", "checks": rule}
+    with Lake(broker.bootstrap_servers, prefix, place, **changes) as lake, commitlake.start(spark, lake.settings):
+        yield lake
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic that no other test of the module has."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:100]

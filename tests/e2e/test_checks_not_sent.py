@@ -11,22 +11,43 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 
+LARGE = b"x" * 100_000
 
-def test_a_check_too_large_for_its_topic_holds_up_no_other(
+
+def test_a_check_too_large_for_its_topic_holds_up_no_other_and_each_goes_where_its_group_reads(
     spark: SparkSession, lake: Lake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = lake.config.kafka.topic("check")
+    own = {"transaction_timeout": "0s", "kafka_check_topics": ["own-group", "wide-group"]}
+    lake.run(spark, **own)
+    for source in ("check", "check.own-group"):
+        limit(lake, source)
+    large = {group: lake.half(f"large of {group}", body=LARGE, group=group) for group in ("g", "own-group")}
+    lake.half("small")
+    lake.half("own", group="own-group")
+    lake.half("wide", group="wide-group", body=LARGE)  # its topic takes that
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    lake.run(spark, **own)
+    assert asked(lake, "check") == {"small"}
+    assert asked(lake, "check.own-group") == {"own"}
+    assert asked(lake, "check.wide-group") == {"wide"}
+    assert (
+        f"the check {large['g']}-0-1 is not sent to the Kafka topic {lake.config.kafka.topic('check')}" in caplog.text
+    )
+    assert f"the check {large['own-group']}-0-1 is not sent to the Kafka topic" in caplog.text
+    lake.run(spark, transaction_timeout="0s")  # the groups are out of the list; the newest checks go out again
+    assert asked(lake, "check") == {"small", "own"}
+
+
+def limit(lake: Lake, source: str) -> None:
+    """Lets a topic take records of 100 000 bytes."""
     with closing(KafkaAdminClient(bootstrap_servers=lake.settings["kafka.bootstrap_servers"])) as admin:
         given = {"max.message.bytes": "100000"}
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=given)])
-    lake.half("small")
-    large = lake.half("large", body=b"x" * 100_000)
-    caplog.set_level(logging.WARNING, logger="commitlake")
-    lake.run(spark, transaction_timeout="0s")
-    assert {check.transaction_id for check in lake.checks()} == {"small"}
-    assert f"the check {large}-0-1 is not sent to the Kafka topic {topic}" in caplog.text
-    lake.run(spark, transaction_timeout="0s")  # it sends the newest checks again
-    assert {check.transaction_id for check in lake.checks()} == {"small"}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, lake.config.kafka.topic(source), configs=given)])
+
+
+def asked(lake: Lake, source: str) -> set[str]:
+    """The transactions that a topic of checks asks about."""
+    return {check.transaction_id for check in lake.checks(source)}
 
 
 def test_a_client_that_can_not_send_checks_ends_nothing(
@@ -44,28 +65,3 @@ def test_a_client_that_can_not_send_checks_ends_nothing(
     assert [row["transaction_id"] for row in lake.topic("orders")] == ["b"]
     lake.run(spark, transaction_timeout="0s")
     assert {check.transaction_id for check in lake.checks()} == {"a"}
-
-
-def test_checks_of_a_group_with_a_topic_of_its_own_go_only_there(spark: SparkSession, lake: Lake) -> None:
-    lake.half("own", group="own-group")
-    lake.half("other")
-    lake.run(spark, transaction_timeout="0s", kafka_check_topics=["own-group"])
-    assert {check.transaction_id for check in lake.checks()} == {"other"}
-    assert {check.transaction_id for check in lake.checks("check.own-group")} == {"own"}
-    lake.run(spark, transaction_timeout="0s")  # the group is out of the list; the newest checks go out again
-    assert {check.transaction_id for check in lake.checks()} == {"other", "own"}
-
-
-def test_a_check_too_large_for_a_groups_own_topic_holds_up_no_other_group(spark: SparkSession, lake: Lake) -> None:
-    own = {"transaction_timeout": "0s", "kafka_check_topics": ["own-group"]}
-    lake.run(spark, **own)
-    with closing(KafkaAdminClient(bootstrap_servers=lake.settings["kafka.bootstrap_servers"])) as admin:
-        topic = lake.config.kafka.topic("check.own-group")
-        given = {"max.message.bytes": "100000"}
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=given)])
-    lake.half("large", group="own-group", body=b"x" * 100_000)
-    lake.half("small", group="own-group")
-    lake.half("other", body=b"x" * 100_000)
-    lake.run(spark, **own)
-    assert {check.transaction_id for check in lake.checks()} == {"other"}
-    assert {check.transaction_id for check in lake.checks("check.own-group")} == {"small"}

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ Settings = dict[str, Any]
 
 
 @pytest.fixture
-def settings(spark: SparkSession, lake: Lake, tmp_path: Path) -> Iterator[Settings]:
-    """Of a coordinator that runs."""
-    rule = {"nightly": {"table": "delta-log", "every": "1s", "places": [str(tmp_path)]}}
-    given = {**lake.settings, "transaction.timeout": "1s", "transaction.check_interval": "1s", "checks": rule}
-    with commitlake.start(spark, given):
-        yield given
+def lake(delta_log_lake: Lake) -> Lake:
+    return delta_log_lake
+
+
+@pytest.fixture
+def settings(lake: Lake) -> Settings:
+    return lake.settings
 
 
 @pytest.fixture
@@ -56,30 +56,30 @@ def end(lake: Lake, transaction_id: str) -> tuple[str, str]:
 
 
 def test_rows_and_messages_appear_together(
-    spark: SparkSession, lake: Lake, settings: Settings, places: list[str], tmp_path: Path
+    spark: SparkSession, lake: Lake, settings: Settings, topic: str, places: list[str], tmp_path: Path
 ) -> None:
-    new, one = str(tmp_path / "new"), Message("orders", b"one", keys="day")
+    new, one = str(tmp_path / "new"), Message(topic, b"one", keys="day")
     with commitlake.delta_transaction(spark, settings, "nightly") as tx:
         tx.send(one)
-        tx.send(Message("orders", b"two"))
+        tx.send(Message(topic, b"two"))
         for place in (*places, new):
             tx.append(spark.range(3), place)
         assert [rows(place) for place in places] == [0, 0]
     assert [rows(place) for place in (*places, new)] == [3, 3, 3]
     assert end(lake, tx.transaction_id) == ("COMMITTED", "DIRECT")
     assert (one.transaction_id, one.chosen_transaction_id) == (tx.transaction_id, None)  # of this attempt only
-    wait_until_equal(lambda: sorted(row["body"] for row in lake.rows("topics/orders")), [b"one", b"two"])
+    wait_until_equal(lambda: sorted(row["body"] for row in lake.topic(topic)), [b"one", b"two"])
     assert DeltaTable(places[0]).transaction_version(tx.transaction_id) == 1
 
 
 def test_an_error_in_the_block_leaves_neither_rows_nor_messages(
-    spark: SparkSession, lake: Lake, settings: Settings, places: list[str]
+    spark: SparkSession, lake: Lake, settings: Settings, topic: str, places: list[str]
 ) -> None:
     with (
         pytest.raises(ZeroDivisionError),
         commitlake.delta_transaction(spark, settings, "nightly") as tx,
     ):
-        tx.send(Message("orders", b"one"))
+        tx.send(Message(topic, b"one"))
         options = tx.delta_options(*places)
         raise ZeroDivisionError
     spark.range(3).write.format("delta").mode("append").options(**options).save(places[0])
@@ -88,20 +88,22 @@ def test_an_error_in_the_block_leaves_neither_rows_nor_messages(
 
 
 def test_rows_that_come_after_the_deadline_are_refused(
-    spark: SparkSession, lake: Lake, settings: Settings, places: list[str]
+    spark: SparkSession, lake: Lake, settings: Settings, topic: str, places: list[str]
 ) -> None:
     with (
         pytest.raises(WarehouseError, match="is not committed: its deadline is over"),
         commitlake.delta_transaction(spark, settings, "nightly", deadline="1s") as tx,
     ):
-        tx.send(Message("orders", b"one"))
+        tx.send(Message(topic, b"one"))
         options = tx.delta_options(places[0])
         assert end(lake, tx.transaction_id) == ("ROLLED_BACK", "CHECK")
         spark.range(3).write.format("delta").mode("append").options(**options).save(places[0])
     assert rows(places[0]) == 0
 
 
-def test_a_transaction_needs_a_message_a_table_and_an_address(spark: SparkSession, settings: Settings) -> None:
+def test_a_transaction_needs_a_message_a_table_and_an_address(
+    spark: SparkSession, settings: Settings, topic: str
+) -> None:
     with (
         pytest.raises(ConfigError, match="has no message or no table"),
         commitlake.delta_transaction(spark, settings, "nightly") as tx,
@@ -111,14 +113,14 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(spark: SparkSessio
         pytest.raises(ConfigError, match="gets rows twice, and Delta would skip the second"),
         commitlake.delta_transaction(spark, settings, "nightly") as tx,
     ):
-        tx.send(Message("orders", b"one"))
+        tx.send(Message(topic, b"one"))
         tx.append(spark.range(1), "nowhere")
         tx.append(spark.range(1), "./nowhere")
     with (
         pytest.raises(ConfigError, match=r"'/elsewhere' is not allowed; .*checks.nightly.places"),
         commitlake.delta_transaction(spark, settings, "nightly") as tx,
     ):
-        tx.send(Message("orders", b"one"))
+        tx.send(Message(topic, b"one"))
         tx.append(spark.range(1), "/elsewhere")
     with (
         pytest.raises(ConfigError, match="give a time such as '1h', and the address"),
@@ -136,16 +138,22 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(spark: SparkSessio
     ],
 )
 def test_a_killed_process_leaves_what_the_logs_say(
-    lake: Lake, settings: Settings, places: list[str], writes: int, expected: tuple[str, str], written: list[int]
+    lake: Lake,
+    settings: Settings,
+    topic: str,
+    places: list[str],
+    writes: int,
+    expected: tuple[str, str],
+    written: list[int],
 ) -> None:
-    given = {"conf": settings, "places": places, "writes": writes, "deadline": "20s", "name": f"killed-{writes}"}
+    given = {"conf": settings, "places": places, "writes": writes, "deadline": "20s", "topic": topic}
     child = subprocess.run(
         [sys.executable, "-m", "tests.support.delta_child", json.dumps(given)],
         cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL
-    name = next(row["transaction_id"] for row in wait_for(lambda: lake.rows("half")))
-    assert end(lake, name) == expected
+    (half,) = wait_for(lambda: [row for row in lake.rows("half") if row["topic"] == topic])
+    assert end(lake, half["transaction_id"]) == expected
     assert [rows(place) for place in places] == written
-    shown = [b"killed-2"] if expected[0] == "COMMITTED" else []
-    wait_until_equal(lambda: [row["body"] for row in lake.rows("topics/orders")], shown)
+    shown = [b"killed"] if expected[0] == "COMMITTED" else []
+    wait_until_equal(lambda: [row["body"] for row in lake.topic(topic)], shown)

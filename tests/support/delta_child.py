@@ -17,7 +17,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     spark = session.build(short_lived=True)
     with commitlake.delta_transaction(spark, given["conf"], "nightly", deadline=given["deadline"]) as tx:
-        tx.send(Message("orders", given["name"], keys=given["name"]))
+        tx.send(Message(given["topic"], "killed"))
         options = tx.delta_options(*given["places"])
         for place in given["places"][: given["writes"]]:
             spark.range(3).write.format("delta").mode("append").options(**options).save(place)

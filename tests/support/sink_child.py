@@ -26,7 +26,7 @@ def main() -> None:
 
     marks.put = put
     rows = session.build(short_lived=True).readStream.format("delta").load(given["source"])
-    to = commitlake.sink(given["conf"], "orders", name="export", group="nightly", **given["columns"])
+    to = commitlake.sink(given["conf"], given["topic"], name=given["topic"], group="nightly", **given["columns"])
     writer = rows.writeStream.foreachBatch(to).option("checkpointLocation", given["checkpoint"])
     writer.trigger(availableNow=True).start().awaitTermination()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from commitlake.protocol.encoding import Position
-from commitlake.protocol.statemachine.deadlines import LONGEST_PAUSE_MS
+from commitlake.protocol.statemachine.deadlines import pause_before_repeat
 from commitlake.protocol.statemachine.model import Rules
 from commitlake.protocol.statemachine.rows import ROW, Rows, make
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
@@ -249,7 +249,7 @@ class Ledger:
         if asked:
             at, _, round_, number, repeat, _ = asked[-1]
             answered = self.answered(first, (round_, number), at)
-            repeat_at = at + min(self.rules.check_repeat_ms * 2**repeat, LONGEST_PAUSE_MS)
+            repeat_at = at + int(pause_before_repeat(np.array([repeat]), self.rules)[0])
             due = repeat_at if answered is None else answered + self.rules.check_interval_ms
             columns |= {"checks": number, "repeat": repeat if answered is None else -1, "due": due}
         return half_row(first, **columns)

@@ -54,7 +54,7 @@ class VisibleMessage:
 
 
 def place(source: Source, at: Position) -> int:
-    """A record as one number, as `dedup.once` has it: names are taken in this order."""
+    """A record as one number, as `dedup_index.place_sql` has it: names are taken in this order."""
     number = int(coordinate(at.queue, at.offset))
     return number if source is Source.HALF else number - 2**63
 

@@ -112,7 +112,7 @@ def reached(place: str, sink: str, options: Options = None) -> int:
 
 
 def _reached(table: DeltaTable, sink: str) -> int:
-    """At first a sink's name stood there without a prefix."""
+    """Also under the name alone, which had no prefix before contract 4.11 asked for one."""
     return max(-1 if found is None else found for found in (_mark(table, _SINK + sink), _mark(table, sink)))
 
 

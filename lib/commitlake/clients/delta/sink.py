@@ -2,7 +2,7 @@
 
 The half messages of a micro-batch go out first. Then one commit in a small Delta table, `sinks`, marks all their
 transactions and says that the sink has come so far; it is the local transaction. Whoever does the batch again finds
-that it has, and what a killed driver left is answered by the marks (`writing.marks`).
+that it has, and what a killed driver left is answered by the marks (`clients.delta.marks`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""How `delta_transaction` ends when its block raises; Kafka is in memory, and deltalake writes in Spark's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
+
+import commitlake
+from commitlake import ConfigError, Message
+from commitlake.clients.delta import delta_transaction as module
+from commitlake.testing import InMemoryCoordinator
+
+ROWS = pa.table({"id": [1]})
+CONF = {"kafka.bootstrap_servers": "kafka:9092"}
+NO_SPARK: Any = None
+
+
+@pytest.fixture
+def lake(monkeypatch: pytest.MonkeyPatch) -> InMemoryCoordinator:
+    made = InMemoryCoordinator()
+    monkeypatch.setattr(module, "producer_of", lambda _, group: made.producer(group, None))
+    return made
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> list[str]:
+    made = [str(tmp_path / name) for name in ("orders", "lines")]
+    for place in made:
+        write_deltalake(place, ROWS)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("written", "end"), [(0, "ROLLED_BACK"), (1, "ROLLED_BACK"), (2, "COMMITTED")], ids=["none", "one", "all"]
+)
+def test_an_error_rolls_back_unless_all_tables_have_their_rows(
+    lake: InMemoryCoordinator, places: list[str], written: int, end: str
+) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        commitlake.delta_transaction(NO_SPARK, CONF, "nightly") as tx,
+    ):
+        tx.send(Message("orders-ready", "now"))
+        options = tx.delta_options(*places)
+        mark = Transaction(options["txnAppId"], int(options["txnVersion"]))
+        for place in places[:written]:
+            write_deltalake(place, ROWS, mode="append", commit_properties=CommitProperties(app_transactions=[mark]))
+        raise ZeroDivisionError
+    outcome = lake.outcome(tx.transaction_id)
+    assert outcome is not None
+    assert outcome.state == end
+    assert len(lake.messages("orders-ready")) == (end == "COMMITTED")
+
+
+def test_an_error_before_anything_is_sent_leaves_nothing(lake: InMemoryCoordinator) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        commitlake.delta_transaction(NO_SPARK, CONF, "nightly") as tx,
+    ):
+        tx.send(Message("orders-ready", "now"))
+        raise ZeroDivisionError
+    assert lake.pending == []
+    assert lake.messages("orders-ready") == []
+
+
+def test_options_for_several_tables_come_in_one_call(lake: InMemoryCoordinator, places: list[str]) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"its half messages are sent, .*call delta_options\(\) last"),
+        commitlake.delta_transaction(NO_SPARK, CONF, "nightly") as tx,
+    ):
+        tx.send(Message("orders-ready", "now"))
+        tx.delta_options(places[0])
+        tx.delta_options(places[1])
+    assert lake.messages("orders-ready") == []
