@@ -307,4 +307,8 @@ def _classpath() -> str:
 
 
 def _new_id() -> str:
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # One id of 64 begins with "-", which `kafka-storage format` takes for an option. Kafka draws such ids again, too.
+    new_id = "-"
+    while new_id.startswith("-"):
+        new_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return new_id
