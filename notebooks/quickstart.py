@@ -78,14 +78,14 @@ tables = Warehouse(spark, conf.warehouse)
 
 # MAGIC %md
 # MAGIC ## Send
-# MAGIC The listener's first method runs the local transaction; the second is called when no decision came, and looks at the
-# MAGIC same database. Here the order's number determines what goes wrong.
+# MAGIC The listener's first method runs the local transaction; the second is called when no decision came, and looks the
+# MAGIC transaction up in the same database, by its id. Here the order's number determines what goes wrong.
 
 # COMMAND ----------
 
 database = os.path.join(tempfile.mkdtemp(), "orders.db")
 with sqlite3.connect(database) as db:
-    db.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
+    db.execute("CREATE TABLE orders (id TEXT PRIMARY KEY, tx TEXT)")
 
 
 class Orders(TransactionListener):
@@ -98,12 +98,12 @@ class Orders(TransactionListener):
         if number % 10 == 2:
             return None  # no idea what happened: nothing was written
         with sqlite3.connect(database) as db:
-            db.execute("INSERT INTO orders VALUES (?)", (message.keys,))
+            db.execute("INSERT INTO orders VALUES (?, ?)", (message.keys, message.transaction_id))
         return None if number % 10 == 3 else LocalTransactionState.COMMIT_MESSAGE  # 3: crashed after its commit
 
     def check_local_transaction(self, message: Message) -> LocalTransactionState:
         with sqlite3.connect(database) as db:
-            found = db.execute("SELECT 1 FROM orders WHERE id = ?", (message.keys,)).fetchone()
+            found = db.execute("SELECT 1 FROM orders WHERE tx = ?", (message.transaction_id,)).fetchone()
         return LocalTransactionState.COMMIT_MESSAGE if found else LocalTransactionState.UNKNOW
 
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commitlake.spark import process, submit
-from commitlake.tools.cli import app, output
+from commitlake.tools.cli import app, output, questions
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain")
@@ -163,6 +163,10 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
         ("admin", "commit", "id"),
         ("admin", "explode", "id", "--remark", "why"),
         ("admin", "commit", "id", "--remark", "why", "--at", "here"),
+        ("tx", "show"),
+        ("unfinished", "orders"),
+        ("send-again",),
+        ("topics", "--explode"),
     ],
     ids=" ".join,
 )
@@ -323,3 +327,18 @@ def test_a_table_on_a_terminal_fits_it(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert max(map(len, lines)) <= 60
     assert "[name]" in "".join(lines)
     assert any("orders" in line and "1" in line for line in lines)
+
+
+@pytest.mark.parametrize(("given", "age_ms"), [((), 360_000), (("--older-than", "0s"), 0)])
+def test_what_hangs_is_as_old_as_the_option_says_also_where_that_is_nothing(
+    given: tuple[str, ...], age_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def answer(_: object, wanted: Any, *__: object, **___: object) -> int:
+        asked.append(wanted)
+        return 3
+
+    monkeypatch.setattr(questions, "transactions", answer)
+    assert invoke("tx", "hanging", "--set", "transaction.check_interval=118s", *given) == 3
+    assert asked[0].older_than_ms == age_ms

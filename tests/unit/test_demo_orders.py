@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from commitlake.clients.producer import LocalTransactionState, MessageExt
+from commitlake import CommitLakeError, LocalTransactionState, Message, MessageExt
+from commitlake.testing import Crash, Fault, InMemoryCoordinator
 from commitlake.tools.demo import shop
 from commitlake.tools.demo.orders import PATIENCE_MS, REVIEW_FROM, Order, OrderListener, OrderState, OrderTable
 from commitlake.tools.demo.shop import Mishap
@@ -25,12 +27,20 @@ def table(tmp_path: Path) -> OrderTable:
     return made
 
 
-def checked(order: Order, age_ms: int) -> MessageExt:
+def half(order: Order) -> Message:
+    """As the listener gets it; its transaction is named after the order."""
     message = order.to_message()
+    message.transaction_id = f"tx-{order.id}"
+    return message
+
+
+def checked(order: Order, age_ms: int) -> MessageExt:
+    message = half(order)
     return MessageExt(
         message.topic,
         message.body,
         keys=message.keys,
+        transaction_id=message.transaction_id,
         half_queue=0,
         half_offset=0,
         born_timestamp=None,
@@ -42,7 +52,7 @@ def checked(order: Order, age_ms: int) -> MessageExt:
 
 def test_a_paid_order_commits_at_once_and_when_checked(table: OrderTable) -> None:
     order, listener = Order("1", "ann", 60_00), OrderListener(table)
-    assert listener.execute_local_transaction(order.to_message(), order) is COMMIT
+    assert listener.execute_local_transaction(half(order), order) is COMMIT
     assert listener.check_local_transaction(checked(order, age_ms=0)) is COMMIT
     assert table.paid() == ["1"]
 
@@ -50,13 +60,13 @@ def test_a_paid_order_commits_at_once_and_when_checked(table: OrderTable) -> Non
 def test_without_money_neither_the_order_nor_the_charge_stays(table: OrderTable) -> None:
     listener = OrderListener(table)
     for order in (Order("1", "eve", 1), Order("2", "ann", 60_00), Order("3", "ann", 60_00), Order("4", "ann", 40_00)):
-        listener.execute_local_transaction(order.to_message(), order)
-    assert [table.state(each) for each in "1234"] == [None, OrderState.PAID, None, OrderState.PAID]
+        listener.execute_local_transaction(half(order), order)
+    assert [table.state(f"tx-{each}") for each in "1234"] == [None, OrderState.PAID, None, OrderState.PAID]
 
 
 def test_an_order_in_review_stays_unknown(table: OrderTable) -> None:
     order, listener = Order("1", "ann", REVIEW_FROM), OrderListener(table)
-    assert listener.execute_local_transaction(order.to_message(), order) is UNKNOWN
+    assert listener.execute_local_transaction(half(order), order) is UNKNOWN
     assert listener.check_local_transaction(checked(order, age_ms=10 * PATIENCE_MS)) is UNKNOWN
     assert table.paid() == []
 
@@ -64,13 +74,13 @@ def test_an_order_in_review_stays_unknown(table: OrderTable) -> None:
 def test_a_young_order_that_is_not_there_may_still_come(table: OrderTable) -> None:
     order, listener = Order("1", "ann", 1_00), OrderListener(table)
     assert listener.check_local_transaction(checked(order, age_ms=0)) is UNKNOWN
-    assert listener.execute_local_transaction(order.to_message(), order) is COMMIT
+    assert listener.execute_local_transaction(half(order), order) is COMMIT
 
 
 def test_an_order_rolled_back_by_a_check_can_not_be_placed_any_more(table: OrderTable) -> None:
     order, listener = Order("1", "ann", 1_00), OrderListener(table)
     assert listener.check_local_transaction(checked(order, age_ms=2 * PATIENCE_MS)) is ROLLBACK
-    assert listener.execute_local_transaction(order.to_message(), order) is ROLLBACK
+    assert listener.execute_local_transaction(half(order), order) is ROLLBACK
     assert table.paid() == []
 
 
@@ -80,7 +90,7 @@ def test_a_check_during_the_local_transaction_decides_the_same(table: OrderTable
         order = Order(str(number), "ann", 1_00)
         answers: list[LocalTransactionState] = []
         calls = (
-            lambda: answers.append(listener.execute_local_transaction(order.to_message(), order)),  # noqa: B023
+            lambda: answers.append(listener.execute_local_transaction(half(order), order)),  # noqa: B023
             lambda: answers.append(listener.check_local_transaction(checked(order, 2 * PATIENCE_MS))),  # noqa: B023
         )
         threads = [threading.Thread(target=call) for call in calls]
@@ -90,6 +100,18 @@ def test_a_check_during_the_local_transaction_decides_the_same(table: OrderTable
             thread.join()
         assert len(answers) == 2
         assert len(set(answers)) == 1
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_an_order_that_is_sent_again_is_told_and_paid_once(table: OrderTable, fault: Fault) -> None:
+    order, lake = Order("1", "ann", 60_00), InMemoryCoordinator()
+    for befalls in (fault, None):
+        with suppress(Crash, CommitLakeError), lake.producer("shop", OrderListener(table), fault=befalls) as producer:
+            producer.send_message_in_transaction(order.to_message(), order)
+    with lake.producer("shop", OrderListener(table)):
+        lake.advance("10m")
+    assert [message.keys for message in lake.messages("orders")] == table.paid() == ["1"]
+    assert lake.pending == []
 
 
 def test_the_plans_hold_every_mishap() -> None:

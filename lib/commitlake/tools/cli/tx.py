@@ -111,7 +111,8 @@ def hanging(
     from commitlake.tools.cli import questions
 
     settings = load(conf, sets)
-    age = older_than or settings.transaction.timeout_ms + 3 * settings.transaction.check_interval_ms
+    timing = settings.transaction
+    age = timing.timeout_ms + 3 * timing.check_interval_ms if older_than is None else older_than
     wanted = questions.wanted([StateFilter.PENDING], group, topic, None, age, None, None, None)
     code = questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
     raise typer.Exit(code)

@@ -20,7 +20,7 @@ PATIENCE_MS = 4_000
 
 _SCHEMA = """
 CREATE TABLE accounts (customer TEXT PRIMARY KEY, balance INTEGER NOT NULL CHECK (balance >= 0));
-CREATE TABLE orders (id TEXT PRIMARY KEY, customer TEXT, amount INTEGER, state TEXT NOT NULL);
+CREATE TABLE orders (id TEXT PRIMARY KEY, tx TEXT UNIQUE, customer TEXT, amount INTEGER, state TEXT NOT NULL);
 """
 
 
@@ -62,16 +62,17 @@ class OrderTable:
             db.executescript(_SCHEMA)
             db.executemany("INSERT INTO accounts VALUES (?, ?)", balances.items())
 
-    def place(self, order: Order) -> OrderState:
+    def place(self, order: Order, transaction_id: str | None) -> OrderState:
         """The local transaction: insert the order and charge the customer, both or neither.
 
         Returns:
-            CANCELLED when neither happened: too little money, or the order was cancelled before.
+            CANCELLED when neither happened: too little money, or the order was placed or cancelled before.
         """
         state = OrderState.REVIEW if order.amount >= REVIEW_FROM else OrderState.PAID
         try:
             with self._transaction() as db:
-                db.execute("INSERT INTO orders VALUES (?, ?, ?, ?)", (order.id, order.customer, order.amount, state))
+                row = (order.id, transaction_id, order.customer, order.amount, state)
+                db.execute("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", row)
                 if state is OrderState.PAID:
                     db.execute(
                         "UPDATE accounts SET balance = balance - ? WHERE customer = ?", (order.amount, order.customer)
@@ -80,17 +81,25 @@ class OrderTable:
             return OrderState.CANCELLED
         return state
 
-    def state(self, order_id: str) -> OrderState | None:
-        """Return the state of an order; None when it is not there."""
+    def state(self, transaction_id: str | None) -> OrderState | None:
+        """Return the state of a transaction's order; None when it has none.
+
+        It goes by the transaction: an order that is sent again is another one with the same order id.
+        """
         with self._transaction() as db:
-            row = db.execute("SELECT state FROM orders WHERE id = ?", (order_id,)).fetchone()
+            row = db.execute("SELECT state FROM orders WHERE tx = ?", (transaction_id,)).fetchone()
         return OrderState(row[0]) if row else None
 
-    def cancel(self, order_id: str) -> OrderState | None:
-        """Cancel an order that is not there, so that a late local transaction fails; return its state now."""
+    def cancel(self, order_id: str, transaction_id: str | None) -> OrderState:
+        """Cancel an order that is not there, so that a late local transaction fails.
+
+        Returns:
+            The state of the transaction's order now; CANCELLED also when another transaction has placed the order.
+        """
+        row = (order_id, transaction_id, OrderState.CANCELLED)
         with self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO orders (id, state) VALUES (?, ?)", (order_id, OrderState.CANCELLED))
-        return self.state(order_id)
+            db.execute("INSERT OR IGNORE INTO orders (id, tx, state) VALUES (?, ?, ?)", row)
+        return self.state(transaction_id) or OrderState.CANCELLED
 
     def paid(self) -> list[str]:
         """Return the ids of all paid orders."""
@@ -113,14 +122,14 @@ class OrderListener(TransactionListener):
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
         """Place the order `arg`; its half message is in Kafka by now."""
         assert isinstance(arg, Order)
-        return decision(self.table.place(arg))
+        return decision(self.table.place(arg, message.transaction_id))
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        """Look the order up; another instance may have placed it, and may be gone."""
+        """Look the transaction up; another instance may have placed its order, and may be gone."""
         assert message.keys is not None
-        state = self.table.state(message.keys)
+        state = self.table.state(message.transaction_id)
         if state is None and _age_ms(message) > PATIENCE_MS:
-            state = self.table.cancel(message.keys)
+            state = self.table.cancel(message.keys, message.transaction_id)
         return decision(state)
 
 

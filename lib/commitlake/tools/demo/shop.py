@@ -121,9 +121,10 @@ class Shop:
     def _place_and_ship(self, order: Order) -> None:
         """Send messages to two topics in one transaction."""
         transaction = self._producer.begin_transaction()
-        transaction.send(order.to_message())
+        first = order.to_message()
+        transaction.send(first)
         transaction.send(order.to_message(SHIPMENTS))
-        if self._table.place(order) is OrderState.PAID:
+        if self._table.place(order, first.transaction_id) is OrderState.PAID:
             transaction.commit()
         else:
             transaction.rollback()
