@@ -4,7 +4,7 @@ python -m tests.recovery.campaign --rounds 200 --seed 1
 
 A round is traffic, a start with one to three faults (`tests/support/misfortune.py`), and a comparison: Kafka's log and
 the producers' database against the ledger and the topic tables (`oracle`), a replay of their logs and a group of
-consumers (`table_streams`), rebuilds of what is open and a dump of the state store (`live_state`). Every twentieth
+consumers (`table_streams`), rebuilds of what is open and a dump of the state store (`live_state`). Every fortieth
 round nothing goes wrong, and all must come to its end under steady traffic.
 
 A wrong clock is Python's only: the JVM's stays right. The disk is made full where a
@@ -53,13 +53,13 @@ TIMINGS = {
     "transaction.check_repeat": "3s",
     "transaction.check_max": 2,
     "transaction.op_park_time": "3s",
-    "maintenance.interval": "1s",
+    "maintenance.interval": "2s",
     "maintenance.retention": "30d",
 }
 """A second or so for all that falls due; rows stay for as long as the oracle looks at them."""
-END_S, READY_S, SETTLE_S = 90, 60, 60
+END_S, READY_S, SETTLE_S = 90, 60, 180
 """On an idle machine: how long an end, a start and the way of all to its end may take."""
-_SETTLES_EVERY, _REBUILDS_EVERY, _READS_EVERY = 20, 4, 2
+_SETTLES_EVERY, _REBUILDS_EVERY, _READS_EVERY = 40, 4, 2
 _SHOWN_FINDINGS = 8
 _ALL = 5_000
 """Records of a landing while all comes to its end: a backlog must not be what it waits for."""

@@ -66,8 +66,9 @@ class RandomKills:
 
     def _swap(self, kept: Path, there: Path) -> None:
         """Each query finds directories of the other, with names of epochs to come."""
-        for place in kept.glob("*/*/*"):
-            other = {"landing": "coordination", "coordination": "landing"}[place.parent.name]
+        others = {"landing": "coordination", "coordination": "landing"}
+        for place in (place for name in others for place in kept.glob(f"*/{name}/*")):
+            other = others[place.parent.name]
             epoch = len(self.lake.rows("epochs")) + self.chosen.choice([1, 2, 3])
             shutil.copytree(place, there / place.parts[-3] / other / f"{epoch}-{place.name.partition('-')[2]}")
 
