@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import runpy
+import sqlite3
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import commitlake
+from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer
 from commitlake.config.keys import KEYS
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
+from commitlake.testing import Crash, Fault, InMemoryCoordinator
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -116,10 +122,14 @@ def test_errors_that_operations_explains_are_in_the_code() -> None:
 def test_the_guides_test_of_a_listener_passes_and_finds_one_that_forgets() -> None:
     guide = (ROOT / "docs" / "guide.md").read_text()
     text = guide.split("## Test your listener")[1].split("```python\n")[1].split("```")[0]
-    forgets = text.replace("if message.keys in self.database", "if message.keys in getattr(self, 'done', ())")
-    forgets = forgets.replace("return COMMIT\n", "self.done = {message.keys}\n        return COMMIT\n", 1)
+    check = "if self.database.get(message.keys) == message.transaction_id else"
+    assert check in text
+    forgets = text.replace(check, "if self.__dict__.get('done') == message.transaction_id else")
+    forgets = forgets.replace("        paid_by =", "        self.done = message.transaction_id\n        paid_by =")
+    by_key = text.replace(check, "if message.keys in self.database else")
     assert failing(text) == []
     assert failing(forgets) == ["CRASH_BEFORE_DECISION", "DECISION_LOST"]
+    assert failing(by_key) == ["UNACKNOWLEDGED", "CRASH_AFTER_HALF"]
 
 
 def failing(example: str) -> list[str]:
@@ -129,14 +139,43 @@ def failing(example: str) -> list[str]:
     failed = []
     for fault in names["Fault"]:
         try:
-            names["test_what_is_paid_is_told_whatever_befalls"](fault)
+            names["test_what_is_paid_is_told_once_whatever_befalls"](fault)
         except AssertionError:
             failed.append(fault.name)
     return failed
 
 
-def test_the_changelog_has_a_section_for_this_version() -> None:
-    import commitlake
+@pytest.mark.parametrize("fault", Fault)
+def test_an_order_that_the_readme_sends_twice_is_told_once(
+    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    one = next(text for text in snippets if "class Orders" in text)
+    several = next(text for text in snippets if "begin_transaction" in text)
+    listener, _, sends_one = one.partition("\nwith ")
+    monkeypatch.chdir(tmp_path)
+    lake = InMemoryCoordinator()
+    for send in (f"with {sends_one}", several):
+        for befalls in (fault, None):  # the second time all goes well
+            monkeypatch.setattr(commitlake, "TransactionMQProducer", partial(in_memory, lake, befalls))
+            with suppress(Crash, CommitLakeError, sqlite3.IntegrityError):
+                exec(f"{listener}\n{send}", {})
+    names: dict[str, Any] = {}
+    exec(listener, names)
+    with lake.producer("order-service", names["Orders"]()):
+        lake.advance("10m")
+    assert [message.keys for message in lake.messages("orders")] == ["order-1", "order-2"]
+    assert [message.keys for message in lake.messages("points")] == ["order-2"]
+    assert lake.pending == []
 
+
+def in_memory(
+    lake: InMemoryCoordinator, fault: Fault | None, group: str, listener: TransactionListener, **_: object
+) -> TransactionMQProducer:
+    """In place of a producer that needs Kafka's address."""
+    return lake.producer(group, listener, fault=fault)
+
+
+def test_the_changelog_has_a_section_for_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert text.index("## [Unreleased]") < text.index(f"## [{commitlake.__version__}]")
