@@ -404,7 +404,7 @@ def test_a_transaction_with_an_uncertain_message_can_only_roll_back(kafka: Names
             while True:
                 with suppress(FailedSend):
                     transaction.send(Message("orders", b"2"))
-        producer.send_msg_timeout = 3_000
+        producer.send_msg_timeout = 60_000
         with pytest.raises(MQClientException, match="only roll back"):
             transaction.send(Message("orders", b"3"))
         with pytest.raises(MQClientException, match="rolled back"):
@@ -501,7 +501,7 @@ def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Pa
         kafka.publish()
         listener = Listener()
         with kafka.producer(listener, send_msg_timeout=1_000) as producer:
-            producer.send_message_in_transaction(Message("orders", b"before"))
+            wait_for(lambda: sent(producer, Message("orders", b"before")))
             broker.stop()
             with pytest.raises((FailedSend, UncertainSend)):
                 producer.send_message_in_transaction(Message("orders", b"meanwhile"))
