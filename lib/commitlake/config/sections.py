@@ -46,6 +46,10 @@ class KafkaConfig:
         """Return the full name of the Kafka topic `name`, for example `commitlake.half`."""
         return self.topic_prefix + name
 
+    def source(self, topic: str) -> str:
+        """Return the name of a Kafka topic without the prefix."""
+        return topic.removeprefix(self.topic_prefix)
+
     def resolved_options(self) -> dict[str, str]:
         """Return the options with references replaced by what they refer to.
 

@@ -272,7 +272,7 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
     found = client.describe_configs(resources, config_filter="all")["topic"]
     warnings = []
     for topic in topics:
-        name = topic.removeprefix(config.kafka.topic_prefix)
+        name = config.kafka.source(topic)
         actual = {key: entry["value"] for key, entry in found[topic].items()}
         if name != SETTINGS and "compact" in actual.get("cleanup.policy", ""):
             fix = _fix(topic, "cleanup.policy", "delete")
@@ -311,7 +311,7 @@ def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[s
     if missing:
         msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
         raise KafkaError(msg)
-    return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in found.items()}
+    return {config.kafka.source(topic): numbers for topic, numbers in found.items()}
 
 
 def _offsets(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, int]]:

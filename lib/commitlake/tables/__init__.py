@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commitlake.tables.names import TableName, topic_table
-from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
+from commitlake.tables.schemas import OF_BATCHES, TABLES, TOPIC, TableLayout
 from commitlake.tables.warehouse import Warehouse
 
-__all__ = ["TABLES", "TOPIC", "TableLayout", "TableName", "Warehouse", "topic_table"]
+__all__ = ["OF_BATCHES", "TABLES", "TOPIC", "TableLayout", "TableName", "Warehouse", "topic_table"]

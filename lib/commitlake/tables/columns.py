@@ -13,6 +13,9 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol.encoding import OFFSET_BITS
 
+IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
+"""Of a half message: whether it is its transaction's first."""
+
 
 def coordinate_sql(queue: str, offset: str) -> str:
     """(queue, offset) as one number: a join on a single bigint is Spark's fastest, and cheap to broadcast."""

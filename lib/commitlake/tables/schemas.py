@@ -289,3 +289,6 @@ TABLES: dict[str, TableLayout] = {
     # What was open when maintenance ran last, so that a start works out only what came since.
     "open_rows": TableLayout(columns(OPEN_ROWS), (), ("kind",)),
 }
+
+OF_BATCHES = ("transactions", "deliveries", "discarded", "checks", "reentries")
+"""Tables that a coordination batch writes before its row in `batches`; beside them it writes topics."""

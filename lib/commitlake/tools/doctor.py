@@ -117,9 +117,8 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
     if config.kafka.is_embedded:
         return Diagnosis("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
-    prefix = config.kafka.topic_prefix
     lag = sum(
-        max(0, end - landed.get((topic.removeprefix(prefix), queue), 0))
+        max(0, end - landed.get((config.kafka.source(topic), queue), 0))
         for topic, ends in topics.end_offsets(config).items()
         for queue, end in ends.items()
     )

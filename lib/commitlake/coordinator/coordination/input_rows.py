@@ -11,7 +11,7 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from commitlake.protocol.statemachine.rows import ROW
 from commitlake.protocol.states import Kind, Source
-from commitlake.tables.columns import hashed_sql, millis_sql
+from commitlake.tables.columns import IS_FIRST, hashed_sql, millis_sql
 
 _WIDTHS = {"i1": IntegerType(), "i2": IntegerType(), "i4": IntegerType(), "i8": LongType()}
 FIELDS = ["src", "queue", *(ROW.names or ())]
@@ -25,14 +25,13 @@ OPENED = f"kind IN ({int(Kind.HALF)}, {int(Kind.PART)}) AND round > 0"
 
 _DECISIONS = tuple(kind.name for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL))
 _DECISION_KIND = " ".join(f"WHEN '{name}' THEN {int(Kind[name])}" for name in _DECISIONS)
-_IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
 _HALF = {
-    "kind": f"IF({_IS_FIRST}, {int(Kind.HALF)}, {int(Kind.PART)})",
+    "kind": f"IF({IS_FIRST}, {int(Kind.HALF)}, {int(Kind.PART)})",
     "src": f"{int(Source.HALF)}",
     "queue": "first_queue",
     "offset": "first_offset",
-    "part_queue": f"IF({_IS_FIRST}, -1, queue)",
-    "part_offset": f"IF({_IS_FIRST}, -1, queue_offset)",
+    "part_queue": f"IF({IS_FIRST}, -1, queue)",
+    "part_offset": f"IF({IS_FIRST}, -1, queue_offset)",
     "tid": hashed_sql("transaction_id"),
     "grp": hashed_sql("producer_group"),
     "stored": millis_sql("stored_at"),

@@ -66,7 +66,7 @@ def remember(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
     if before != now:
         content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": now.begins}
         warehouse.set_property("half", _PROPERTY, json.dumps(content))
-    return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in now.begins.items()}
+    return {config.kafka.source(topic): numbers for topic, numbers in now.begins.items()}
 
 
 def _known(warehouse: Warehouse) -> Known | None:

@@ -74,6 +74,6 @@ def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int)
         raise WarehouseError(msg)
     by_topic: dict[str, dict[str, int]] = json.loads(text.splitlines()[-1])
     return {
-        topic.removeprefix(config.kafka.topic_prefix): {int(number): end for number, end in ends.items()}
+        config.kafka.source(topic): {int(number): end for number, end in ends.items()}
         for topic, ends in by_topic.items()
     }

@@ -51,7 +51,7 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
     recorded = positions.newest(warehouse)
     if recorded is not None:
         return Reached(recorded, is_recorded=True)
-    return Reached(_of_older_version(warehouse, config.kafka.topic_prefix), is_recorded=False)
+    return Reached(_of_older_version(warehouse, config), is_recorded=False)
 
 
 def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
@@ -138,14 +138,14 @@ def _lost(what: str, low: int, high: int, config: Config) -> None:
 
 
 def _by_source(offsets: dict[str, dict[int, int]], config: Config) -> dict[str, dict[int, int]]:
-    return {topic.removeprefix(config.kafka.topic_prefix): numbers for topic, numbers in offsets.items()}
+    return {config.kafka.source(topic): numbers for topic, numbers in offsets.items()}
 
 
 _COMMITS = 1_000
 """How far back the marker of a landing is looked for: version 0.1 wrote it again when it was 20 commits back."""
 
 
-def _of_older_version(warehouse: Warehouse, prefix: str) -> LandingPosition:
+def _of_older_version(warehouse: Warehouse, config: Config) -> LandingPosition:
     """Version 0.1 kept offsets in the markers of its commits to `op`.
 
     The newest landing may have been cut short, so landing goes on at its begin, and what it has written is left out.
@@ -153,7 +153,7 @@ def _of_older_version(warehouse: Warehouse, prefix: str) -> LandingPosition:
     for marker in warehouse.markers("op", _COMMITS):
         if "landing_id" in marker and "tables" in marker:
             offsets = {
-                topic.removeprefix(prefix): {int(number): offset for number, offset in numbers.items()}
+                config.kafka.source(topic): {int(number): offset for number, offset in numbers.items()}
                 for topic, numbers in marker["from"].items()
             }
             return LandingPosition(marker["landing_id"], offsets)

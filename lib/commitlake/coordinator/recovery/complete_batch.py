@@ -12,11 +12,10 @@ from commitlake.coordinator.coordination import check_requests, topic_rows
 from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import materialized
-from commitlake.tables import Warehouse, topic_table
+from commitlake.tables import OF_BATCHES, Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 from commitlake.tables.spans import spans_of, within
 
-_MARKED = ("transactions", "deliveries", "discarded", "checks", "reentries")
 _REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 knew none
 _SHOWN = ["source", "source_queue", "source_offset"]
 _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
@@ -44,7 +43,7 @@ def complete_last_batch(warehouse: Warehouse) -> int:
 
 def _newest_after(warehouse: Warehouse, complete: int) -> int | None:
     """The newest batch that has written rows, None when that is the complete one. Files of older ones are not read."""
-    later = [warehouse.read(table).where(F.col("batch_id") > complete).select("batch_id") for table in _MARKED]
+    later = [warehouse.read(table).where(F.col("batch_id") > complete).select("batch_id") for table in OF_BATCHES]
     found: int | None = reduce(DataFrame.unionAll, later).agg(F.max("batch_id")).collect()[0][0]
     return found
 

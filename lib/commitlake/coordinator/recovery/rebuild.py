@@ -29,7 +29,7 @@ from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Source
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import Warehouse
-from commitlake.tables.columns import coordinate_sql, hashed_sql
+from commitlake.tables.columns import IS_FIRST, coordinate_sql, hashed_sql
 from commitlake.tables.spans import spans_of, within
 
 _SMALL = 1_000_000
@@ -37,7 +37,6 @@ _SMALL = 1_000_000
 _HALVES = (Kind.HALF, Kind.PART)
 _OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.LISTED)
 _AT_OP = ["op_queue", "op_offset", "admin"]
-_IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
 _OWN_PLACE = coordinate_sql(
     f"IF(kind = {int(Kind.PART)}, part_queue, queue)", f"IF(kind = {int(Kind.PART)}, part_offset, offset)"
 )
@@ -128,7 +127,7 @@ class _Look:
 
 def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
     """Half messages without an end in their newest round; a part waits for its first since it landed."""
-    new = half_rows(look.landed("half", half="true"), since=f"IF({_IS_FIRST}, -1, landed)")
+    new = half_rows(look.landed("half", half="true"), since=f"IF({IS_FIRST}, -1, landed)")
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
     resumed = look.resumed().withColumn("due", F.expr(due))
     every = look.with_saved(new.unionByName(resumed), *_HALVES)

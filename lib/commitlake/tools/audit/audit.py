@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.protocol.encoding import Position
-from commitlake.tables import Warehouse, topic_table
+from commitlake.tables import OF_BATCHES, Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 from commitlake.tools.audit.audit_rows import SOURCES, rows, until
 from commitlake.tools.audit.audit_rules import COUNTS, RULES, judged, per_message
@@ -198,8 +198,7 @@ def _checks(tables: Warehouse, last: int) -> list[Finding]:
 
 def _batches(tables: Warehouse, last: int) -> list[Finding]:
     """A batch that wrote anything stands in `batches`, once; a batch that wrote nothing leaves a gap in the ids."""
-    names = ("transactions", "deliveries", "discarded", "checks", "reentries")
-    written = [tables.read(name) for name in names] + [tables.read(topic_table(topic)) for topic in tables.topics()]
+    written = [tables.read(name) for name in (*OF_BATCHES, *map(topic_table, tables.topics()))]
     ids = reduce(DataFrame.unionAll, [table.select("batch_id", F.lit(0).alias("complete")) for table in written])
     ids = ids.unionAll(tables.read("batches").select("batch_id", F.lit(1)))
     found = ids.where(F.col("batch_id") <= last).groupBy("batch_id").agg(F.sum("complete").alias("complete"))

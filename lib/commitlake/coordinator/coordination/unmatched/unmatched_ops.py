@@ -11,6 +11,7 @@ from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, i
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling, events
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Event, Kind, Refusal, Source
 from commitlake.spark.frames import materialized
+from commitlake.tables.columns import IS_FIRST
 from commitlake.tables.rounds import newest
 from commitlake.tables.spans import spans_of, within
 
@@ -204,13 +205,12 @@ def _reopen(judged: DataFrame, tables: LedgerTables, timeout_ms: int) -> DataFra
     half = half.join(
         ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi"
     )
-    first = "first_queue = queue AND first_offset = queue_offset"
     return half_rows(
         half,
         op_queue="resume_op_queue",
         op_offset="resume_op_offset",
         admin="1",
         round="new_round",
-        since=f"IF({first}, resumed, -1)",
-        due=f"IF({first}, resumed + {timeout_ms + 1}, -1)",
+        since=f"IF({IS_FIRST}, resumed, -1)",
+        due=f"IF({IS_FIRST}, resumed + {timeout_ms + 1}, -1)",
     )
