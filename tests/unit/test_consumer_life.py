@@ -18,7 +18,8 @@ from tests.support.consumers import consumer, rest, running
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
-from commitlake.clients.consumer import keeper, subscription
+from commitlake.clients.consumer import assignment, keeper, subscription
+from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.receipts import SCHEMA, Receipts
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
@@ -205,6 +206,19 @@ def test_a_block_whose_receipts_could_not_be_written_ends_with_an_error(
     place.unlink()
     os.rename(f"{place}-broken", place)
     assert len(rest(warehouse)) == 40
+
+
+@pytest.mark.parametrize(("lease_s", "turn_s"), [(1, 5.0), (6, 1.0)], ids=["slow turns", "a longer lease"])
+def test_a_run_to_the_end_has_the_queues_of_an_instance_that_was_killed(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, lease_s: int, turn_s: float
+) -> None:
+    with consumer(warehouse) as messages:
+        next(messages)
+    group = Group(f"{warehouse}_receipts", "points", "orders")
+    group.beats.show("killed")
+    group.change(lambda state: assignment.turn(state or {}, "killed", (), range(4), (), {}, lease_s))
+    monkeypatch.setattr(keeper, "_WRITE_S", turn_s)
+    assert len(rest(warehouse, lease="1s")) == 40
 
 
 def test_several_topics_are_read_by_one_consumer(warehouse: Path) -> None:

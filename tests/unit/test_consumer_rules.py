@@ -167,6 +167,22 @@ def test_a_beat_that_stands_still_tells_that_an_instance_is_gone_by_the_own_cloc
     assert watch.gone({"a": 1, "b": 2}, 111, {"a": 60, "b": 1}) == set(), "it beats as often as its own lease needs"
 
 
+def test_a_member_whose_beat_is_not_there_has_a_lease_to_show_one() -> None:
+    """It joined between the two looks, or others took it for gone and removed its beat."""
+    watch = assignment.Watch(silence_s=10)
+    assert watch.gone({"a": None}, 100) == set()
+    assert watch.gone({"a": None}, 111) == {"a"}
+    assert watch.gone({"a": 1}, 112) == set()
+
+
+def test_only_a_beat_that_changes_shows_that_an_instance_lives() -> None:
+    watch = assignment.Watch(silence_s=10)
+    for at, beat in ((100, 1), (105, 1), (106, 2)):
+        assert not watch.has_seen_alive("a")
+        watch.gone({"a": beat}, at)
+    assert watch.has_seen_alive("a")
+
+
 def receipt(offset: int, due_ms: int, attempt: int) -> dict[str, Any]:
     place = {"source": "half", "source_queue": 0, "source_offset": offset, "source_index": 0}
     return {**place, "state": "RETRY", "attempt": attempt, "due_at": datetime.fromtimestamp(due_ms / 1_000, UTC)}

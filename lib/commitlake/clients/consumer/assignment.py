@@ -103,7 +103,7 @@ def owned(state: State, me: str) -> dict[int, Any]:
 
 
 class Watch:
-    """Tells which members' beats stand still.
+    """Tells by their beats which members live.
 
     Args:
         silence_s: after so many seconds, or after its own lease where that is longer.
@@ -112,13 +112,24 @@ class Watch:
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
         self._seen: dict[str, tuple[object, float]] = {}
+        self._changed: set[str] = set()
 
     def gone(
         self, members: Mapping[str, object], now_s: float, leases: Mapping[str, float] = MappingProxyType({})
     ) -> set[str]:
-        """Members, given with their beats and leases, that are gone at `now_s`, a monotonic clock of this process."""
+        """Members, given with their beats and leases, that are gone at `now_s`, a monotonic clock of this process.
+
+        A beat may be absent, None: of a member that joined right now, or that others had taken for gone.
+        """
         for name, beat in members.items():
-            if self._seen.get(name, (None,))[0] != beat:
+            if name not in self._seen:
                 self._seen[name] = beat, now_s
+            elif self._seen[name][0] != beat:
+                self._seen[name] = beat, now_s
+                self._changed.add(name)
         silence_s = {name: max(self._silence_s, leases.get(name, 0)) for name in members}
         return {name for name in members if now_s - self._seen[name][1] > silence_s[name]}
+
+    def has_seen_alive(self, name: str) -> bool:
+        """Whether a member's beat has changed since it was first seen."""
+        return name in self._changed

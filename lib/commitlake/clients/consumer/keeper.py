@@ -63,9 +63,8 @@ class Keeper:
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
         self._watch = assignment.Watch(lease_s)
-        self._unread, self._known = set(queues), set[int]()
+        self._is_settled, self._known = False, set[int]()
         self._gone: set[str] = set()
-        self._begin = time.monotonic()
         self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
         self._members = 1
         self._trouble = Complaint(log)
@@ -82,8 +81,7 @@ class Keeper:
 
     def is_settled(self) -> bool:
         """Whether each queue has an instance that reads it: this one, or another that has shown that it lives."""
-        all_live = self._members == 1 or time.monotonic() - self._begin > 2 * self._lease_s
-        return all_live and not self._unread
+        return self._is_settled
 
     def raise_if_failed(self) -> None:
         """Raise the error that ended the thread."""
@@ -175,7 +173,11 @@ class Keeper:
         if has_new or time.monotonic() - self._last_look > _LOOK_S:
             self.lanes.set_waiting(self._receipts.waiting())
             self._last_look = time.monotonic()
-        self._unread = queues - {int(queue) for queue, share in state["queues"].items() if share["owner"]}
+        owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
+        self._is_settled = all(map(self._reads, map(owners.get, queues)))
+
+    def _reads(self, owner: str | None) -> bool:
+        return owner is not None and (owner == self._me or self._watch.has_seen_alive(owner))
 
     def _follows(self, state: assignment.State) -> bool:
         """Whether the lanes are of this reading; after a rewind those of before must move no cursor.
