@@ -69,7 +69,7 @@ class Ledger:
 
     def rounds(self, place: Position, end: End) -> int:
         """How often its transaction was reopened; an ORPHAN never is."""
-        return 0 if end.reason == Reason.ORPHAN else len(self.resumes.get(self.half[place].anchor, ()))
+        return 0 if end.reason == Reason.ORPHAN else len(self.resumes.get(self.half[place].first_at, ()))
 
     # ---- what is unmatched, resolved from the tables as they were before the batch
 
@@ -157,7 +157,7 @@ class Ledger:
 
     def _resolve_part(self, part: LandedMessage, last: bool) -> Iterator[Outcome]:
         """A late part follows its first; one without a first that fits is an ORPHAN."""
-        first = self.half.get(part.anchor)
+        first = self.half.get(part.first_at)
         stranger = first is not None and (first.first or (part.tid, part.group) != (first.tid, first.group))
         end = self.ended(first.at) if first and not first.first else None
         if self.ended(part.at):
@@ -168,9 +168,9 @@ class Ledger:
             due = part.due(self.op[end.op].stored) if end.op and end.state == State.COMMITTED else -1
             yield "ended", part.at, end._replace(deliver_at=due)
             if due >= 0:
-                yield "again", Source.HALF, part.anchor.queue, self.timer(part, due)
+                yield "again", Source.HALF, part.first_at.queue, self.timer(part, due)
         elif first and last:
-            yield "again", Source.HALF, part.anchor.queue, half_row(part)
+            yield "again", Source.HALF, part.first_at.queue, half_row(part)
 
     def timer(self, m: LandedMessage, due: int) -> Rows:
         """The row of a committed half message that waits until `due`."""
@@ -179,7 +179,7 @@ class Ledger:
             if m.first
             else {"part_offset": m.at.offset}
         )
-        return make(ROW, 1, kind=Kind.WAITING, offset=m.anchor.offset, deliver_at=due, **own)
+        return make(ROW, 1, kind=Kind.WAITING, offset=m.first_at.offset, deliver_at=due, **own)
 
     # ---- what is recorded
 
@@ -189,9 +189,9 @@ class Ledger:
         records, self.again = self.resolve(events)
         parts: dict[Position, set[Position]] = {}
         for src, queue, e in events:
-            at, anchor = Position(own(e["queue"], queue), int(e["offset"])), Position(queue, int(e["anchor_offset"]))
+            at, first_at = Position(own(e["queue"], queue), int(e["offset"])), Position(queue, int(e["first_offset"]))
             if e["event"] == Event.CHECK_PART:
-                parts.setdefault(anchor, set()).add(at)
+                parts.setdefault(first_at, set()).add(at)
             elif e["event"] == Event.REFUSED:
                 records.append(("refused", op_key(e), Refusal(int(e["reason"]))))
             elif e["event"] == Event.DECIDED:
@@ -263,9 +263,9 @@ class Ledger:
     def rebuild(self) -> list[Keyed]:
         """What is open, and ops that are neither decided, refused nor harmless."""
         halves = [m for m in self.half.values() if not self.ended(m.at)]
-        rows = [(Source.HALF, m.anchor.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
+        rows = [(Source.HALF, m.first_at.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
         rows += [
-            (Source.HALF, self.half[at].anchor.queue, self.timer(self.half[at], ends[-1].deliver_at))
+            (Source.HALF, self.half[at].first_at.queue, self.timer(self.half[at], ends[-1].deliver_at))
             for at, ends in self.transactions.items()
             if ends[-1].deliver_at >= 0 and ("half", at) not in self.deliveries
         ]

@@ -34,7 +34,7 @@ class LandedMessage:
     delayed: bool = False
 
     @property
-    def anchor(self) -> Position:
+    def first_at(self) -> Position:
         """Where its transaction has its first half message."""
         return self.first or self.at
 
@@ -100,7 +100,7 @@ def half_row(m: LandedMessage, **columns: object) -> Rows:
     """A message as a segment reads it; `columns` of `ROW` take precedence."""
     kind = Kind.DELAYED if m.delayed else Kind.PART if m.first else Kind.HALF
     part = {"part_queue": m.at.queue, "part_offset": m.at.offset} if m.first else {}
-    given = {"checks": 0, "round": 0, "kind": kind, "offset": m.anchor.offset, **part, **columns}
+    given = {"checks": 0, "round": 0, "kind": kind, "offset": m.first_at.offset, **part, **columns}
     return make(
         ROW,
         1,

@@ -74,7 +74,7 @@ class Segments:
 
 def row_of_message(m: LandedMessage) -> Keyed:
     """The row of a message, and the segment that it goes to."""
-    return (Source.MESSAGES if m.delayed else Source.HALF, m.anchor.queue, half_row(m))
+    return (Source.MESSAGES if m.delayed else Source.HALF, m.first_at.queue, half_row(m))
 
 
 def row_of_op(op: LandedOp) -> Keyed:

@@ -170,6 +170,4 @@ class Batch:
         if not self.events.count(Event.CHECK_PART):
             return None
         parts = self.events.of(Event.CHECK_PART)
-        return parts.selectExpr(
-            "anchor_queue AS first_queue", "anchor_offset AS first_offset", "queue", "offset AS queue_offset"
-        )
+        return parts.selectExpr("first_queue", "first_offset", "queue", "offset AS queue_offset")

@@ -33,7 +33,7 @@ from commitlake.protocol.statemachine.rows import (
 from commitlake.protocol.states import Event
 
 _KEY = ("src", "queue", "segment")  # of the input rows
-_ADDED = {"src": "i4", "anchor_queue": "i4", "now": "i8"}
+_ADDED = {"src": "i4", "first_queue": "i4", "now": "i8"}
 _TYPES = {"i4": IntegerType(), "i8": LongType()}
 EVENT_SCHEMA = StructType(
     [StructField(name, _TYPES[EVENT[name].str[1:]]) for name in EVENT.names or ()]
@@ -109,4 +109,4 @@ def _rows(frames: Iterable[pd.DataFrame]) -> tuple[Rows, int, int]:
 def _frame(events: Rows, src: int, queue: int, now: int) -> pd.DataFrame:
     columns = {name: np.ascontiguousarray(events[name]) for name in EVENT.names or ()}
     columns["queue"] = np.where(events["queue"] < 0, np.int32(queue), events["queue"])
-    return pd.DataFrame(columns | {"src": np.int32(src), "anchor_queue": np.int32(queue), "now": np.int64(now)})
+    return pd.DataFrame(columns | {"src": np.int32(src), "first_queue": np.int32(queue), "now": np.int64(now)})

@@ -86,4 +86,4 @@ def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
 
 
 def _emit(segment: Segment, event: Event, rows: Rows, **columns: object) -> None:
-    segment.events.append(make(EVENT, len(rows), event=event, anchor_offset=rows["offset"], **columns))
+    segment.events.append(make(EVENT, len(rows), event=event, first_offset=rows["offset"], **columns))

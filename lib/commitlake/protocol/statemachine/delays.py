@@ -62,7 +62,7 @@ def _end(segment: Segment, ended: Mask, state: Delivery) -> None:
         event=Event.DELIVERY,
         queue=np.where(committed, rows["part_queue"], -1),
         offset=np.where(committed, rows["part_offset"], rows["offset"]),
-        anchor_offset=rows["offset"],
+        first_offset=rows["offset"],
         state=state,
         deliver_at=rows["deliver_at"],
     )

@@ -81,4 +81,4 @@ def report(segment: Segment, ops: Rows, **columns: object) -> None:
     """
     if len(ops):
         about = {name: ops[name] for name in ("op_queue", "op_offset", "admin", "kind", "since")}
-        segment.events.append(make(EVENT, len(ops), anchor_offset=ops["offset"], **about, **columns))
+        segment.events.append(make(EVENT, len(ops), first_offset=ops["offset"], **about, **columns))

@@ -97,5 +97,5 @@ def _orphans(segment: Segment, parts: Rows) -> None:
 
 
 def _part_events(parts: Rows, **columns: object) -> Rows:
-    where = {"queue": parts["part_queue"], "offset": parts["part_offset"], "anchor_offset": parts["offset"]}
+    where = {"queue": parts["part_queue"], "offset": parts["part_offset"], "first_offset": parts["offset"]}
     return make(EVENT, len(parts), **where, **columns)

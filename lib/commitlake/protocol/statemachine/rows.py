@@ -52,7 +52,7 @@ EVENT = np.dtype(
         ("event", "i4"),
         ("queue", "i4"),
         ("offset", "i8"),
-        ("anchor_offset", "i8"),  # of the first half message; its queue is the segment's
+        ("first_offset", "i8"),  # of the first half message; its queue is the segment's
         ("op_queue", "i4"),
         ("op_offset", "i8"),
         ("admin", "i4"),

@@ -53,8 +53,7 @@ def unmatched_rows(events: Events, event: Event, src: Source) -> DataFrame:
         src: the source of the messages that they are about.
     """
     found = events.of(event, src)
-    once = found.groupBy(*[name for name in found.columns if name != "last"]).agg(F.max("last").alias("last"))
-    return once.withColumnsRenamed({"anchor_queue": "first_queue", "anchor_offset": "first_offset"})
+    return found.groupBy(*[name for name in found.columns if name != "last"]).agg(F.max("last").alias("last"))
 
 
 def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:

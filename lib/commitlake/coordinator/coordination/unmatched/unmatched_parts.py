@@ -89,14 +89,8 @@ def _number(kinds: type[State] | type[Reason], column: str) -> Column:
 
 
 def _at() -> dict[str, Column | int]:
-    names = {
-        "queue": "queue",
-        "offset": "offset",
-        "anchor_queue": "first_queue",
-        "anchor_offset": "first_offset",
-        "now": "now",
-    }
-    return {"src": Source.HALF, **{name: F.col(column) for name, column in names.items()}}
+    names = ("queue", "offset", "first_queue", "first_offset", "now")
+    return {"src": Source.HALF, **{name: F.col(name) for name in names}}
 
 
 def _orphans(parts: DataFrame) -> DataFrame:
