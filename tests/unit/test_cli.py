@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import commitlake
 from commitlake.spark import process, submit
 from commitlake.tools.cli import app, output, questions
 
@@ -152,7 +153,6 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
 @pytest.mark.parametrize(
     "line",
     [
-        (),
         ("explode",),
         ("run", "--explode"),
         ("run", "too much"),
@@ -268,6 +268,22 @@ def test_help_lists_all_commands() -> None:
     listed = CliRunner().invoke(app.app, ["--help"]).output.split("Commands:\n")[1]
     assert [line.split()[0] for line in listed.splitlines()] == [*COMMANDS, *QUESTIONS]
     assert "..." not in listed
+
+
+def test_the_command_alone_shows_its_help() -> None:
+    alone, helped = CliRunner().invoke(app.app, []), CliRunner().invoke(app.app, ["--help"])
+    assert (alone.exit_code, alone.output) == (0, helped.output)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    found = CliRunner().invoke(app.app, ["--version"])
+    assert (found.exit_code, found.output) == (0, f"commitlake {commitlake.__version__}\n")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *QUESTIONS, "tx list", "tx hanging", "tx commit"])
+def test_help_has_no_type_of_python(command: str) -> None:
+    shown = CliRunner().invoke(app.app, [*command.split(), "--help"]).output.split("Options:")[1]
+    assert "<" not in shown
 
 
 def test_each_job_is_a_command() -> None:

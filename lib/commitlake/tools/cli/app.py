@@ -15,13 +15,13 @@ import typer
 
 from commitlake.errors import RecordError, SetupError
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.version import __version__
 from commitlake.spark import process
 from commitlake.tools.cli import tx, without_spark
 from commitlake.tools.cli.driver import in_driver
 from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, need_address
 
 app = typer.Typer(
-    help="RocketMQ's transactional messages on Kafka, Spark and Delta Lake.",
     context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
     rich_markup_mode=None,  # boxes cut words in a log, and importing rich takes longer than all the rest of a `--help`
@@ -49,12 +49,30 @@ def main(*words: str) -> None:
             raise SetupError(msg) from error
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"commitlake {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def alone(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """RocketMQ's transactional messages on Kafka, Spark and Delta Lake."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
 @app.command()
 def run(
     context: typer.Context,
     conf: Conf = None,
     sets: Sets = None,
-    available_now: Annotated[bool, typer.Option("--available-now", help="Work off what is there, then end.")] = False,
+    available_now: Annotated[bool, typer.Option("--available-now", help="Process what is there, then end.")] = False,
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait until no other coordinator runs on the warehouse, then take over.")
     ] = False,
@@ -73,7 +91,7 @@ def run(
 def demo(
     context: typer.Context,
     place: Annotated[
-        Path, typer.Option("--dir", metavar="DIRECTORY", help="For the tables; an earlier demo's are removed.")
+        Path, typer.Option("--dir", metavar="DIRECTORY", help="For its tables; those of an earlier demo are removed.")
     ] = Path("demo"),
     master: Master = LOCAL,
     dry_run: DryRun = False,
@@ -106,7 +124,7 @@ def ledger(
     master: Master = LOCAL,
     dry_run: DryRun = False,
 ) -> None:
-    """Show what became of transactions.
+    """Show the history of a transaction, or counts.
 
     Exit code 1 when there is nothing to show, or when counts do not agree.
     """

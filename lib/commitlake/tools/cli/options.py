@@ -15,19 +15,21 @@ if TYPE_CHECKING:
 Conf = Annotated[
     str | None,
     typer.Option(
-        "--conf", metavar="FILE", help="The coordinator's YAML file; defaults hold for what it does not set.",
+        "--conf", metavar="FILE", help="The coordinator's YAML file; what it leaves out has its default.",
         show_default=False,
     ),
 ]  # fmt: skip
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Overrides the file; may be repeated.", show_default=False),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Overrides the file; can be given several times.", show_default=False
+    ),
 ]
 Master = Annotated[str, typer.Option("--master", metavar="URL", envvar="MASTER", help="Spark's master.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command, and do not run it.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command without running it.")]
 
 LOCAL = "local[*]"
 """The default of `Master`."""

@@ -39,20 +39,23 @@ def length(text: str) -> int:
         raise typer.BadParameter(msg) from error
 
 
-States = Annotated[list[StateFilter] | None, typer.Option("--state", help="Only these; may be repeated.")]
+_STATES = f"One of {', '.join(StateFilter)}; can be given several times."
+States = Annotated[list[StateFilter] | None, typer.Option("--state", metavar="STATE", help=_STATES)]
 Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only of this producer group.")]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only with this destination.")]
-Reason = Annotated[str | None, typer.Option("--reason", metavar="REASON", help="Only what ended so, as CHECK_MAX.")]
+Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only for this topic.")]
+Reason = Annotated[
+    str | None, typer.Option("--reason", metavar="REASON", help="Only with this reason, for example CHECK_MAX.")
+]
 OlderThan = Annotated[
-    int | None, typer.Option("--older-than", parser=length, metavar="TIME", help="Only what is older, as 1h.")
+    int | None, typer.Option("--older-than", parser=length, metavar="TIME", help="Only what is older, for example 1h.")
 ]
 Since = Annotated[
-    int | None, typer.Option("--since", parser=length, metavar="TIME", help="Only what was stored in the last, as 24h.")
+    int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h.")
 ]
 Keys = Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Only with this business key.")]
 Where = Annotated[
     str | None,
-    typer.Option("--where", metavar="SQL", help="Only these: a condition on columns of half and transactions."),
+    typer.Option("--where", metavar="SQL", help="A condition on columns of half and transactions."),
 ]
 
 
@@ -82,7 +85,9 @@ def list_(
 
 @app.command()
 def show(
-    transaction_id: Annotated[str, typer.Argument(metavar="ID", help="Of a transaction, or of one of its messages.")],
+    transaction_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of a transaction, or of one of its messages.")
+    ],
     as_json: AsJson = False,
     conf: Conf = None,
     sets: Sets = None,
@@ -104,7 +109,7 @@ def hanging(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """List what is pending for longer than transaction.timeout and three check intervals, the oldest first.
+    """List transactions pending for longer than transaction.timeout and three check intervals, the oldest first.
 
     Exit code 3 when there are none.
     """
@@ -118,12 +123,12 @@ def hanging(
     raise typer.Exit(code)
 
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[TRANSACTION_ID]...", help="Or use --where and filters.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[TRANSACTION_ID]...", help="Or choose by filters.")]
 Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
 As = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who; kept with the remark. Default: your login.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be decided, and send nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be decided without sending it.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Rate = Annotated[int, typer.Option("--rate", min=1, help="Decisions a second at most.")]
+Rate = Annotated[int, typer.Option("--rate", min=1, metavar="N", help="At most N decisions per second.")]
 ExistsIn = Annotated[
     str | None,
     typer.Option("--exists-in", metavar="TABLE", help="Only what a Delta table has: 'delta:PATH ON keys = id'."),

@@ -16,14 +16,16 @@ Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group 
 
 
 def rejected(
-    reason: Annotated[str | None, typer.Option("--reason", metavar="REASON", help="Only these, as BAD_OP.")] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="REASON", help="Only with this reason, for example BAD_OP.")
+    ] = None,
     since: tx.Since = None,
     limit: Limit = 100,
     as_json: AsJson = False,
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Show records that changed nothing, the newest first.
+    """List rejected records, the newest first.
 
     Needs no Spark. Exit code 3 when there are none.
     """
@@ -33,7 +35,7 @@ def rejected(
 
 
 def topics(limit: Limit = 1_000, as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
-    """Show the topics: messages, bytes, files.
+    """List the topics: messages, bytes, files.
 
     Needs no Spark. Exit code 3 when there are none.
     """
@@ -53,7 +55,7 @@ def stats(since: tx.Since = None, as_json: AsJson = False, conf: Conf = None, se
 
 
 def doctor(as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
-    """Look whether the warehouse and its Kafka are well.
+    """Check the health of the warehouse and Kafka.
 
     Needs no Spark. Exit code 1 when something needs a look.
     """
@@ -66,14 +68,14 @@ def report(
     context: typer.Context,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the page there.")] = None,
     since: Annotated[
-        int | None, typer.Option("--since", parser=tx.length, metavar="TIME", help="What it is about; default 24h.")
+        int | None, typer.Option("--since", parser=tx.length, metavar="TIME", help="Time range; default 24h.")
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve it on this machine, until Ctrl-C.")] = False,
     port: Annotated[int, typer.Option("--port", metavar="PORT", help="For --serve; 0 for any.")] = 0,
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Make a page about the last hours: one HTML file.
+    """Write a report of the last hours, one HTML file, or serve it.
 
     Needs no Spark, and the page no network.
     """
@@ -95,7 +97,7 @@ def delayed(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Show delayed messages that are waiting, the first due first.
+    """List delayed messages that are waiting, the first due first.
 
     Needs no Spark. Exit code 3 when there are none.
     """
@@ -133,7 +135,7 @@ def unfinished(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Show what a group of consumers has not done, the oldest first.
+    """List what a group has not finished, the oldest first.
 
     Needs no Spark. Exit code 3 when there are none.
     """
@@ -149,12 +151,12 @@ def groups(
         str | None,
         typer.Option("--rewind", metavar="WHERE", help="Go on there: first, newest, ms since epoch or a time in UTC."),
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Forget a group whose instances have ended.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete a group whose instances have ended.")] = False,
     as_json: AsJson = False,
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Show how far groups of consumers are behind, or change one.
+    """List consumer groups and their lag; rewind or delete one.
 
     Needs no Spark. Exit code 3 when there are none.
     """
@@ -176,13 +178,14 @@ def send_again(
     topic: Topic,
     group: Group,
     positions: Annotated[
-        list[str] | None, typer.Argument(metavar="[POSITION]...", help="As `unfinished` shows them; without any, all.")
+        list[str] | None,
+        typer.Argument(metavar="[POSITION]...", help="As `unfinished` shows them; default all."),
     ] = None,
     remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the receipt.")] = "",
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Let a group of consumers have its dead letters once more.
+    """Send a group its dead letters again.
 
     Needs no Spark. Exit code 3 when there are none.
     """
