@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,13 +22,21 @@ from pyspark.sql import SparkSession
 from tests.support.cluster import free_port
 from tests.support.killing import ROOT
 from tests.support.lake import Lake
-from tests.support.polling import wait_for
+from tests.support.polling import patience, wait_for
 
 import commitlake
+from commitlake.config import from_mapping
+from commitlake.coordinator import companions
 from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.counters import Counters
+from commitlake.coordinator.landing import start as landing_start
+from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.coordinator.metrics import collect
 from commitlake.coordinator.metrics.server import serving
+from commitlake.coordinator.rounds import Rounds
 from commitlake.errors import SetupError
 from commitlake.protocol import headers
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tools import doctor
 
 Samples = dict[str, dict[tuple[str, ...], float]]
@@ -81,6 +92,7 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     assert found["commitlake_oldest_pending_seconds"][()] > 1
     assert found["commitlake_checks_sent_total"] == {(): 2}
     assert found["commitlake_checks_answered_total"] == {(): 0}
+    assert found["commitlake_kafka_reachable"] == {(): 1}
     assert found["commitlake_landing_lag_records"] == {("half",): 0, ("op",): 0, ("messages",): 0, ("admin",): 0}
     assert found["commitlake_rejected_total"]["WRONG_TRANSACTION_ID",] == 1
     assert found["commitlake_rejected_total"]["MISSING_UNIQ_KEY",] == 1
@@ -153,8 +165,9 @@ def test_alerts_and_dashboard_have_the_shape_that_prometheus_and_grafana_read() 
     assert [rule["alert"] for rule in rules if f"`{rule['alert']}`" not in operations] == []
     board = json.loads((ROOT / "conf/grafana/commitlake.json").read_text())
     places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
-    assert len(places) == len(set(places)) == 12
-    assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    assert len(places) == len(set(places)) == 18
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert all(each.count("commitlake_") == each.count('{instance=~"$instance"}') > 0 for each in expressions)
 
 
 def promtool(*words: str, place: Path) -> str:
@@ -169,7 +182,7 @@ def promtool(*words: str, place: Path) -> str:
 def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_path: Path) -> None:
     board = json.loads((ROOT / "conf/grafana/commitlake.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    expressions = [each.replace("$__rate_interval", "1m") for each in expressions]
+    expressions = [each.replace("$__rate_interval", "1m").replace("$instance", ".*") for each in expressions]
     rules = [{"record": f"panel:{number}", "expr": each} for number, each in enumerate(expressions)]
     (tmp_path / "board.yml").write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
     alerts = ROOT / "conf/prometheus/alerts.yml"
@@ -177,31 +190,71 @@ def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_
     assert f"{len(expressions)} rules found" in told
 
 
-@pytest.mark.parametrize(
-    ("alert", "metric", "well", "ill"),
-    [
-        ("CommitLakeDiskNearlyFull", "commitlake_disk_free_ratio", "0.5", "0.05"),
-        ("CommitLakeOldestPending", "commitlake_oldest_pending_seconds", "5", "97"),
-        ("CommitLakeNoMaintenance", "commitlake_maintained_timestamp_seconds", "3600", "0"),
-        ("CommitLakeDown", "commitlake_alive_timestamp_seconds", "4500", "0"),
-        ("CommitLakeChecksUnanswered", "commitlake_checks_repeated_total", "7", "0+1"),
-        ("CommitLakeRejects", 'commitlake_rejected_total{reason="BAD_OP"}', "0+10", "0+50"),
-        ("CommitLakeDiscards", 'commitlake_ended_total{state="DISCARDED", reason="EXPIRED"}', "9", "0+1"),
-    ],
-)
-def test_an_alert_fires_when_it_should_and_not_before(
-    tmp_path: Path, alert: str, metric: str, well: str, ill: str
-) -> None:
-    def case(value: str, *firing: str) -> dict[str, object]:
-        series = [{"series": metric, "values": f"{value}x75"}, {"series": "commitlake_epoch", "values": "1x75"}]
-        query = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}}) or vector(0)'
-        sample = {"labels": "{}", "value": len(firing)}
+Series = dict[str, str]
+LAG = "commitlake_landing_lag_records"
+EXPIRED = '{state="DISCARDED", reason="EXPIRED"}'
+ONE, OTHER = '{instance="a", job="lake"}', '{instance="b", job="lake"}'
+BOTH = {f"{name}{instance}": "1x75" for name in ("commitlake_epoch", "up") for instance in (ONE, OTHER)}
+
+
+def alone(alert: str, metric: str, well: str, ill: str, more: Series | None = None) -> tuple[str, Series, Series]:
+    """An alert about one metric of a coordinator that runs."""
+    others = {"commitlake_epoch": "1x75", **(more or {})}
+    return alert, {metric: well, **others}, {metric: ill, **others}
+
+
+CASES = [
+    ("Down", BOTH, {**BOTH, f"commitlake_epoch{OTHER}": "1x30", f"up{OTHER}": "1x30 0x44"}),  # one of two is gone
+    ("Down", BOTH, {"up": "1x75"}),  # there is none
+    alone("Down", "commitlake_alive_timestamp_seconds", "4500x75", "0x75"),
+    alone("KafkaAway", "commitlake_kafka_reachable", "1x75", "1x70 0x4"),
+    alone("DiskNearlyFull", "commitlake_disk_free_ratio", "0.5x75", "0.05x75"),
+    alone("OldestPending", "commitlake_oldest_pending_seconds", "5x75", "97x75"),
+    alone("NoMaintenance", "commitlake_maintained_timestamp_seconds", "3600x75", "0x75"),
+    # A lost check is repeated once; an instance that does not answer gets repeats after 5, 15 and 35 minutes.
+    alone("ChecksUnanswered", "commitlake_checks_repeated_total", "0x60 1x14", "0x50 1x9 2x14"),
+    alone("Rejects", 'commitlake_rejected_total{reason="BAD_OP"}', "0+10x75", "0+50x75"),
+    alone("Discards", f"commitlake_ended_total{EXPIRED}", "9x75", "0+1x75"),
+    alone("LagGrows", f'{LAG}{{topic="half"}}', "900000-1000x75", "100000+1000x75"),
+    alone("LagGrows", f'{LAG}{{topic="half"}}', "0+100x75", "0+9000x75", {f'{LAG}{{topic="op"}}': "0x75"}),
+]
+
+
+@pytest.mark.parametrize(("alert", "well", "ill"), CASES)
+def test_an_alert_fires_when_it_should_and_not_before(tmp_path: Path, alert: str, well: Series, ill: Series) -> None:
+    def case(values: Series, firing: int) -> dict[str, object]:
+        query = f'clamp_max(count(ALERTS{{alertname="CommitLake{alert}", alertstate="firing"}}), 1) or vector(0)'
         return {
             "interval": "1m",
-            "input_series": series,
-            "promql_expr_test": [{"expr": query, "eval_time": "75m", "exp_samples": [sample]}],
+            "input_series": [{"series": series, "values": each} for series, each in values.items()],
+            "promql_expr_test": [
+                {"expr": query, "eval_time": "75m", "exp_samples": [{"labels": "{}", "value": firing}]}
+            ],
         }
 
-    tests = {"rule_files": [str(ROOT / "conf/prometheus/alerts.yml")], "tests": [case(well), case(ill, alert)]}
+    tests = {"rule_files": [str(ROOT / "conf/prometheus/alerts.yml")], "tests": [case(well, 0), case(ill, 1)]}
     (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests))
     promtool("test", "rules", "tests.yml", place=tmp_path)
+
+
+def test_every_alert_is_tested() -> None:
+    alerts = yaml.safe_load((ROOT / "conf/prometheus/alerts.yml").read_text())
+    names = [rule["alert"] for group in alerts["groups"] for rule in group["rules"]]
+    assert {f"CommitLake{name}" for name, _, _ in CASES} == set(names)
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["refuses", "hangs"])
+def test_without_kafka_the_other_metrics_are_there_before_prometheus_gives_up(tmp_path: Path, hangs: bool) -> None:
+    config = from_mapping({"warehouse": str(tmp_path), "kafka.bootstrap_servers": f"127.0.0.1:{free_port()}"})
+    with socket.socket() as silent:
+        if hangs:
+            silent.bind(("127.0.0.1", int(config.kafka.bootstrap_servers.split(":")[1])))
+            silent.listen()
+        ends = partial(landing_start.ends, config, LANDED, timeout_ms=companions._ASK_MS)
+        sources = collect.Sources(config, Rounds(1_000), Counters(), lambda: LandingPosition(0, {}), ends, epoch=1)
+        begun = time.monotonic()
+        found = {sample.name: sample.value for metric in collect.collect(sources) for sample in metric.samples}
+        assert time.monotonic() - begun < 8 * patience()
+    assert found["commitlake_kafka_reachable"] == 0
+    assert found["commitlake_epoch"] == 1
+    assert LAG not in found

@@ -16,6 +16,9 @@ from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import SetupError
 from commitlake.protocol.kafka_topics import LANDED
 
+_ASK_MS = 2_000
+"""How long metrics wait for Kafka; Prometheus gives up on all of them after 10 s."""
+
 
 @contextmanager
 def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[], str | None]) -> Iterator[None]:
@@ -29,7 +32,7 @@ def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[
         return
     with _extra("metrics.port"):
         from commitlake.coordinator.metrics import collect, server
-    ends = partial(landing_start.ends, config, LANDED)
+    ends = partial(landing_start.ends, config, LANDED, timeout_ms=_ASK_MS)
     sources = collect.Sources(config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch)
     with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
         yield

@@ -63,8 +63,8 @@ class Rounds:
         self.newest: Took | None = None
         self.alive_at = now_ms()
         """When a round ended last, or was found not to be needed."""
-        self.maintained_at: int | None = None
-        """When a run of maintenance ended last."""
+        self.maintained_at = now_ms()
+        """When a run of maintenance ended last; before the first one, when this run began."""
 
     def add(self, records: int, classify_s: float, write_s: float) -> None:
         """A round has ended."""

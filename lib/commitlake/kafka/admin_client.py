@@ -16,18 +16,21 @@ from commitlake.kafka.refusals import DENIED, LOGIN, TLS, is_refusal
 
 CONNECT_TIMEOUT_MS = 8_000
 """How long kafka-python retries a wrong address."""
-REQUEST_TIMEOUT_MS = 15_000
 
 
 @contextmanager
-def connect(config: Config) -> Iterator[KafkaAdminClient]:
+def connect(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> Iterator[KafkaAdminClient]:
     """Yield an admin client, and turn its errors into a `KafkaError` that says what to do.
+
+    Args:
+        config: says where Kafka is.
+        timeout_ms: how long to try to connect; a request may take twice that time.
 
     Raises:
         KafkaError: Kafka is out of reach (raised within 10 s), refuses access, or answers with an error.
     """
     options = python_options(config.kafka)
-    limits = {"bootstrap_timeout_ms": CONNECT_TIMEOUT_MS, "request_timeout_ms": REQUEST_TIMEOUT_MS}
+    limits = {"bootstrap_timeout_ms": timeout_ms, "request_timeout_ms": 2 * timeout_ms}
     try:
         client = KafkaAdminClient(**options | limits)
     except (kafka_errors.KafkaError, OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from commitlake.coordinator.landing import kafka_identity, positions
 from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError
-from commitlake.kafka.admin_client import connect
+from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
 from commitlake.kafka.topics import beginning_offsets, latest_offsets
 from commitlake.tables import Warehouse, topic_table
 
@@ -116,13 +116,13 @@ def _compared(
     return known
 
 
-def ends(config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
+def ends(config: Config, sources: Iterable[str], timeout_ms: int = CONNECT_TIMEOUT_MS) -> dict[str, dict[int, int]]:
     """The next offset that each partition of Kafka topics gets, by source.
 
     Raises:
-        KafkaError: Kafka is out of reach, or does not know one of them.
+        KafkaError: Kafka is out of reach for `timeout_ms`, or does not know one of them.
     """
-    with connect(config) as client:
+    with connect(config, timeout_ms) as client:
         return latest_offsets(client, config, sources)
 
 

@@ -19,6 +19,7 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.rounds import Rounds
+from commitlake.errors import KafkaError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import LANDING_REASONS, Delivery, Reason, Refusal, State
 from commitlake.reading.questions import open as open_transactions
@@ -27,8 +28,9 @@ from commitlake.reading.questions.tables import Tables, moment, opened
 log = logging.getLogger(__name__)
 
 _PENDING = f"""
-SELECT topic, count(*) AS n, max({{now}} - epoch_ms(stored_at)) / 1000 AS oldest
-FROM {open_transactions.VIEW} GROUP BY ALL ORDER BY n DESC
+SELECT topic, count(*) AS n, max({{now}} - coalesce(since, epoch_ms(stored_at))) / 1000 AS oldest
+FROM {open_transactions.VIEW} LEFT JOIN ({open_transactions.REOPENED}) USING (queue, queue_offset)
+GROUP BY ALL ORDER BY n DESC
 """
 _WAITING = """
 SELECT (SELECT count(*) FROM delayed WHERE deliver_at > {moment})
@@ -37,6 +39,7 @@ SELECT (SELECT count(*) FROM delayed WHERE deliver_at > {moment})
 """
 
 
+_REACHABLE = "whether Kafka answers: 1 or 0"
 _MOST_TOPICS = 50
 _OTHERS = "_others"
 
@@ -94,8 +97,9 @@ def collect(sources: Sources) -> Iterable[Metric]:
 def of_rounds(sources: Sources) -> Iterable[Metric]:
     """What the rounds of this run took, and when maintenance ended."""
     rounds = sources.rounds
-    if rounds.maintained_at is not None:
-        yield _one("maintained_timestamp_seconds", "when maintenance ended last", rounds.maintained_at / 1_000)
+    if sources.config.maintenance.interval_ms:
+        text = "when maintenance ended last, or this run began"
+        yield _one("maintained_timestamp_seconds", text, rounds.maintained_at / 1_000)
     yield _one("epoch", "number of this start", sources.epoch)
     yield _counted("rounds", "rounds", (), {(): rounds.count})
     yield _counted("round_records", "records that rounds landed", (), {(): rounds.records})
@@ -105,11 +109,18 @@ def of_rounds(sources: Sources) -> Iterable[Metric]:
 
 
 def of_lag(sources: Sources) -> Iterable[Metric]:
-    """Records in Kafka that have not landed."""
+    """Whether Kafka answers, and the records in it that have not landed."""
     position = sources.position()
+    try:
+        now = sources.ends()
+    except KafkaError as error:  # all other metrics are wanted most when Kafka is away
+        log.info("no lag of landing: %s", error)
+        yield _one("kafka_reachable", _REACHABLE, 0)
+        return
+    yield _one("kafka_reachable", _REACHABLE, 1)
     lag = {
         topic: sum(max(0, end - position.next(topic, number)) for number, end in ends.items())
-        for topic, ends in sources.ends().items()
+        for topic, ends in now.items()
     }
     yield _family("landing_lag_records", "records in Kafka that have not landed", "topic", lag)
 
@@ -153,7 +164,7 @@ def of_tables(tables: Tables, names: MetricNames) -> Iterable[Metric]:
         by_topic[names.label(row["topic"])] += row["n"]
     yield _family("pending", "transactions that are pending", "topic", by_topic)
     oldest = max((row["oldest"] for row in pending), default=0.0)
-    yield _one("oldest_pending_seconds", "age of the oldest pending transaction", oldest)
+    yield _one("oldest_pending_seconds", "age of the oldest pending transaction, from its last resume if any", oldest)
     (waiting,) = rows(_WAITING)
     yield _one("delayed_waiting", "messages that are due later", waiting["n"])
     kept = ("half", "op", "transactions", "checks", "rejected")
