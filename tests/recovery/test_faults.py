@@ -42,7 +42,7 @@ def is_visible(lake: Lake, body: str) -> bool:
 
 @pytest.mark.timeout(300)
 def test_after_an_outage_of_kafka_overdue_checks_are_sent(
-    spark: SparkSession, lake: Lake, broker: EmbeddedBroker
+    spark: SparkSession, lake: Lake, broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = lake.configured(transaction_timeout="4s", transaction_check_interval="1h")
     with Coordinator(spark, settings).start() as coordinator:
@@ -63,6 +63,8 @@ def test_after_an_outage_of_kafka_overdue_checks_are_sent(
         wait_for(lambda: is_visible(lake, "open"))
     assert {check.half for check in lake.checks()} == {at}
     assert sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"open"]
+    assert "nothing is decided while Kafka is away" in caplog.text
+    assert "it works again" in caplog.text
 
 
 @pytest.mark.timeout(600)

@@ -4,7 +4,7 @@ python -m tests.support.campaign_child CONFIG_JSON
 
 Each line of its input is the plan of one, JSON with the fields of `Plan`. It prints `JVM <process id>`; of each plan
 `BEGUN`, `READY` once all queries run, `OPEN <json>`, what the state machine held at a clean end after all that was
-there was worked off, and `ENDED`, with `clean` or the error.
+there was worked off, `MAINTAINED` with the report, and `ENDED`, with `clean` or the error.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from tests.support.live_state import held
 from commitlake import config
 from commitlake.config import Config
 from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.maintenance.run import Maintenance
+from commitlake.coordinator.recovery import fencing
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.spark import process, session
+from commitlake.tables import Warehouse
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,14 @@ class Plan:
 
     Attributes:
         serves: whether it goes on until SIGTERM, instead of working off what is there.
+        maintains: whether the tables are maintained after that.
         most: records that a landing takes.
         writes: faults of writes, each with the fields of `faults.WriteFault`.
         clock: by how many ms Python's clock is ahead, from when on (s), and for how long (s); empty: it is right.
     """
 
     serves: bool = False
+    maintains: bool = False
     most: int = 50
     writes: Sequence[Mapping[str, Any]] = ()
     clock: Sequence[float] = ()
@@ -71,6 +76,8 @@ def coordinate(spark: SparkSession, settings: Config, plan: Plan, jvm: int) -> s
             faults.shift_clock(patch, int(ahead_ms), begin_s, seconds)
         try:
             serve(spark, settings) if plan.serves else work_off(spark, settings)
+            if plan.maintains:
+                maintain(spark, settings)
         except (CommitLakeError, PySparkException, OSError) as error:
             return f"error: {type(error).__name__}: {root_reason(error)}".replace("\n", " ")
     return "clean"
@@ -90,6 +97,12 @@ def work_off(spark: SparkSession, settings: Config) -> None:
     with Coordinator(spark, settings).start(available_now=True):
         pass
     tell(f"OPEN {json.dumps(held(spark, settings))}")
+
+
+def maintain(spark: SparkSession, settings: Config) -> None:
+    """As the command `maintain`."""
+    with fencing.lock(settings, spark):
+        tell(f"MAINTAINED {Maintenance(Warehouse(spark, settings.warehouse), settings).run()}")
 
 
 def tell(what: str) -> None:

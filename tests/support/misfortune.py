@@ -39,12 +39,14 @@ class Misfortune:
 
     Attributes:
         serves: whether the coordinator serves for `seconds`, or works off what is there.
+        maintains: whether tables are maintained after a clean end; a run that serves ends before its own has ended.
         most: records that a landing takes.
         clock: as in `campaign_child.Plan`.
     """
 
     serves: bool
     seconds: float = 5
+    maintains: bool = False
     most: int = 50
     writes: list[WriteFault] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -54,7 +56,8 @@ class Misfortune:
     def plan(self) -> dict[str, Any]:
         """What the coordinator's process has to know."""
         writes = [asdict(each) for each in self.writes]
-        return {"serves": self.serves, "most": self.most, "writes": writes, "clock": list(self.clock)}
+        how = {"serves": self.serves, "maintains": self.maintains, "most": self.most}
+        return {**how, "writes": writes, "clock": list(self.clock)}
 
     @property
     def is_harmless(self) -> bool:
@@ -103,7 +106,7 @@ class Fate:
 
     def next(self, *, serves: bool) -> Misfortune:
         """One round's: one to three things."""
-        found = Misfortune(serves, seconds=self._chosen.uniform(3, 6))
+        found = Misfortune(serves, seconds=self._chosen.uniform(3, 6), maintains=not serves)
         count = self._chosen.choice([1, 1, 2, 2, 3])
         for kind in self._chosen.choices(list(self._kinds), list(self._kinds.values()), k=count):
             kind(found)

@@ -7,19 +7,18 @@ import logging
 
 import pytest
 
-from commitlake.coordinator.rounds import FORMAT, Rounds
+from commitlake.coordinator.rounds import Rounds
+from commitlake.spark import log_lines
 
 
-def test_a_round_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_is_a_line_of_the_log_with_fields_for_programs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="commitlake")
     rounds = Rounds(1_000)
     rounds.add(10, 0.5, 1.25)
-    monkeypatch.setenv(FORMAT, "json")
-    rounds.add(20, 0.5, 1.25)
-    words, line = caplog.messages
-    assert words == "round: 10 records, classified in 0.50 s, visible 1.25 s later"
-    assert json.loads(line).items() >= {"event": "round", "records": 20, "classify_s": 0.5, "write_s": 1.25}.items()
-    assert rounds.count == 2
+    assert caplog.messages == ["round: 10 records, classified in 0.50 s, visible 1.25 s later"]
+    line = json.loads(log_lines.JsonLines().format(caplog.records[0]))
+    assert line.items() >= {"event": "round", "records": 10, "classify_s": 0.5, "write_s": 1.25}.items()
+    assert rounds.count == 1
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import threading
 import time
 from dataclasses import asdict, dataclass
 
 from commitlake.protocol.clock import now_ms
+from commitlake.spark.log_lines import FIELDS
 
 log = logging.getLogger(__name__)
 
-FORMAT = "COMMITLAKE_LOG_FORMAT"
 _SLOW_S = 10.0
 """Rounds of a load that two cores can carry take up to 5 s."""
 _SLOW_ROUNDS = 3
@@ -37,9 +35,7 @@ class Took:
     write_s: float
 
     def line(self) -> str:
-        """As it is logged: words, or JSON where the environment variable COMMITLAKE_LOG_FORMAT is json."""
-        if os.environ.get(FORMAT) == "json":
-            return json.dumps({"event": "round", **asdict(self)})
+        """As it is logged."""
         return (
             f"round: {self.records} records, classified in {self.classify_s:.2f} s, visible {self.write_s:.2f} s later"
         )
@@ -75,7 +71,7 @@ class Rounds:
             self.classify_s += classify_s
             self.write_s += write_s
             self.newest, self.alive_at = done, done.ended_at
-        log.info("%s", done.line())
+        log.info("%s", done.line(), extra={FIELDS: {"event": "round", **asdict(done)}})
         self._look_whether_behind(classify_s + write_s)
 
     def idle(self) -> None:

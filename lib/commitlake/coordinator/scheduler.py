@@ -17,6 +17,7 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from commitlake.clients.consumer.complaint import Complaint
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.timers import Timers
 from commitlake.coordinator.counters import Counters
@@ -60,6 +61,7 @@ class Scheduler:
         self._start, self._first_batch_id = start, first_batch_id
         self._coordination: StreamingQuery | None = None
         self._timers = Timers()
+        self._outage = Complaint(log)
         self._round = Round(context, self._timers, landing, None, ABSENT)  # of what was open at the start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
         self._running: Future[None] = Future()
@@ -186,7 +188,9 @@ class Scheduler:
         try:
             self._watermark.ask(asked, self._held())
         except KafkaError as error:
-            log.debug("the watermark stands still: %s", error)
+            self._outage.say("nothing is decided while Kafka is away, and nothing is lost: %s", error)
+        else:
+            self._outage.end()
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[bool]:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from commitlake.config.terminal import lines
 from commitlake.errors import CommitLakeError
+from commitlake.spark import log_lines
 
 # A directory of `submit`: the driver leaves its process id and its error there, and finds a stop that came before it.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"
@@ -36,11 +36,11 @@ def main(job: Callable[[Sequence[str]], int | None], exit_when_stopped: int = ST
 @contextmanager
 def short_errors() -> Iterator[None]:
     """Log to the terminal; a `CommitLakeError` becomes one short text and exit code 1, never a stack trace."""
-    _log_to_terminal()
     try:
+        _log_to_terminal()
         yield
     except CommitLakeError as error:
-        _print_error(lines(f"error: {error}\n"))
+        _print_error(log_lines.error(str(error)))
         sys.exit(1)
 
 
@@ -170,17 +170,9 @@ def _print_error(text: str) -> None:
         sys.stderr.write(text)
 
 
-class _Lines(logging.Formatter):
-    """Lines without control characters: a message may quote what a producer has sent."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The lines of a record."""
-        return lines(super().format(record))
-
-
 def _log_to_terminal() -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s", "%y/%m/%d %H:%M:%S"))
+    handler.setFormatter(log_lines.formatter())
     package = logging.getLogger("commitlake")
     package.addHandler(handler)
     package.setLevel(os.environ.get("COMMITLAKE_LOG", "WARNING").upper())

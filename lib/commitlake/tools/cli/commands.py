@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import astuple, fields
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.cli import output
 from commitlake.tools.cli.demo_directory import fresh
 from commitlake.tools.demo import run as story
+
+log = logging.getLogger(__name__)
 
 MOST_ROWS = 1_000
 
@@ -64,6 +67,8 @@ def _serve(coordinator: Coordinator) -> None:
     print(f"READY {where}", flush=True)
     while not stop.is_set() and not coordinator.await_termination(timeout=0.2):
         pass
+    if stop.is_set():
+        log.warning("stopping: what is under way ends first")
 
 
 def demo(place: Path) -> int:

@@ -1,0 +1,64 @@
+"""Lines of the log, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from commitlake.errors import KafkaError
+from commitlake.spark import log_lines, process
+
+
+def record(message: str, **more: object) -> logging.LogRecord:
+    given = {"name": "commitlake.landing", "levelname": "WARNING", "msg": message, "created": 1.5, "msecs": 500.0}
+    return logging.makeLogRecord(given | more)
+
+
+def test_a_json_line_is_one_object_whatever_the_message_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(log_lines.FORMAT, "json")
+    line = log_lines.formatter().format(record('a "quote"\nand \x1b[31mred', fields={"records": 3}))
+    assert json.loads(line) == {
+        "time": "1970-01-01T00:00:01.500Z",
+        "level": "WARNING",
+        "logger": "commitlake.landing",
+        "message": 'a "quote"\nand \x1b[31mred',
+        "records": 3,
+    }
+    assert line.isprintable()
+
+
+def test_a_json_line_has_the_stack_of_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(log_lines.FORMAT, "json")
+    try:
+        raise ValueError("lost")
+    except ValueError:
+        line = log_lines.formatter().format(record("it failed", exc_info=sys.exc_info()))
+    assert "ValueError: lost" in json.loads(line)["stack"]
+
+
+def test_words_have_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(log_lines.FORMAT, raising=False)
+    assert log_lines.formatter().format(record("\x1b[31mred")).endswith("WARNING commitlake.landing: \\x1b[31mred")
+
+
+@pytest.mark.parametrize("is_json", [False, True], ids=["words", "json"])
+def test_the_error_that_ends_a_process_has_the_format_of_its_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_json: bool
+) -> None:
+    monkeypatch.setenv(log_lines.FORMAT, "json" if is_json else "text")
+    with pytest.raises(SystemExit), process.short_errors():
+        raise KafkaError("Kafka is away")
+    told = capsys.readouterr().err
+    assert (json.loads(told)["message"] if is_json else told[7:-1]) == "Kafka is away"
+
+
+def test_a_format_that_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(log_lines.FORMAT, "xml")
+    with pytest.raises(SystemExit), process.short_errors():
+        pass
+    assert capsys.readouterr().err == "error: COMMITLAKE_LOG_FORMAT=xml is not allowed; set it to one of text, json\n"
