@@ -104,9 +104,9 @@ class Fate:
             self._disk: 1,
         }
 
-    def next(self, *, serves: bool) -> Misfortune:
+    def next(self, *, serves: bool, maintains: bool) -> Misfortune:
         """One round's: one to three things."""
-        found = Misfortune(serves, seconds=self._chosen.uniform(3, 6), maintains=not serves)
+        found = Misfortune(serves, seconds=self._chosen.uniform(3, 6), maintains=maintains)
         count = self._chosen.choice([1, 1, 2, 2, 3])
         for kind in self._chosen.choices(list(self._kinds), list(self._kinds.values()), k=count):
             kind(found)
