@@ -93,5 +93,5 @@ def test_the_command_that_the_page_proposes_ends_that_transaction_and_does_nothi
     )  # fmt: skip
     shown = unescape(page(figures, "/lake"))
     for each in ids:
-        assert f"<code>commitlake tx rollback --remark TEXT -- {shell_word(each)}</code>" in shown
+        assert f"<code>commitlake tx show -- {shell_word(each)}</code>" in shown
     assert "\x1b" not in shown

@@ -13,7 +13,7 @@ from commitlake.tools.report import charts
 from commitlake.tools.report.figures import AGES, STATES, Figures
 
 _STYLE = Path(__file__).with_name("page.css")
-_COMMAND = "to end it"
+_COMMAND = "what happened"
 _COLOURS = {"COMMITTED": "good", "ROLLED_BACK": "back", "DISCARDED": "bad", "p50": "one", "p99": "two"}
 
 
@@ -58,12 +58,9 @@ def _cards(figures: Figures, times: tuple[str, str]) -> Iterable[str]:
     yield _card("Checks", _table([figures.checks], "no checks"))
     yield _card("Discarded", _table(figures.discards, "nothing was discarded"))
     yield _card("Rejected records", _table(figures.rejects, "nothing was rejected"))
-    yield _card("Slowest producer groups", _table(figures.slowest, "nothing was committed"))
-    ends = [
-        {**row, "to end it": f"commitlake tx rollback --remark TEXT -- {shell_word(row['transaction_id'])}"}
-        for row in figures.oldest
-    ]
-    yield _card("The oldest open", _table(ends, "nothing is open"), wide=True)
+    yield _card("Slowest producer groups", _table(figures.slowest, "nothing was committed"), wide=True)
+    shown = [{**row, _COMMAND: f"commitlake tx show -- {shell_word(row['transaction_id'])}"} for row in figures.oldest]
+    yield _card("The oldest open", _table(shown, "nothing is open"), wide=True)
 
 
 def _card(title: str, content: str, *, wide: bool = False) -> str:
