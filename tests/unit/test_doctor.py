@@ -71,6 +71,12 @@ def test_a_coordinator_that_runs_is_well_and_a_killed_one_is_not(warehouse: Path
     assert ended.detail == told
 
 
+def test_a_warehouse_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
+    (found,) = doctor.examine(from_mapping({"warehouse": str(tmp_path / "nowhere")}))
+    assert not found.is_well
+    assert "there is no table at" in found.detail
+
+
 def test_without_a_lock_file_none_runs(warehouse: Path) -> None:
     (warehouse / JVM_LOCK).unlink()
     assert not coordinator(warehouse).is_well

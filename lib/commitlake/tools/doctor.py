@@ -41,7 +41,7 @@ class Diagnosis:
 
 
 def examine(config: Config) -> Iterator[Diagnosis]:
-    """Look at everything; what can't be looked at is a finding too."""
+    """Look at everything; what can't be looked at is a finding too. Without tables there is nothing more to look at."""
     with opened(config.warehouse) as tables:
         checks: tuple[Callable[[Tables, Config], Diagnosis], ...] = (
             _tables, _disk, _coordinator, _pending, _discards, _rejects, _files, _kafka,
@@ -51,6 +51,8 @@ def examine(config: Config) -> Iterator[Diagnosis]:
                 yield check(tables, config)
             except CommitLakeError as error:
                 yield Diagnosis(check.__name__.removeprefix("_"), False, str(error))
+                if check is _tables:
+                    return
 
 
 def _tables(tables: Tables, config: Config) -> Diagnosis:
