@@ -20,7 +20,7 @@ from commitlake.tables.schemas import TABLES
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob(".github/*.md")), *sorted(ROOT.glob("docs/*.md"))]
 PROSE = {path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL) for path in DOCUMENTS}
 SOURCES = (
     "\n".join(path.read_text() for path in sorted((ROOT / "lib").rglob("*.py")))
