@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -29,9 +30,11 @@ ERROR_WITHIN_S = 20
         pytest.param(signal.SIGINT, os.killpg, id="SIGINT to the group", marks=pytest.mark.soak),
     ],
 )
-def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind(
-    tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
+def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind_but_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, send: Callable[[int, int], None]
 ) -> None:
+    monkeypatch.setenv("COMMITLAKE_LOG", "INFO")
+    monkeypatch.setenv("COMMITLAKE_LOG_FORMAT", "json")
     with coordinator(tmp_path) as running:
         said = running.ready()
         assert said["warehouse"] == str(running.warehouse)
@@ -40,7 +43,11 @@ def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind(
         send(running.process.pid, number)
         assert running.end() == 0
         wait_for(lambda: not running.group(), 15, running.group)
-        assert "Traceback" not in running.said
+        lines = [line for line in running.said.splitlines() if not line.startswith("READY ")]
+        told = [json.loads(line) for line in lines]
+    assert {"commitlake.tools.cli.commands"} <= {line["logger"] for line in told}
+    assert any(line["message"].startswith("stopping") for line in told)
+    assert not any("stack" in line for line in told)
 
 
 @pytest.mark.soak

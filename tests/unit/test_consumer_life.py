@@ -212,12 +212,33 @@ def test_a_block_whose_receipts_could_not_be_written_ends_with_an_error(
 def test_a_run_to_the_end_has_the_queues_of_an_instance_that_was_killed(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, lease_s: int, turn_s: float
 ) -> None:
+    kill_one(warehouse, lease_s)
+    monkeypatch.setattr(keeper, "_WRITE_S", turn_s)
+    assert len(rest(warehouse, lease="1s")) == 40
+
+
+def kill_one(warehouse: Path, lease_s: int) -> None:
+    """An instance took all queues, and has shown no life since."""
     with consumer(warehouse) as messages:
         next(messages)
     group = Group(f"{warehouse}_receipts", "points", "orders")
     group.beats.show("killed")
     group.change(lambda state: assignment.turn(state or {}, "killed", (), range(4), (), {}, lease_s))
-    monkeypatch.setattr(keeper, "_WRITE_S", turn_s)
+
+
+def test_a_run_to_the_end_looks_again_when_queues_came_during_its_last_look(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_one(warehouse, 1)
+    look = subscription.Subscription._next_window
+
+    def slow_look(self: subscription.Subscription) -> Any:
+        found = look(self)
+        if found is None:
+            wait_for(self._keeper.is_settled)
+        return found
+
+    monkeypatch.setattr(subscription.Subscription, "_next_window", slow_look)
     assert len(rest(warehouse, lease="1s")) == 40
 
 

@@ -95,6 +95,8 @@ class Subscription:
         self._table: Topic | None = None
         self._member: Keeper | None = None
         self._lanes: dict[int, Lane] = {}
+        self._empty: dict[int, Lane] | None = None
+        """In which the last look found nothing; None where it found something, or did not come to it."""
         self._trouble, self._crowd, self._behind = Complaint(log), Complaint(log), Complaint(log)
         self._is_unbounded = False
 
@@ -127,7 +129,13 @@ class Subscription:
     def is_at_end(self) -> bool:
         """Whether there is nothing to hand over any more, as far as is known."""
         member = self._keeper
-        return member.is_settled() and member.lanes.due_ms > now_ms() and not member.is_late()
+        is_settled = member.is_settled()  # first: a turn may add queues, in which nobody has looked then
+        return (
+            is_settled
+            and self._empty == member.lanes.reading()
+            and member.lanes.due_ms > now_ms()
+            and not member.is_late()
+        )
 
     def is_due(self) -> bool:
         """Whether a message is due again; also the place where a failure of the member is told."""
@@ -216,6 +224,7 @@ class Subscription:
     def _next_window(self) -> Window | None:
         """The next rows of the queues that are read; None when there are none now."""
         topic, member = self._table, self._keeper
+        self._empty = None
         member.raise_if_failed()
         if topic is None or member.is_late():
             return None
@@ -228,6 +237,7 @@ class Subscription:
         cursors = {queue: lane.read_to for queue, lane in self._lanes.items() if queue not in crowded}
         window: Window | None = self._read(lambda: self._window(topic, cursors), None)
         member.queues = topic.queues()
+        self._empty = self._lanes if window is None else None
         return window
 
     def _crowded(self) -> set[int]:

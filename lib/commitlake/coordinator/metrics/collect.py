@@ -21,7 +21,7 @@ from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.rounds import Rounds
 from commitlake.errors import KafkaError
 from commitlake.protocol.clock import now_ms
-from commitlake.protocol.states import LANDING_REASONS, Delivery, Reason, Refusal, State
+from commitlake.protocol.states import LANDING_REASONS, Delivery, Kind, Reason, Refusal, State
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import Tables, moment, opened
 
@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 _PENDING = f"""
 SELECT topic, count(*) AS n, max({{now}} - coalesce(since, epoch_ms(stored_at))) / 1000 AS oldest
-FROM {open_transactions.VIEW} LEFT JOIN ({open_transactions.REOPENED}) USING (queue, queue_offset)
+FROM {open_transactions.VIEW} LEFT JOIN (
+    SELECT queue, "offset" AS queue_offset, max(since) AS since FROM reentries
+    WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL) USING (queue, queue_offset)
 GROUP BY ALL ORDER BY n DESC
 """
 _WAITING = """

@@ -10,9 +10,9 @@ from commitlake.reading.questions.tables import Tables
 
 VIEW = "pending"
 REOPENED = f"""
-    SELECT queue, "offset" AS queue_offset, max(round) AS round, max(since) AS since FROM reentries
+    SELECT queue, "offset" AS queue_offset, max(round) AS round FROM reentries
     WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL"""
-"""First half messages that a RESUME has reopened, with their newest round, and when it began (ms since epoch, UTC)."""
+"""First half messages that a RESUME has reopened, with their newest round."""
 
 _SAVED = f"""
 SELECT max(landing_id) AS landing_id FROM open_rows WHERE kind = {int(Kind.TICK)}
