@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import tests.support  # noqa: F401 -- sets what all JVMs of this process start with
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,6 +27,11 @@ def test_spark_gets_every_option_as_it_is() -> None:
     }
 
 
+def test_spark_does_not_wait_for_more_at_the_end_of_a_log() -> None:
+    limits = clients.spark_source_limits(config.from_mapping({"kafka": {"bootstrap_servers": "a:1"}}))
+    assert limits["kafka.fetch.max.wait.ms"] == "1"
+
+
 def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
     ca, me = tmp_path / "ca.pem", tmp_path / "me.pem"
     ca.touch()

@@ -72,6 +72,9 @@ def spark_source_limits(config: Config) -> dict[str, str]:
     return {
         "kafka.max.partition.fetch.bytes": str(max(largest, 4 << 20)),
         "kafka.fetch.max.bytes": str(max(largest, 50 << 20)),
+        # After each fetch Spark asks for the log's end, on a connection on which the client has asked for the next
+        # records already: at the end of a log both wait for this long, by default 500 ms, partition by partition.
+        "kafka.fetch.max.wait.ms": "1",
         # A minute each. After Spark's 3 an outage of Kafka ended the coordinator; a day is longer than any outage.
         "fetchOffset.numRetries": str(24 * 60),
     }
