@@ -19,7 +19,7 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination.input_rows import FIELDS
 from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.coordinator.recovery.snapshot import BEGINNING
-from commitlake.protocol.statemachine.rows import unpack
+from commitlake.protocol.statemachine.rows import ABSENT, unpack
 from commitlake.protocol.states import Kind
 from commitlake.spark import session
 from commitlake.tables import Warehouse
@@ -59,6 +59,8 @@ def _unpacked(row: dict[str, Any]) -> list[list[int]]:
         return []
     rows = unpack(bytes(packed))
     own = {"src": row["key"]["src"], "queue": row["key"]["queue"]}
+    timers = (rows["kind"] == int(Kind.WAITING)) & (rows["part_queue"] == ABSENT)
+    rows["part_queue"][timers] = own["queue"]  # of a first half message its segment says it
     return [[int(own[name]) if name in own else int(each[name]) for name in COMPARED] for each in rows]
 
 
