@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
+from commitlake.config.locations import is_local
 from commitlake.errors import WarehouseError, root_reason
 from commitlake.protocol.topic_names import from_path_name
 from commitlake.spark.files import FileSystem
@@ -23,8 +24,12 @@ from commitlake.tables import kept_versions
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
+from commitlake.tables.staged_append import StagedAppend
 
 _CATALOG = "schema:"
+_STAGED = "_staged"
+_SIDE_BY_SIDE = 4
+"""Tables that get an append each: as many run at once, so one job for all of them is hardly sooner."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
 _TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
@@ -66,6 +71,7 @@ class Warehouse:
         self._in_catalog = root.startswith(_CATALOG)
         self._lock = threading.Lock()
         self._known_topics: set[str] = set()
+        self._staged: StagedAppend | None = None
         self.guard = AppendGuard()
 
     def beside(self, spark: SparkSession) -> Warehouse:
@@ -177,6 +183,36 @@ class Warehouse:
             writer = writer.option("userMetadata", json.dumps(marker, separators=(",", ":")))
         self._write(writer, name)
 
+    def append_to_topics(self, rows: DataFrame, topics: Sequence[str], marker: Mapping[str, Any]) -> None:
+        """Appends rows to the tables of several topics, which are created where missing; each table gets one commit.
+
+        Args:
+            rows: Rows with `topic`; cached, or read again for each topic.
+            topics: The topics that they are of.
+            marker: Stored with each commit, as by `append`.
+
+        Raises:
+            WarehouseError: A table can't be written; the others are.
+        """
+        run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
+        staged = self._staging() if len(topics) > _SIDE_BY_SIDE else None
+        if staged is not None:
+            places = {topic: self.locate(TableName.of_topic(topic)) for topic in topics}
+            self._telling(f"{self.root}/topics", partial(staged.append, rows, places, marker))
+            return
+        own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
+        each = zip(own, map(TableName.of_topic, topics), strict=True)
+        run_all(self.spark, [partial(self.append, frame, name, marker) for frame, name in each])
+
+    def _staging(self) -> StagedAppend | None:
+        """What appends to many tables at once; None where each needs an append of its own."""
+        if self._in_catalog or self.guard.fences or not is_local(self.root):
+            return None
+        with self._lock:
+            if self._staged is None:
+                self._staged = StagedAppend(self.spark, f"{self.root}/{_STAGED}")
+        return self._staged if self._staged.is_possible else None
+
     def replace(self, df: DataFrame, name: str) -> None:
         """Replaces all rows of a table, as `append` adds some."""
         self._write(self._writer(df, name).mode("overwrite"), name)
@@ -187,8 +223,12 @@ class Warehouse:
 
     def _write(self, writer: DataFrameWriter, name: str) -> None:
         place = self.locate(name)
+        self._telling(place, partial(writer.saveAsTable if self._in_catalog else writer.save, place))
+
+    @staticmethod
+    def _telling(place: str, write: Callable[[], None]) -> None:
         try:
-            writer.saveAsTable(place) if self._in_catalog else writer.save(place)
+            write()
         except Exception as error:
             message = (
                 f"cannot write to the table at {place}: {root_reason(error)}; fix the cause and start again: nothing "

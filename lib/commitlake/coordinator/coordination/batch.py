@@ -100,7 +100,7 @@ class Batch:
                 if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
             ]
             rows = reduce(DataFrame.union, frames)
-            topic_rows.publish(self.context.warehouse, rows, sorted(self.topics), self.marker)
+            self.context.warehouse.append_to_topics(rows, sorted(self.topics), self.marker)
 
     def write_rest(self) -> None:
         """What no reader of a topic waits for, side by side."""

@@ -1,16 +1,10 @@
-"""Rows of topic tables, and the one way in which a batch's ledger rows become visible."""
+"""Rows of topic tables: what a batch makes visible."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from commitlake.protocol.states import Delivery, Event, Source, State
-from commitlake.spark.parallel import run_all
-from commitlake.tables import Warehouse, topic_table
 
 SHOWN = (
     f"(event = {int(Event.DELIVERY)} AND e.state = {int(Delivery.DELIVERED)}) OR "
@@ -37,21 +31,3 @@ def topic_rows(messages: DataFrame, src: Source, batch_id: int, now: int) -> Dat
         f"greatest(timestamp_millis({now}L), stored_at) AS visible_at",
         f"{batch_id}L AS batch_id",
     )
-
-
-def publish(warehouse: Warehouse, rows: DataFrame, topics: Sequence[str], marker: dict[str, int]) -> None:
-    """Appends rows to their topic tables, several at once; each table gets one commit.
-
-    Args:
-        warehouse: the tables.
-        rows: rows with `topic`; cached, or read again for each topic.
-        topics: the topics that they are of.
-        marker: for the commits.
-    """
-
-    def write(topic: str) -> None:
-        warehouse.ensure_topic(topic)
-        own = rows if len(topics) == 1 else rows.where(F.col("topic") == topic)
-        warehouse.append(own, topic_table(topic), marker)
-
-    run_all(warehouse.spark, [partial(write, topic) for topic in topics])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -34,7 +34,9 @@ class Landed:
     """What a batch brought, classified and cached until `release`.
 
     Attributes:
-        tables: The rows of each table that gets some; the rows of `half` also serve the decisions that follow at once.
+        tables: The rows of each fixed table that gets some; those of `half` also serve the decisions that follow.
+        shown: The rows of topic tables, with `topic`: normal messages, and members of batches.
+        topics: The topics that they are of.
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
         rejected: By reason, how many of them are rejected.
@@ -45,6 +47,8 @@ class Landed:
 
     classified: DataFrame
     tables: Mapping[TableName, DataFrame]
+    shown: DataFrame
+    topics: Sequence[str]
     half_spans: Mapping[int, OffsetRange]
     rows: int
     rejected: Mapping[str, int]
@@ -113,7 +117,9 @@ class Landing:
             counts = _count(rows, self._topics.names)
         return Landed(
             classified=classified,
-            tables={name: make(rows) for name, make in self._makers(counts, now).items()},
+            tables=_of_fixed_tables(rows, counts, now),
+            shown=landed_rows.topic_rows(rows, now),
+            topics=sorted(_shown_topics(counts)),
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
             rejected=_rejected(counts),
@@ -123,16 +129,21 @@ class Landing:
         )
 
     def writes(self, landed: Landed) -> list[Callable[[], None]]:
-        """The appends of a landing, one for each table; nothing orders them."""
-        marker = {"landing_id": landed.position.landing_id}
-        return [partial(self._write, name, rows, marker) for name, rows in landed.tables.items()]
+        """The appends of a landing; nothing orders them."""
+        marker, append = {"landing_id": landed.position.landing_id}, self._warehouse.append
+        writes: list[Callable[[], None]] = [partial(append, rows, name, marker) for name, rows in landed.tables.items()]
+        first = [topic for topic in landed.topics if self._warehouse.guard.fences and topic not in self._own_topics]
+        writes += [partial(self._append_first, landed.shown, topic, marker) for topic in first]
+        known = [topic for topic in landed.topics if topic not in first]
+        if known:
+            rows = landed.shown.where(F.col("topic").isin(*known)) if first else landed.shown
+            writes.append(partial(self._warehouse.append_to_topics, rows, known, marker))
+        return writes
 
-    def _write(self, name: TableName, rows: DataFrame, marker: Mapping[str, int]) -> None:
-        topic = name.topic
-        if self._warehouse.guard.fences and topic is not None and topic not in self._own_topics:
-            rows = self._without_others(topic, rows)
-            self._own_topics.add(topic)
-        self._warehouse.append(rows, name, marker)
+    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int]) -> None:
+        rows = self._without_others(topic, shown.where(F.col("topic") == topic))
+        self._own_topics.add(topic)
+        self._warehouse.append(rows, topic_table(topic), marker)
 
     def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
         """The first rows of a topic in this run, without what an older coordinator has landed meanwhile.
@@ -161,31 +172,31 @@ class Landing:
 
     def _duplicates(self, rows: DataFrame, counts: Sequence[Row], now: int) -> DataFrame | None:
         """The normal and batch messages that must not be shown (`DedupIndex.duplicates`)."""
-        topics = {row["topic"] for row in counts if row["target"] == classify.TOPIC} & self._dedup.topics
+        topics = _shown_topics(counts) & self._dedup.topics
         if not topics:
             return None
-        shown = [landed_rows.topic_rows(rows, topic, now).withColumn("topic", F.lit(topic)) for topic in sorted(topics)]
+        shown = landed_rows.topic_rows(rows, now).where(F.col("topic").isin(*topics))
         place = f"{place_sql('source', 'source_queue', 'source_offset')} AS place"
         order = ("unix_millis(stored_at) AS rank", "source_index AS member")
         each = [*("topic", "keys", "message_id"), place, "unix_millis(visible_at) AS at", *order]
-        return self._dedup.duplicates(reduce(DataFrame.unionAll, shown).selectExpr(*each))
+        return self._dedup.duplicates(shown.selectExpr(*each))
 
-    def _makers(self, counts: Sequence[Row], now: int) -> dict[TableName, Callable[[DataFrame], DataFrame]]:
-        """For each table that gets rows, what makes them of classified records."""
-        fixed: dict[str, Callable[[DataFrame], DataFrame]] = {
-            classify.HALF: landed_rows.half_rows,
-            classify.OP: landed_rows.op_rows,
-            classify.DELAYED: landed_rows.delayed_rows,
-            classify.REJECTED: partial(landed_rows.rejected_rows, now_ms=now),
-        }
-        makers: dict[TableName, Callable[[DataFrame], DataFrame]] = {}
-        for row in counts:
-            target = classify.REJECTED if row["topic"] == _OTHERS else row["target"]
-            if target == classify.TOPIC:
-                makers[topic_table(row["topic"])] = partial(landed_rows.topic_rows, topic=row["topic"], now_ms=now)
-            else:
-                makers[TableName(target)] = fixed[target]
-        return makers
+
+def _of_fixed_tables(rows: DataFrame, counts: Sequence[Row], now: int) -> dict[TableName, DataFrame]:
+    """For each fixed table that gets rows, what it gets of classified records."""
+    makers: dict[str, Callable[[DataFrame], DataFrame]] = {
+        classify.HALF: landed_rows.half_rows,
+        classify.OP: landed_rows.op_rows,
+        classify.DELAYED: landed_rows.delayed_rows,
+        classify.REJECTED: partial(landed_rows.rejected_rows, now_ms=now),
+    }
+    targets = {classify.REJECTED if row["topic"] == _OTHERS else row["target"] for row in counts}
+    return {TableName(target): makers[target](rows) for target in makers if target in targets}
+
+
+def _shown_topics(counts: Sequence[Row]) -> set[str]:
+    """The topics of normal and batch messages that become visible."""
+    return {row["topic"] for row in counts if row["target"] == classify.TOPIC} - {_OTHERS}
 
 
 _OTHERS = ""

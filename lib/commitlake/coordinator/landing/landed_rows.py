@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from commitlake.coordinator.landing import classify
 from commitlake.coordinator.landing.message_columns import member_columns
@@ -38,19 +37,26 @@ def delayed_rows(classified: DataFrame) -> DataFrame:
     return _going_to(classified, classify.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
 
 
-def topic_rows(classified: DataFrame, topic: str, now_ms: int) -> DataFrame:
-    """Rows of a topic's table: one for a normal message, one for each member of a batch.
+def topic_rows(classified: DataFrame, now_ms: int) -> DataFrame:
+    """Rows of topic tables, with `topic`: one for a normal message, one for each member of a batch.
 
     Args:
         classified: Classified records.
-        topic: The topic.
         now_ms: Time of the landing batch, ms since epoch, UTC.
     """
-    of_topic = _going_to(classified, classify.TOPIC).where(F.col("topic") == topic)
+    of_topic = _going_to(classified, classify.TOPIC)
     plain = "array(struct(value AS body, CAST(NULL AS map<string, string>) AS properties))"
     each = of_topic.selectExpr("*", f"posexplode(coalesce(members, {plain})) AS (source_index, member)")
     return each.withColumns(member_columns()).selectExpr(
-        *("queue_id", "message_id", "CAST(NULL AS STRING) AS transaction_id", "producer_group", "tags", "keys"),
+        *(
+            "topic",
+            "queue_id",
+            "message_id",
+            "CAST(NULL AS STRING) AS transaction_id",
+            "producer_group",
+            "tags",
+            "keys",
+        ),
         *("properties", "key AS sharding_key", "member.body AS body", "'messages' AS source"),
         *("partition AS source_queue", "offset AS source_offset", "source_index", "born_at", "stored_at"),
         f"greatest(timestamp_millis({now_ms}L), stored_at) AS visible_at",

@@ -75,7 +75,7 @@ def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFram
         for topic in topics
     ]
     missing = reduce(DataFrame.union, frames).join(reduce(DataFrame.union, there), ["topic", *_SHOWN], "left_anti")
-    topic_rows.publish(warehouse, missing, topics, {"batch_id": batch_id})
+    warehouse.append_to_topics(missing, topics, {"batch_id": batch_id})
 
 
 def _shown(delivered: DataFrame, src: Source) -> DataFrame:

@@ -1,0 +1,123 @@
+"""Rows of many topics at once: what one append for each table would have written, whatever the topics are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from commitlake.errors import WarehouseError
+from commitlake.tables import Warehouse, topic_table
+from commitlake.tables.staged_append import StagedAppend
+
+TOPICS = ["orders", "order%20s", "%RETRY%g", "a-b_c", "CON", *(f"t{number}" for number in range(5))]
+MARKER = {"batch_id": 7}
+
+
+def rows_of(spark: SparkSession, topics: list[str], each: int = 20) -> DataFrame:
+    names = ", ".join(f"'{topic}'" for topic in topics)
+    return spark.range(each * len(topics)).selectExpr(
+        f"element_at(array({names}), int(id % {len(topics)}) + 1) AS topic",
+        "int(id % 3) AS queue_id",
+        "concat('m', id) AS message_id",
+        "IF(id % 2 = 0, concat('t', id), NULL) AS transaction_id",
+        *("'g' AS producer_group", "NULL AS tags", "'k' AS keys", "map('color', 'red') AS properties"),
+        *("NULL AS sharding_key", "unhex('00FF') AS body", "'half' AS source", "0 AS source_queue"),
+        *("id AS source_offset", "0 AS source_index", "timestamp_millis(0) AS born_at"),
+        *("timestamp_millis(1000 + id) AS stored_at", "timestamp_millis(2000 + id) AS visible_at", "7L AS batch_id"),
+    )
+
+
+def staged(warehouse: Warehouse) -> StagedAppend:
+    found = warehouse._staging()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
+    return Warehouse(spark, str(tmp_path))
+
+
+def log_of(place: str) -> list[dict[str, Any]]:
+    commits = sorted(Path(place, "_delta_log").glob("*.json"))
+    return [json.loads(line) for line in commits[-1].read_text().splitlines()]
+
+
+def test_all_rows_are_there_and_read_as_after_plain_appends(spark: SparkSession, warehouse: Warehouse) -> None:
+    rows = rows_of(spark, TOPICS)
+    plain = Warehouse(spark, f"{warehouse.root}/plain")
+    for topic in TOPICS:
+        plain.append_to_topics(rows.where(f"topic = '{topic}'"), [topic], MARKER)
+    warehouse.append_to_topics(rows, TOPICS, MARKER)
+    for topic in TOPICS:
+        ours, theirs = (each.read(topic_table(topic)).sort("source_offset") for each in (warehouse, plain))
+        assert_df_equality(ours, theirs)
+        assert DeltaTable(warehouse.locate(topic_table(topic))).to_pyarrow_table().num_rows == 20
+
+
+def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, warehouse: Warehouse) -> None:
+    plain = Warehouse(spark, f"{warehouse.root}/plain")
+    plain.append_to_topics(rows_of(spark, ["orders"]), ["orders"], MARKER)
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    assert warehouse.markers(topic_table("orders")) == plain.markers(topic_table("orders")) == [MARKER]
+    ours, theirs = (log_of(each.locate(topic_table("orders"))) for each in (warehouse, plain))
+    info, other = ours[0]["commitInfo"], theirs[0]["commitInfo"]
+    same = ("operation", "operationParameters", "isBlindAppend", "isolationLevel", "userMetadata")
+    assert {name: info[name] for name in same} == {name: other[name] for name in same}
+    added, expected = ([line["add"] for line in log if "add" in line] for log in (ours, theirs))
+    statistics = {tuple(json.loads(add["stats"])["minValues"]) for add in added}
+    assert statistics == {tuple(json.loads(add["stats"])["minValues"]) for add in expected}
+    assert all(add["dataChange"] and set(add) == set(expected[0]) for add in added)
+
+
+def test_no_file_is_left_in_the_scratch_table(spark: SparkSession, warehouse: Warehouse) -> None:
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    assert list(Path(warehouse.root, "_staged").rglob("*.parquet")) == []
+
+
+def test_a_topic_whose_commit_fails_is_told_and_the_others_are_there(spark: SparkSession, warehouse: Warehouse) -> None:
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    Path(warehouse.locate(topic_table("t3")), "queue_id=1").rename(Path(warehouse.root, "away"))
+    Path(warehouse.locate(topic_table("t3")), "queue_id=1").write_text("no directory")
+    with pytest.raises(WarehouseError, match="topics: .*queue_id=1"):
+        warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    assert {topic: len(warehouse.markers(topic_table(topic))) for topic in TOPICS} == {
+        topic: 1 if topic == "t3" else 2 for topic in TOPICS
+    }
+
+
+def test_what_a_kill_left_is_deleted(spark: SparkSession, warehouse: Warehouse) -> None:
+    staged(warehouse)._write(rows_of(spark, TOPICS))
+    assert list(Path(warehouse.root, "_staged").rglob("*.parquet"))
+    staged(Warehouse(spark, warehouse.root))
+    assert list(Path(warehouse.root, "_staged").rglob("*.parquet")) == []
+
+
+def test_rows_go_to_a_table_while_it_is_compacted(spark: SparkSession, warehouse: Warehouse) -> None:
+    for _ in range(3):
+        warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    begun = staged(warehouse)._begin(Path(warehouse.locate(topic_table("orders"))))
+    warehouse.table(topic_table("orders")).optimize().executeCompaction()
+    (add,) = [
+        each
+        for each in staged(warehouse)._write(rows_of(spark, ["orders"], 1))
+        if each["partitionValues"].pop("topic") == "orders"
+    ]
+    staged(warehouse)._begin = lambda _: begun  # type: ignore[method-assign]
+    staged(warehouse)._commit(Path(warehouse.locate(topic_table("orders"))), [add], MARKER)
+    assert warehouse.read(topic_table("orders")).count() == 61
+
+
+def test_each_table_gets_an_append_of_its_own_where_delta_has_no_such_classes(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commitlake.tables.staged_append._WRITE", "NoSuchClass")
+    assert warehouse._staging() is None
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    assert warehouse.read(topic_table("t4")).count() == 20
