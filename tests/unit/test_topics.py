@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from commitlake.errors import RecordError
 from commitlake.protocol import topic_names
+from commitlake.tables import topic_table
 
 
 @pytest.mark.parametrize("topic", ["a", "Order_1-x", "%RETRY%group", "x" * 127, "RMQ_SYS", "TBW102x"])
@@ -64,3 +67,10 @@ def test_a_new_topic_is_one_too_many_when_topics_max_are_known(topic: str, fits:
 def test_a_percent_is_a_tilde_on_disk() -> None:
     assert topic_names.path_name("%RETRY%g") == "~RETRY~g"
     assert topic_names.from_path_name("~RETRY~g") == "%RETRY%g"
+
+
+def test_tables_of_topics_write_their_checkpoints_in_different_rounds() -> None:
+    intervals = Counter(topic_table(f"topic{number}").layout.checkpoint_interval for number in range(100))
+    assert set(intervals) <= set(range(40, 61))
+    assert max(intervals.values()) <= 12
+    assert topic_table("orders").layout.properties()["delta.checkpointInterval"] in map(str, range(40, 61))

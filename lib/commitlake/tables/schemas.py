@@ -71,12 +71,15 @@ class TableLayout:
         partition_by: Its partition columns.
         stats: Columns with min/max statistics; without the list Delta would gather them for ids and bodies too.
         append_only: Whether Delta refuses deletes and updates (`delta.appendOnly`).
+        checkpoint_interval: After how many commits Delta writes a checkpoint. Tables get a commit a second: with the
+            default of 10 every tenth took 3 to 5 s.
     """
 
     schema: StructType
     partition_by: tuple[str, ...] = ()
     stats: tuple[str, ...] = ()
     append_only: bool = False
+    checkpoint_interval: int = 50
 
     @property
     def columns(self) -> list[str]:
@@ -84,14 +87,11 @@ class TableLayout:
         return self.schema.fieldNames()
 
     def properties(self) -> dict[str, str]:
-        """Delta table properties that the table is created with.
-
-        Tables get a commit a second: with the default of a checkpoint every 10 commits, every tenth took 3 to 5 s.
-        """
+        """Delta table properties that the table is created with."""
         return {
             **(_TOPIC_LOG if self.append_only else _OWN_LOG),
             "delta.enableDeletionVectors": "false",
-            "delta.checkpointInterval": "50",
+            "delta.checkpointInterval": str(self.checkpoint_interval),
             "delta.dataSkippingStatsColumns": ",".join(self.stats),
             **({"delta.appendOnly": "true"} if self.append_only else {}),
         }
