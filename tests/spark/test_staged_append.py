@@ -85,7 +85,7 @@ def test_a_topic_whose_commit_fails_is_told_and_the_others_are_there(spark: Spar
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     Path(warehouse.locate(topic_table("t3")), "queue_id=1").rename(Path(warehouse.root, "away"))
     Path(warehouse.locate(topic_table("t3")), "queue_id=1").write_text("no directory")
-    with pytest.raises(WarehouseError, match="topics: .*queue_id=1"):
+    with pytest.raises(WarehouseError, match=r"topics: .*queue_id=1"):
         warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     assert {topic: len(warehouse.markers(topic_table(topic))) for topic in TOPICS} == {
         topic: 1 if topic == "t3" else 2 for topic in TOPICS
