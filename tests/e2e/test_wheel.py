@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -136,6 +137,7 @@ def test_what_the_bare_wheel_sends_and_spark_decides_the_consumer_reads_without_
 ) -> None:
     transaction = bare.run("python", "-c", PRODUCES, broker.bootstrap_servers).strip()
     warehouse = str(conf.parent / "warehouse")
+    wait_for(lambda: list(Path(warehouse).glob("topics/orders/_delta_log/*.json")), 120)
     wait_for(lambda: "order-1" in consumer.run("python", "-c", CONSUMES, warehouse), 120)
     shown = consumer.run("commitlake", "tx", "show", transaction, "--conf", str(conf))
     assert "COMMITTED" in shown
@@ -165,3 +167,18 @@ def running(spark_only: Environment, conf: Path) -> Iterator[Path]:
         assert process.wait(120) == 0, said.read_text()
     finally:
         kill(process)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+def test_the_jars_of_the_image_are_all_there_after_its_last_step(spark_only: Environment, tmp_path: Path) -> None:
+    """The image's steps by hand: no container here, so its environment is `spark_only`, its user's home a new one."""
+    (step,) = re.findall(r"^RUN (commitlake .+)$", (ROOT / "conf" / "docker" / "Dockerfile").read_text(), re.MULTILINE)
+    variables = spark_only.variables(os.environ["PATH"]) | {"_JAVA_OPTIONS": f"-Duser.home={tmp_path}"}
+    variables = {name: value for name, value in variables.items() if name != "XDG_CACHE_HOME"} | {"HOME": str(tmp_path)}
+    command = spark_only.command(*step.split())
+    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (jars,) = re.findall(r"spark.driver.extraClassPath=(\S+\.jar)", done.stdout)
+    assert all(Path(jar).is_relative_to(tmp_path) and Path(jar).exists() for jar in jars.split(":"))
+    assert list((tmp_path / ".cache" / "commitlake").glob("jars-*.txt"))  # by which a start asks Ivy nothing
