@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from commitlake import errors
@@ -47,6 +48,13 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
     from commitlake.errors import UncertainSend as UncertainSend
     from commitlake.errors import WarehouseError as WarehouseError
     from commitlake.reading.questions.delayed import delayed as delayed
+
+if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, a spark-submit with the Python of a cluster does not
+    _old = (
+        f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, {sys.executable}; CommitLake runs on Python 3.11 "
+        "and newer; use one, with Spark by PYSPARK_PYTHON"
+    )
+    raise errors.SetupError(_old)
 
 # Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
 _HOMES = {

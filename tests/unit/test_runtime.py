@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from commitlake.errors import SetupError
 from commitlake.spark import runtime
 
 SCRIPT = Path(__file__).parents[2] / "spark-submit.sh"
+LIBRARY = {**os.environ, "PYTHONPATH": str(SCRIPT.with_name("lib"))}
 
 
 def java_that_says(directory: Path, text: str) -> None:
@@ -115,3 +117,10 @@ def test_jars_from_a_directory_that_others_can_write_to_are_refused(
         os.chown(cache, 4_711, 4_711, follow_symlinks=False)
     with pytest.raises(SetupError, match=r"not a directory of this user's alone.*set XDG_CACHE_HOME"):
         runtime.cached_file("jars-{}.txt", "a")
+
+
+def test_an_old_python_is_named_with_those_that_are_allowed() -> None:
+    program = "import sys; sys.version_info = (3, 10, 13); import commitlake"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=LIBRARY)
+    assert "SetupError: this is Python 3.10" in done.stderr
+    assert "runs on Python 3.11 and newer" in done.stderr

@@ -5,9 +5,10 @@ Both read the tables with libraries that are an extra, so they are loaded only w
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from commitlake.config import Config
@@ -15,6 +16,8 @@ from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import SetupError
 from commitlake.protocol.kafka_topics import LANDED
+
+log = logging.getLogger(__name__)
 
 _ASK_MS = 2_000
 """How long metrics wait for Kafka; Prometheus gives up on all of them after 10 s."""
@@ -35,6 +38,23 @@ def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[
     ends = partial(landing_start.ends, config, LANDED, timeout_ms=_ASK_MS)
     sources = collect.Sources(config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch)
     with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
+        yield
+
+
+@contextmanager
+def standing_by(config: Config) -> Iterator[None]:
+    """Serve `/healthz`, and no metrics yet, while the context lasts, where `metrics.port` is set.
+
+    Where another coordinator of this machine has the port, a warning says so.
+    """
+    with ExitStack() as stack:
+        try:
+            if config.metrics.port:
+                with _extra("metrics.port"):
+                    from commitlake.coordinator.metrics import server
+                stack.enter_context(server.serving(config.metrics.host, config.metrics.port, tuple, lambda: None))
+        except SetupError as error:
+            log.warning("no /healthz while standing by: %s", error)
         yield
 
 

@@ -111,7 +111,8 @@ class Coordinator:
         if is_local(self.config.warehouse):
             fencing.await_lock(self.config, self.spark)
         else:
-            Heartbeat(self.spark, self.config).await_silence()
+            with companions.standing_by(self.config):
+                Heartbeat(self.spark, self.config).await_silence()
 
     def start(self, *, available_now: bool = False) -> Self:
         """Starts all queries.

@@ -24,7 +24,6 @@ from commitlake.tools.audit import audit as auditing
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.cli import output
 from commitlake.tools.cli.demo_directory import fresh
-from commitlake.tools.demo import run as story
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +76,8 @@ def demo(place: Path) -> int:
     Raises:
         CommitLakeError: something does not start or fails on the way.
     """
+    from commitlake.tools.demo import run as story  # its services are consumers, an extra that no other command needs
+
     build = partial(session.build, app_name="commitlake-demo")
     with fresh(place) as directories:
         return story.run(place, directories, build, auditing.audit, process.terminal_columns())

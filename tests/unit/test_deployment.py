@@ -1,0 +1,118 @@
+"""Image, Kubernetes, Databricks and the release: that the files fit each other and what they are written for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import commitlake
+from commitlake import config
+from commitlake.config.secret_references import is_secret_reference
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "conf" / "docker" / "Dockerfile").read_text()
+OBJECTS: list[dict[str, Any]] = list(
+    yaml.safe_load_all((ROOT / "conf" / "kubernetes" / "coordinator.yaml").read_text())
+)
+BY_KIND = {each["kind"]: each for each in OBJECTS}
+POD = BY_KIND["Deployment"]["spec"]["template"]["spec"]
+CONTAINER = POD["containers"][0]
+JOBS = yaml.safe_load((ROOT / "conf" / "databricks" / "databricks.yml").read_text())["resources"]["jobs"]
+RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+
+
+def mounts() -> dict[str, list[str]]:
+    """The files that the container finds, by their directory."""
+    volumes = {each["name"]: each for each in POD["volumes"]}
+    found = {}
+    for mount in CONTAINER["volumeMounts"]:
+        volume = volumes[mount["name"]]
+        if "secret" in volume:
+            found[mount["mountPath"]] = [item["path"] for item in volume["secret"]["items"]]
+        elif "configMap" in volume:
+            found[mount["mountPath"]] = list(BY_KIND["ConfigMap"]["data"])
+    return found
+
+
+@pytest.mark.parametrize("each", OBJECTS, ids=lambda each: str(each["kind"]))
+@pytest.mark.parametrize("version", ["1.31", "1.37"])
+def test_a_kubernetes_object_fits_its_schema(each: dict[str, Any], version: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate: it has the schemas")
+    validate.validate(each, version, strict=True)
+
+
+def test_the_configuration_in_kubernetes_is_one_and_its_files_are_mounted() -> None:
+    text = BY_KIND["ConfigMap"]["data"]["conf.yaml"]
+    options = config.from_mapping(yaml.safe_load(text)).kafka.options
+    files = [value.removeprefix("file:") for name, value in options.items() if name.endswith((".config", ".location"))]
+    assert [name for name, value in options.items() if is_secret_reference(value)] == ["sasl.jaas.config"]
+    named = [*files, CONTAINER["args"][-1]]
+    assert len(named) == 3
+    assert [file for file in named if Path(file).name not in mounts()[str(Path(file).parent)]] == []
+
+
+def test_objects_of_kubernetes_find_each_other_by_their_labels() -> None:
+    labels = BY_KIND["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        BY_KIND["Deployment"]["spec"]["selector"]["matchLabels"],
+        BY_KIND["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        BY_KIND["Service"]["spec"]["selector"],
+    ]
+    assert selectors == [labels] * 3
+    assert POD["serviceAccountName"] == BY_KIND["ServiceAccount"]["metadata"]["name"]
+
+
+def test_one_port_is_served_exposed_probed_and_scraped() -> None:
+    ports = set(re.findall(r"(?:METRICS__PORT=|EXPOSE |127\.0\.0\.1:)(\d+)(?=[ /\n])", DOCKERFILE))
+    assert (
+        ports == {str(CONTAINER["ports"][0]["containerPort"])} == {str(BY_KIND["Service"]["spec"]["ports"][0]["port"])}
+    )
+    assert {CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")} == {
+        "/healthz"
+    }
+
+
+def test_the_pod_runs_as_the_user_and_the_version_of_the_image() -> None:
+    assert f"USER {POD['securityContext']['runAsUser']}\n" in DOCKERFILE
+    assert CONTAINER["image"].rpartition(":")[2] == commitlake.__version__
+
+
+def test_the_image_takes_the_jars_of_this_version_and_the_python_it_runs_on() -> None:
+    from commitlake.spark.runtime import _PACKAGES
+
+    given = re.findall(r"PACKAGES=(\S*:\S*)", DOCKERFILE)
+    assert [packages.split(",")[:2] for packages in given] == [list(_PACKAGES["4.0"])]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_of_the_bundle_is_one_of_databricks(name: str) -> None:
+    models = pytest.importorskip("databricks.bundles.jobs", reason="pip install databricks-bundles: it has the models")
+    assert models.Job.from_dict(JOBS[name]).as_dict()["name"] == JOBS[name]["name"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_parameters_of_a_job_of_the_bundle_are_those_of_the_command(name: str) -> None:
+    from typer.main import get_command
+
+    from commitlake.tools.cli.app import app
+
+    (task,) = JOBS[name]["tasks"]
+    command, *arguments = task["python_wheel_task"]["parameters"]
+    group: Any = get_command(app)
+    assert group.commands[command].make_context(command, list(arguments)).params["conf"] == "${var.conf}"
+
+
+@pytest.mark.parametrize(("tag", "code"), [(f"v{commitlake.__version__}", 0), (commitlake.__version__, 1), ("v9.9", 1)])
+def test_a_release_is_refused_when_its_tag_is_not_the_version(tag: str, code: int) -> None:
+    step = next(each for each in RELEASE["jobs"]["wheel"]["steps"] if each.get("name") == "the tag is the version")
+    environment = {**os.environ, "GITHUB_REF_NAME": tag}
+    command = ["bash", "-e", "-c", step["run"]]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert not code or (tag in done.stderr and commitlake.__version__ in done.stderr)
