@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.killing import Child, Prepared, killed_at
+from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
 
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.landing import positions
 from commitlake.kafka.embedded import EmbeddedBroker
 
 TIMINGS = {"transaction.timeout": "1s", "transaction.check_interval": "1s", "transaction.op_park_time": "3s"}
@@ -50,36 +52,42 @@ def is_asked(lake: Lake, tid: str) -> bool:
     return any(check.transaction_id == tid for check in lake.checks())
 
 
-def wait_until_warm(lake: Lake, child: Child) -> None:
-    """The first round of a JVM takes several times as long as others."""
-    wait_for(child.is_ready)
+def wait_until_warm(lake: Lake) -> None:
+    """The first round of a start takes several times as long as others."""
     wait_for(lambda: len({row["batch_id"] for row in lake.rows("transactions")}) > 1)
 
 
-def cut_short(lake: Lake, silent: str) -> None:
-    """A landing wrote all its tables, a record of a partition that is silent from now on among them, and was killed."""
-    with Prepared(lake.settings) as child:
-        assert child.run().returncode == 0
+def cut_short(spark: SparkSession, lake: Lake, silent: str) -> None:
+    """A landing wrote all its tables, a record of a partition that is silent from now on too, and was cut off."""
+    lake.run(spark)
     decided = lake.half("decided", 1)
     if silent == "admin":
         lake.admin("COMMIT", "decided", decided)
     elif silent == "op":
         lake.op("COMMIT", "decided", decided)
-    assert killed_at(lake, "landing:positions", "before").returncode != 0
+
+    def cut(*_: object) -> None:
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Exception, match="InterruptedError"):
+        patched.setattr(positions, "append", cut)
+        lake.run(spark)
 
 
 @pytest.mark.parametrize("silent", ["admin", pytest.param("op", marks=pytest.mark.soak)])
-def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(lake: Lake, tmp_path: Path, silent: str) -> None:
-    cut_short(lake, silent)
-    with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:
-        wait_until_warm(lake, child)
+def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(
+    spark: SparkSession, lake: Lake, silent: str
+) -> None:
+    cut_short(spark, lake, silent)
+    with steady_traffic(lake), Coordinator(spark, lake.config).start():
+        wait_until_warm(lake)
         lake.half("hanging")
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
 
 
 @pytest.mark.soak  # the one above, without what was cut short
-def test_a_hanging_transaction_is_asked_while_others_go_on(lake: Lake, tmp_path: Path) -> None:
-    with steady_traffic(lake), Child(lake, tmp_path / "child.log") as child:
-        wait_until_warm(lake, child)
+def test_a_hanging_transaction_is_asked_while_others_go_on(spark: SparkSession, lake: Lake) -> None:
+    with steady_traffic(lake), Coordinator(spark, lake.config).start():
+        wait_until_warm(lake)
         lake.half("hanging", 1)
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
