@@ -26,6 +26,7 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.recovery import fencing
 from commitlake.spark import process, session
 from commitlake.tables import TableName, Warehouse
+from commitlake.tables.staged_append import StagedAppend
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Fault:
         return rows.where(passes(F.col(rows.columns[0]).cast("string")))
 
     def arm(self) -> None:
-        append, send = Warehouse.append, check_requests.send
+        append, send, commit = Warehouse.append, check_requests.send, StagedAppend._commit
 
         def failing_append(self_: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None) -> None:
             self.at(_step(name, marker), df, lambda rows: append(self_, rows, name, marker))
@@ -88,8 +89,12 @@ class Fault:
         def failing_send(settings: config.Config, checked: DataFrame, *more: Any) -> None:
             self.at("coordination:kafka", checked, lambda rows: send(settings, rows, *more))
 
+        def failing_commit(self_: StagedAppend, table: Path, adds: Any, marker: Mapping[str, Any] | None) -> None:
+            self.at(_step("staged", marker), None, lambda _: commit(self_, table, adds, marker))
+
         patch = pytest.MonkeyPatch()
         patch.setattr(Warehouse, "append", failing_append)
+        patch.setattr(StagedAppend, "_commit", failing_commit)
         patch.setattr(check_requests, "send", failing_send)
 
 

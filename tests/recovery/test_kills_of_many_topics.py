@@ -1,0 +1,48 @@
+"""A kill between the files of many topics and their commits shows each message once."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.killing import Successive
+from tests.support.lake import Lake
+
+from commitlake.tools.audit.audit import audit
+
+TOPICS = [f"topic{number}" for number in range(6)]
+KILLS = [
+    ("landing:staged", "before", 3),
+    ("coordination:staged", "before", 1),
+    ("coordination:staged", "after", 4),
+]
+"""Of six commits: two are there, none, four."""
+
+
+@pytest.mark.timeout(600)
+def test_kills_between_the_commits_of_topics_show_each_message_once(spark: SparkSession, lake: Lake) -> None:
+    sent: Counter[str] = Counter()
+    with Successive(lake) as coordinators:
+        for number, (step, moment, nth) in enumerate(KILLS, 1):
+            sent.update(send(lake, number))
+            child = coordinators.run(step=step, moment=moment, nth=nth, is_last=number == len(KILLS))
+            assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
+    sent.update(send(lake, len(KILLS) + 1))
+    lake.run(spark)
+    shown = Counter(row["body"].decode() for topic in TOPICS for row in lake.topic(topic))
+    assert shown == sent
+    report = audit(spark, str(lake.warehouse))
+    assert report.is_well, report
+
+
+def send(lake: Lake, number: int) -> list[str]:
+    """To each topic a committed transaction and a normal message."""
+    names = []
+    for topic in TOPICS:
+        tid, normal = f"{number} half {topic}", f"{number} normal {topic}"
+        lake.op("COMMIT", tid, lake.half(tid, number % 2, topic=topic))
+        lake.message(normal, number % 2, topic=topic)
+        names += [tid, normal]
+    return names
