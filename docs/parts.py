@@ -62,5 +62,5 @@ def _kind(spark: str) -> str:
 
 
 if __name__ == "__main__":
-    for document in DOCS.glob("*.md"):
+    for document in DOCS.rglob("*.md"):
         document.write_text(rendered(document.read_text()))

@@ -83,7 +83,7 @@ class Sources:
 
 
 def collect(sources: Sources) -> Iterable[Metric]:
-    """All metrics, as docs/operations.md lists them."""
+    """All metrics, as docs/reference/metrics.md lists them."""
     yield from of_rounds(sources)
     yield from of_counters(sources.counters)
     yield from of_lag(sources)
