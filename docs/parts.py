@@ -22,8 +22,9 @@ def keys() -> str:
     """The configuration keys as a table."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key in KEYS:
+        meaning = key.doc.replace("<", "&lt;")
         default = key.default if isinstance(key.default, str) else json.dumps(key.default)
-        lines.append(f"| `{key.name}` | {f'`{default}`' if default else ''} | {key.doc} |")
+        lines.append(f"| `{key.name}` | {f'`{default}`' if default else ''} | {meaning} |")
     return "\n".join(lines)
 
 

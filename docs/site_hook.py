@@ -26,6 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links as they are in the repository into those of the site, where docs/ is the top."""
+    markdown = markdown.replace(r"\|", "|")  # in a table's code GitHub needs the backslash, and the site shows it
     if (ROOT / page.file.src_uri).exists():  # beside docs/
         return markdown.replace("](docs/", "](")
     depth = page.file.src_uri.count("/")
