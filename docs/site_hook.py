@@ -13,7 +13,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-BESIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "notebooks/**/*.py", "notebooks/examples/node/*.js")
+BESIDE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "notebooks/**/*.py",
+    "notebooks/examples/node/*.js",
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
