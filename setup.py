@@ -19,8 +19,11 @@ POSTGRESQL = ["adbc-driver-postgresql>=1.2"]
 CONFLUENT = ["confluent-kafka>=2.6,<3"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
 NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "matplotlib>=3.9"]
+# The documents as a site.
+DOCS = ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"]
 DEV = [
     *NOTEBOOK,
+    *DOCS,
     "build",
     *CONFLUENT,
     "crc32c>=2.7",
@@ -55,6 +58,7 @@ setup(
         "postgresql": POSTGRESQL,
         "all": [*SPARK, *METRICS, *POSTGRESQL],
         "notebook": NOTEBOOK,
+        "docs": DOCS,
         "dev": DEV,
     },
     entry_points={"console_scripts": ["commitlake = commitlake.tools.cli.app:main"]},

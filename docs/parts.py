@@ -22,8 +22,9 @@ def keys() -> str:
     """The configuration keys as a table."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key in KEYS:
+        meaning = key.doc.replace("<", "&lt;")
         default = key.default if isinstance(key.default, str) else json.dumps(key.default)
-        lines.append(f"| `{key.name}` | {f'`{default}`' if default else ''} | {key.doc} |")
+        lines.append(f"| `{key.name}` | {f'`{default}`' if default else ''} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -62,5 +63,5 @@ def _kind(spark: str) -> str:
 
 
 if __name__ == "__main__":
-    for document in DOCS.glob("*.md"):
+    for document in DOCS.rglob("*.md"):
         document.write_text(rendered(document.read_text()))

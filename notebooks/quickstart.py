@@ -5,7 +5,7 @@
 # MAGIC Forty orders, each a local transaction in SQLite. Most are committed at once, some are rolled back, some give no
 # MAGIC answer and are checked, and four stay unknown until they are discarded.
 # MAGIC
-# MAGIC It needs `pip install 'commitlake[notebook]'`. On Databricks install `commitlake` and matplotlib, and fill in the
+# MAGIC It needs the extra `notebook`. On Databricks install CommitLake's wheel and matplotlib, and fill in the
 # MAGIC widgets. As a script, `.venv/bin/python notebooks/quickstart.py`, it starts a Kafka broker of its own and writes to a
 # MAGIC temporary directory.
 # MAGIC

@@ -1,4 +1,4 @@
-"""The errors that CommitLake raises, as one tree; the guide says of each what happened, and what may be done again.
+"""The errors that CommitLake raises, as one tree; docs/reference/errors.md says what to do about each.
 
 A message names what is wrong, the value, what is allowed, and what to do about it. It never holds a secret.
 """

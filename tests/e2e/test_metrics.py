@@ -114,7 +114,7 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     files = ("conf/prometheus/alerts.yml", "conf/grafana/commitlake.json")
     named = {name for file in files for name in re.findall(r"commitlake_\w+", (ROOT / file).read_text())}
     assert named <= set(found) | EMPTY
-    documented = set(re.findall(r"`(commitlake_\w+)", (ROOT / "docs/operations.md").read_text()))
+    documented = set(re.findall(r"`(commitlake_\w+)", (ROOT / "docs/reference/metrics.md").read_text()))
     assert documented == {re.sub(r"_(bucket|count|sum)$", "", name) for name in found} | EMPTY
     coordinator.stop()
     assert not doctor_says(coordinator).is_well
@@ -161,8 +161,10 @@ def test_alerts_and_dashboard_have_the_shape_that_prometheus_and_grafana_read() 
     rules = [rule for group in alerts["groups"] for rule in group["rules"]]
     needed = {"alert", "expr", "labels", "annotations"}
     assert all(needed <= set(rule) <= needed | {"for"} for rule in rules)
-    operations = (ROOT / "docs/operations.md").read_text()
-    assert [rule["alert"] for rule in rules if f"`{rule['alert']}`" not in operations] == []
+    runbook = (ROOT / "docs/runbook.md").read_text()
+    assert [rule["alert"] for rule in rules if f"\n## {rule['alert']}\n" not in runbook] == []
+    links = [rule["annotations"]["runbook"] for rule in rules]
+    assert links == [f"docs/runbook.md#{rule['alert'].lower()}" for rule in rules]
     board = json.loads((ROOT / "conf/grafana/commitlake.json").read_text())
     places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
     assert len(places) == len(set(places)) == 18

@@ -142,7 +142,7 @@ def test_a_decision_that_changes_nothing_is_in_the_history_as_rejected(
 ) -> None:
     history("committed", until="COMMITTED")
     assert command(coordinator, "admin", "resume", sent["committed"], "--remark", "by mistake") == 0
-    assert "RESUME of the transaction at" in capsys.readouterr().out
+    assert "sent RESUME for the transaction at" in capsys.readouterr().out
     assert history("committed", until="rejected: NOT_DISCARDED")[-1] == "rejected: NOT_DISCARDED"
 
 

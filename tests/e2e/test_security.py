@@ -1,4 +1,4 @@
-"""CommitLake on a broker that encrypts, asks for passwords and forbids what docs/operations.md does not list."""
+"""CommitLake on a broker that encrypts, asks for passwords and forbids what docs/how-to/secure.md does not list."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def refusal(connect: Callable[..., None], *arguments: Any, **login: str) -> str:
 def test_missing_rights_are_named(connect: Callable[..., None], secured: Secured, spark: SparkSession) -> None:
     error = refusal(connect, secured, spark, OUTSIDER)
     assert f"denies the user {OUTSIDER} access" in error
-    assert "docs/operations.md" in error
+    assert "docs/how-to/secure.md" in error
 
 
 @EVERYBODY

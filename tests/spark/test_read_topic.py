@@ -103,10 +103,10 @@ def test_a_stream_leaves_receipts_beside_those_of_consumers_without_spark(
     )
 
 
-def test_the_stream_of_the_operations_books_each_message_and_leaves_receipts(
+def test_the_stream_of_the_how_to_books_each_message_and_leaves_receipts(
     spark: SparkSession, conf: dict[str, object], tmp_path: Path
 ) -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "consume.md").read_text()
     snippet = next(text for text in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "read_topic" in text)
     for here, there in {"paid": "tag1", "s3a:/": str(tmp_path), '"points"': '"docs"', ".start()": NOW}.items():
         assert here in snippet

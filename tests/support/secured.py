@@ -17,7 +17,7 @@ from commitlake.kafka.clients import python_options
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import runtime
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+SECURE = Path(__file__).parents[2] / "docs" / "how-to" / "secure.md"
 ADMIN, OUTSIDER = "admin", "outsider"
 STORE_PASSWORD = "store-password"
 MECHANISM = "SCRAM-SHA-512"
@@ -26,7 +26,7 @@ PASSWORDS = {
     name: f'{name}-Pa55"w\\ord; with=all'
     for name in (ADMIN, "coordinator", "producer", "administrator", "reader", OUTSIDER)
 }
-"""By user; coordinator, producer and administrator are those of the table of ACLs in docs/operations.md."""
+"""By user; coordinator, producer and administrator are those of the table of ACLs in docs/how-to/secure.md."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def make_certificates(place: Path) -> None:
 
 
 def documented_acls(prefix: str, group: str) -> Iterator[ACL]:
-    """The table of ACLs in docs/operations.md, with `P` and the producer group filled in."""
+    """The table of ACLs in docs/how-to/secure.md, with `P` and the producer group filled in."""
     who = ""
     for row in _rows("## Kafka ACLs"):
         who = row[0] or who
@@ -114,7 +114,7 @@ def jaas(module: str, user: str, password: str) -> str:
 
 
 def _rows(heading: str) -> Iterator[list[str]]:
-    section = OPERATIONS.read_text().partition(f"{heading}\n")[2].partition("\n## ")[0]
+    section = SECURE.read_text().partition(f"{heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     for line in lines[2:]:
         yield [cell.strip() for cell in line.strip("|").split("|")]

@@ -20,7 +20,7 @@ from commitlake.tables.schemas import TABLES
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob(".github/*.md")), *sorted(ROOT.glob("docs/*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob(".github/*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PROSE = {path: re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL) for path in DOCUMENTS}
 SOURCES = (
     "\n".join(path.read_text() for path in sorted((ROOT / "lib").rglob("*.py")))
@@ -43,7 +43,7 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=each)
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").rglob("*.md")), ids=each)
 def test_keys_tables_and_vectors_in_a_document_are_those_of_the_code(document: Path) -> None:
     parts = runpy.run_path(str(ROOT / "docs" / "parts.py"))
     text = document.read_text()
@@ -51,8 +51,8 @@ def test_keys_tables_and_vectors_in_a_document_are_those_of_the_code(document: P
 
 
 def test_every_key_table_and_vector_is_in_a_document() -> None:
-    operations = (ROOT / "docs" / "operations.md").read_text()
-    assert all(f"| `{key.name}` |" in operations for key in KEYS)
+    configuration = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    assert all(f"| `{key.name}` |" in configuration for key in KEYS)
     tables = set(re.findall(r"<!-- table (\w+) -->", CONTRACT))
     assert tables == {*TABLES, "topics"} - {"reentries", "maintenance", "positions", "open_rows", "forwarded"}
     vectors = {path.stem for path in (ROOT / "tests" / "vectors").glob("*.json")}
@@ -109,8 +109,9 @@ def test_every_reason_that_landing_gives_is_listed_in_the_contract() -> None:
     assert {reason for reason in reasons if f"`{reason}`" not in CONTRACT} == set()
 
 
-def test_errors_that_operations_explains_are_in_the_code() -> None:
-    section = (ROOT / "docs" / "operations.md").read_text().split("## Errors, and what to do")[1].split("\n## ")[0]
+def test_errors_that_a_document_explains_are_in_the_code() -> None:
+    errors = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    section = errors.split("## Of a start or a command")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")][1:]
     explained = [text.split(":")[0] for row in rows for text in re.findall(r"`([^`]+)`", row)]
     assert len(explained) >= 10
@@ -119,9 +120,9 @@ def test_errors_that_operations_explains_are_in_the_code() -> None:
     assert [text for text in explained if text not in plain] == []
 
 
-def test_the_guides_test_of_a_listener_passes_and_finds_one_that_forgets() -> None:
-    guide = (ROOT / "docs" / "guide.md").read_text()
-    text = guide.split("## Test your listener")[1].split("```python\n")[1].split("```")[0]
+def test_the_documents_test_of_a_listener_passes_and_finds_one_that_forgets() -> None:
+    page = (ROOT / "docs" / "how-to" / "test-a-listener.md").read_text()
+    text = page.split("```python\n")[1].split("```")[0]
     check = "if self.database.get(message.keys) == message.transaction_id else"
     assert check in text
     forgets = text.replace(check, "if self.__dict__.get('done') == message.transaction_id else")

@@ -45,7 +45,7 @@ def test_every_error_but_those_within_is_public_exported_and_documented() -> Non
     public = tree - WITHIN
     assert sorted(public) == errors.__all__
     assert {name for name in public if getattr(commitlake, name, None) is not getattr(errors, name)} == set()
-    section = (ROOT / "docs" / "guide.md").read_text().split("\n## Errors")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "reference" / "errors.md").read_text().split("\n## Of the package")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)`[^|]*\| [^|]+ \| ([^|]*)\|$", section, re.MULTILINE)
     assert sorted(name for name, _ in rows) == errors.__all__
     assert [name for name, advice in rows if not advice.strip()] == ["CommitLakeError"]

@@ -52,7 +52,7 @@ class Key:
         name: dotted name, as in the file.
         parse: takes what was given and returns the value, or raises ValueError with what is allowed.
         default: given to `parse` where nothing else is.
-        doc: the meaning, for docs/operations.md.
+        doc: the meaning, for docs/reference/configuration.md.
         path: where in `Config` the value is, for example `transaction.timeout_ms`.
     """
 
@@ -96,7 +96,7 @@ KEYS: tuple[Key, ...] = (
     _key("kafka.bootstrap_servers", servers, EMBEDDED, "host:port,... or 'embedded' for a broker of its own"),
     _key("kafka.topic_prefix", prefix, "commitlake.", "put before each Kafka topic's name"),
     _key("kafka.queues", integer(1, 4_096), 4, "partitions of half, op, messages and check"),
-    _key("kafka.check_topics", groups, [], "producer groups with a check topic of their own, see Check topics"),
+    _key("kafka.check_topics", groups, [], "producer groups with a check topic of their own"),
     _key(
         OPTIONS_KEY, options, {}, "options of all Kafka clients; values may be env:NAME, file:/path, secret:scope/key"
     ),
@@ -111,12 +111,12 @@ KEYS: tuple[Key, ...] = (
     _time("transaction.retention", "72h", "age at which an open transaction is discarded", 1),
     _time("transaction.op_park_time", "10m", "how long an op waits for its half message"),
     _key("transaction.reject", flag, False, "refuse new half messages"),
-    _key(CHECKS, rules, {}, "by producer group: the table that answers its checks, see Checks answered by a table"),
+    _key(CHECKS, rules, {}, "by producer group: the table that answers its checks"),
     _key("topics.allowed", texts, ["*"], "shell patterns of the destination topics"),
     _key("topics.max", integer(1, 100_000), 1_000, "destination topics there may be"),
     _key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),
     _key(TO_KAFKA, targets, {}, "topics that go to Kafka topics as well, for example {orders: orders-committed}"),
-    _key(DEDUP, dedups, {}, "topics that show a name once, see Once by name"),
+    _key(DEDUP, dedups, {}, "topics that show a name once"),
     _key("delay.levels", levels, LEVELS, "delays of the levels 1, 2, ..."),
     _time("delay.max", "40d", "the longest delay", 1),
     _key("max_message_size", size, "4MiB", "the largest value of a record"),

@@ -90,4 +90,4 @@ class Rounds:
             self._told_at = time.monotonic()
             told = (self._slow, self._most_s, took_s)
             what = "falling behind: %d rounds in a row took longer than %.0f s, the newest %.1f s; "
-            log.warning(f"{what}give the coordinator more cores, or look at Sizing in docs/operations.md", *told)
+            log.warning(f"{what}give it more cores, or see Sizing in docs/how-to/size-and-maintain.md", *told)

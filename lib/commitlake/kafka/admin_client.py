@@ -100,7 +100,7 @@ def explain(kafka: KafkaConfig, error: Exception) -> str:
     if DENIED in str(error):
         return (
             f"Kafka at {servers} denies {f'the user {user}' if user else 'this client'} access: {error}; "
-            "grant it the rights that docs/operations.md lists under Kafka ACLs"
+            "grant it the rights that docs/how-to/secure.md lists under Kafka ACLs"
         )
     if isinstance(error, LOGIN):
         return (

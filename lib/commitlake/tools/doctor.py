@@ -63,7 +63,7 @@ def _tables(tables: Tables, config: Config) -> Diagnosis:
 
 def _disk(tables: Tables, config: Config) -> Diagnosis:
     if not is_local(config.warehouse):
-        return Diagnosis("disk", True, "not a local one")
+        return Diagnosis("disk", True, "not local")
     space = shutil.disk_usage(local_path(config.warehouse))
     part = space.free / space.total
     text = f"{space.free / 2**30:.0f} GiB free, {part:.0%}"
@@ -74,7 +74,7 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
     tables.open("epochs")
     newest = tables.rows("SELECT epoch, host, pid, started_at, version FROM epochs ORDER BY epoch DESC LIMIT 1")
     if not newest.num_rows:
-        return Diagnosis("coordinator", False, "none ever ran; start one")
+        return Diagnosis("coordinator", False, "none has run yet; start one")
     row = newest.to_pylist()[0]
     text = f"epoch {row['epoch']} on {row['host']}, pid {row['pid']}, version {row['version']}"
     if liveness.runs(config):

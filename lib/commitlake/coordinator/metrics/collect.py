@@ -83,7 +83,7 @@ class Sources:
 
 
 def collect(sources: Sources) -> Iterable[Metric]:
-    """All metrics, as docs/operations.md lists them."""
+    """All metrics, as docs/reference/metrics.md lists them."""
     yield from of_rounds(sources)
     yield from of_counters(sources.counters)
     yield from of_lag(sources)
@@ -93,7 +93,7 @@ def collect(sources: Sources) -> Iterable[Metric]:
             yield from of_tables(tables, sources.names)
         yield from of_consumers(sources.config)
     except (*overview.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: the rest is worth having
-        log.info("no figures of the tables: %s", error)
+        log.info("can't read the tables for metrics: %s", error)
 
 
 def of_rounds(sources: Sources) -> Iterable[Metric]:
@@ -116,7 +116,7 @@ def of_lag(sources: Sources) -> Iterable[Metric]:
     try:
         now = sources.ends()
     except KafkaError as error:  # all other metrics are wanted most when Kafka is away
-        log.info("no lag of landing: %s", error)
+        log.info("can't read the lag of landing: %s", error)
         yield _one("kafka_reachable", _REACHABLE, 0)
         return
     yield _one("kafka_reachable", _REACHABLE, 1)

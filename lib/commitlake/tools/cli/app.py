@@ -91,7 +91,7 @@ def run(
 def demo(
     context: typer.Context,
     place: Annotated[
-        Path, typer.Option("--dir", metavar="DIRECTORY", help="For its tables; those of an earlier demo are removed.")
+        Path, typer.Option("--dir", metavar="DIRECTORY", help="Where its tables go; an earlier demo's are removed.")
     ] = Path("demo"),
     master: Master = LOCAL,
     dry_run: DryRun = False,
@@ -171,7 +171,9 @@ def admin(
     remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")],
     at: Annotated[
         Position | None,
-        typer.Option("--at", parser=_position, metavar="QUEUE-OFFSET", help="Its first half message; else looked up."),
+        typer.Option(
+            "--at", parser=_position, metavar="QUEUE-OFFSET", help="Its first half message; looked up by default."
+        ),
     ] = None,
     conf: Conf = None,
     sets: Sets = None,
@@ -189,8 +191,8 @@ def admin(
     from commitlake.tools.audit.admin import send
 
     record = send(settings.kafka, decision.name, transaction_id, at, remark)
-    print(f"{decision.name} of the transaction at {at} stands in {settings.kafka.topic('admin')} at {record}")
-    print("the command `ledger` with its transaction id shows the result, within some seconds")
+    print(f"sent {decision.name} for the transaction at {at}: {settings.kafka.topic('admin')} {record}")
+    print("`commitlake tx show` with its transaction id shows the result in some seconds")
 
 
 @app.command()

@@ -126,10 +126,8 @@ def recall(
 def unfinished(
     topic: Topic,
     group: Group,
-    tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Only these, joined by ||.")] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Only these: a condition on properties.")
-    ] = None,
+    tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")] = None,
+    where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="A condition on properties.")] = None,
     limit: Limit = 100,
     as_json: AsJson = False,
     conf: Conf = None,
