@@ -109,7 +109,7 @@ def test_rows_go_to_a_table_while_it_is_compacted(spark: SparkSession, warehouse
         for each in staged(warehouse)._write(rows_of(spark, ["orders"], 1))
         if each["partitionValues"].pop("topic") == "orders"
     ]
-    staged(warehouse)._begin = lambda _: begun  # type: ignore[method-assign]
+    staged(warehouse)._begin = lambda _: begun  # type: ignore[assignment, method-assign]
     staged(warehouse)._commit(Path(warehouse.locate(topic_table("orders"))), [add], MARKER)
     assert warehouse.read(topic_table("orders")).count() == 61
 
