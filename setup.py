@@ -13,8 +13,8 @@ README = HERE / "README.md"
 SPARK = ["pyspark>=4.0.1,<4.3", "delta-spark>=4.1,<4.5", "pandas>=2.2,<3", "pyarrow>=18"]
 # What reads tables without Spark: consumers, and questions that people ask.
 CONSUMER = ["deltalake>=1.6", "duckdb>=1.3", "pyarrow>=18", "sqlglot>=26"]
-# Rules of `checks` that read PostgreSQL.
-POSTGRESQL = ["adbc-driver-postgresql>=1.2"]
+# Rules of `checks` that ask PostgreSQL, and producers whose local transactions are there.
+POSTGRESQL = ["adbc-driver-postgresql>=1.2", "psycopg[binary]>=3.2,<4"]
 # A faster wire for producers: librdkafka.
 CONFLUENT = ["confluent-kafka>=2.6,<3"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
@@ -35,6 +35,7 @@ DEV = [
     "pytest>=9",
     "pytest-timeout>=2.4",
     "ruff>=0.17",
+    "sqlalchemy>=2,<3",
     "types-PyYAML",
 ]
 

@@ -27,35 +27,88 @@ def program(name: str) -> str:
     return found
 
 
+class Server:
+    """A server whose user is shop, with `PASSWORD`.
+
+    Args:
+        place: a directory for its data and its log, which it may write to.
+        user: the user of the machine that it runs as; None: this one.
+
+    Attributes:
+        address: HOST:PORT.
+    """
+
+    def __init__(self, place: Path, user: str | None) -> None:
+        self._place, self._user, self._data = place, user, str(place / "data")
+        self._port = free_port()
+        self.address = f"127.0.0.1:{self._port}"
+
+    def create(self) -> None:
+        """Makes an empty cluster."""
+        (self._place / "password").write_text(PASSWORD)
+        (self._place / "password").chmod(0o644)
+        pwfile = f"--pwfile={self._place / 'password'}"
+        self._call("initdb", "-D", self._data, "-U", "shop", "--auth=scram-sha-256", pwfile, "--no-sync")
+
+    def follow(self, primary: str) -> None:
+        """Makes a replica of the primary at HOST:PORT."""
+        told = f"postgresql://shop:{quote(PASSWORD)}@{primary}/postgres"
+        self._call("pg_basebackup", "-D", self._data, "-d", told, "-R", "-c", "fast", "--no-sync")
+
+    def start(self) -> None:
+        """Starts it, also after a crash."""
+        options = f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        self._call("pg_ctl", "-D", self._data, "-o", options, "-l", str(self._place / "log"), "-w", "start")
+
+    def stop(self) -> None:
+        """Stops it as a crash does: what was not yet written to its log is lost."""
+        self._call("pg_ctl", "-D", self._data, "-m", "immediate", "stop")
+
+    def promote(self) -> None:
+        """Makes a primary of a replica."""
+        self._call("pg_ctl", "-D", self._data, "-w", "promote")
+
+    def url(self, database: str = "postgres") -> str:
+        """The address of a database, with user and password."""
+        return f"postgresql://shop:{quote(PASSWORD)}@{self.address}/{database}"
+
+    def _call(self, name: str, *words: str) -> None:
+        subprocess.run([program(name), *words], check=True, user=self._user, cwd="/", stdout=subprocess.DEVNULL)
+
+
 @contextmanager
-def server() -> Iterator[str]:
-    """A server whose user is shop, with `PASSWORD`; yields HOST:PORT."""
-    initdb, pg_ctl = program("initdb"), program("pg_ctl")
+def cluster(primary: str | None = None) -> Iterator[Server]:
+    """A server that runs: an empty one, or a replica of the primary at HOST:PORT."""
+    program("initdb")
     place = Path(tempfile.mkdtemp(prefix="commitlake-postgres-"))
     user = "postgres" if os.getuid() == 0 else None  # it refuses to run as root
     if user:
         shutil.chown(place, user)
-    (place / "password").write_text(PASSWORD)
-    (place / "password").chmod(0o644)
-    port = free_port()
-
-    def call(*words: str) -> None:
-        subprocess.run(words, check=True, user=user, cwd="/", stdout=subprocess.DEVNULL)
-
-    data = str(place / "data")
-    call(initdb, "-D", data, "-U", "shop", "--auth=scram-sha-256", f"--pwfile={place / 'password'}", "--no-sync")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
-    call(pg_ctl, "-D", data, "-o", options, "-l", str(place / "log"), "-w", "start")
+    found = Server(place, user)
+    found.follow(primary) if primary else found.create()
+    found.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield found
     finally:
-        call(pg_ctl, "-D", data, "-m", "immediate", "stop")
+        found.stop()
         shutil.rmtree(place)
 
 
+@contextmanager
+def server() -> Iterator[str]:
+    """A server that runs; yields HOST:PORT."""
+    with cluster() as found:
+        yield found.address
+
+
+def connected(address: str) -> dbapi.Connection:
+    """A connection to the server at HOST:PORT."""
+    return dbapi.connect(f"postgresql://shop:{quote(PASSWORD)}@{address}/postgres")
+
+
 def execute(address: str, *statements: str) -> None:
-    """Run statements, each committed."""
-    with dbapi.connect(f"postgresql://shop:{quote(PASSWORD)}@{address}/postgres") as db:
+    """Run statements, committed together."""
+    with connected(address) as db:
         for statement in statements:
             with db.cursor() as cursor:
                 cursor.execute(statement)

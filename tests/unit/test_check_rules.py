@@ -18,9 +18,10 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support import postgres
 
 from commitlake.config import from_mapping
-from commitlake.coordinator.resolving.resolve import Resolver, decided
+from commitlake.coordinator.resolving.resolve import Resolver, by_database, decided
 from commitlake.coordinator.resolving.rules import CheckRule, rule_of
 from commitlake.errors import CommitLakeError, ConfigError, KafkaError
+from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import opened
 
@@ -75,7 +76,37 @@ def test_a_rule_of_a_table_needs_a_match_and_that_of_logs_none() -> None:
     assert rule_of("g", {"table": "delta-log", "every": "5s"}, 6_000).every_ms == 5_000
 
 
-@pytest.mark.parametrize("given", [{"g": {"match": "keys = id"}}, {"g": {**GIVEN, "when": "now"}}, "text", {"g": 1}])
+DATABASE = "postgresql://db/shop"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"match": "keys = id"}, "match: 'keys = id' is not allowed beside database"),
+        ({"database": "mysql://db/shop"}, "write postgresql://HOST/DATABASE, without a table"),
+        ({"database": f"{DATABASE}?table=orders"}, "write postgresql://HOST/DATABASE, without a table"),
+        ({"database": "postgresql://shop:p@db/shop"}, "write postgresql://HOST/DATABASE, without a table"),
+        ({"database": f"{DATABASE}?password=p"}, "write postgresql://HOST/DATABASE, without a table"),
+        ({"password": "open"}, "password: a secret is not allowed here"),
+        ({"every": "often"}, "every: 'often' is not allowed"),
+    ],
+)
+def test_a_rule_of_a_database_needs_its_address_only(changes: dict[str, str], told: str) -> None:
+    assert rule_of("g", {"database": f"jdbc:{DATABASE}"}, 6_000).database == DATABASE
+    with pytest.raises(ConfigError, match=told):
+        rule_of("g", {"database": DATABASE, **changes}, 6_000)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"g": {"match": "keys = id"}},
+        {"g": {**GIVEN, "when": "now"}},
+        {"g": {**GIVEN, "database": DATABASE}},
+        "text",
+        {"g": 1},
+    ],
+)
 def test_a_map_of_rules_has_known_keys_only(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"checks: .* is not allowed; allowed is a map of producer groups"):
         from_mapping({"checks": given})
@@ -223,6 +254,49 @@ def test_a_database_that_does_not_answer_is_told_without_secrets(
     shown = "".join(traceback.format_exception(refused.value))
     assert postgres.PASSWORD not in shown
     assert "not the one" not in shown
+
+
+def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
+    warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    with postgres.connected(database) as running, running.cursor() as cursor:
+        cursor.execute(take := f"SELECT {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text")
+        committed = xact(*cursor.fetchone())
+        running.commit()
+        cursor.execute(take)
+        still_runs = xact(*cursor.fetchone())
+        told = {
+            "paid": str(committed),
+            "open": str(still_runs),
+            "cancelled": str(still_runs._replace(xid=1 << 40)),
+            "absent": f"{still_runs}x",
+            "both": str(still_runs._replace(timeline=2)),
+            "twice": str(still_runs._replace(xid=3)),
+        }
+        half = DeltaTable(str(warehouse / "half")).to_pyarrow_table()
+        names = half["transaction_id"].to_pylist()
+        properties = [[(TRANSACTION, told[name])] if name in told else [] for name in names]
+        column = pa.array(properties, pa.map_(pa.string(), pa.string()))
+        at = half.schema.get_field_index("properties")
+        write_deltalake(str(warehouse / "half"), half.set_column(at, "properties", column), mode="overwrite")
+        given = {"database": f"postgresql://{database}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
+        resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}))
+        caplog.set_level(logging.WARNING, logger="commitlake")
+        with opened(str(warehouse)) as tables:
+            open_transactions.make(tables)
+            found = by_database(tables, resolver.rules[0])
+    assert {row["transaction_id"]: row["decision"] for row in found} == {"paid": "COMMIT"}
+    reasons = {
+        "absent": "is not allowed; allowed is SYSTEM/TIMELINE/XID",
+        "open": f"the database says that transaction {still_runs.xid} is in progress",
+        "cancelled": f"the database says that transaction {1 << 40} is in progress",
+        "both": "another timeline",
+        "twice": "the server no longer knows it",
+    }
+    assert len(caplog.messages) == len(reasons)
+    for name, reason in reasons.items():
+        assert any(f"transaction {name} stays open" in each and reason in each for each in caplog.messages)
 
 
 def test_a_rule_that_fails_stops_no_other_and_is_tried_again(

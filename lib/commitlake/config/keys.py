@@ -111,7 +111,7 @@ KEYS: tuple[Key, ...] = (
     _time("transaction.retention", "72h", "age at which an open transaction is discarded", 1),
     _time("transaction.op_park_time", "10m", "how long an op waits for its half message"),
     _key("transaction.reject", flag, False, "refuse new half messages"),
-    _key(CHECKS, rules, {}, "by producer group: the table that answers its checks"),
+    _key(CHECKS, rules, {}, "by producer group: what answers its checks, a database or a table"),
     _key("topics.allowed", texts, ["*"], "shell patterns of the destination topics"),
     _key("topics.max", integer(1, 100_000), 1_000, "destination topics there may be"),
     _key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),

@@ -147,8 +147,9 @@ def levels(value: object) -> tuple[str, ...]:
 
 _PLACES = "places"
 _EVERY = "every"
-_RULE = ("table", "match", "commit", "rollback", "user", "password", _EVERY, _PLACES)
-"""Keys of a rule; it must have the first. All are texts, but for the last two."""
+_SUBJECTS = ("database", "table")
+_RULE = (*_SUBJECTS, "match", "commit", "rollback", "user", "password", _EVERY, _PLACES)
+"""Keys of a rule; it must have just one of the first two. All are texts, but for the last two."""
 
 
 def rules(value: object) -> dict[str, dict[str, Any]]:
@@ -156,7 +157,7 @@ def rules(value: object) -> dict[str, dict[str, Any]]:
     value = _loaded(value)
     if not isinstance(value, dict) or not all(map(_is_rule, value.values())):
         msg = (
-            f"a map of producer groups to maps with {', '.join(_RULE)}, of which table is needed; "
+            f"a map of producer groups to maps with {', '.join(_RULE)}, of which it needs either database or table; "
             f"{_EVERY} is a duration, {_PLACES} is a list of directories or URIs, all others are texts"
         )
         raise ValueError(msg)
@@ -167,7 +168,7 @@ def rules(value: object) -> dict[str, dict[str, Any]]:
 
 
 def _is_rule(rule: object) -> bool:
-    if not isinstance(rule, dict) or not {"table"} <= set(rule) <= set(_RULE):
+    if not isinstance(rule, dict) or not set(rule) <= set(_RULE) or len(set(rule).intersection(_SUBJECTS)) != 1:
         return False
     places = rule.get(_PLACES, [])
     well = isinstance(places, list) and all(isinstance(each, str) and each.strip() for each in places)

@@ -170,7 +170,7 @@ class DeltaTransaction:
 
 def _allowed(settings: Config, group: str) -> AllowedPlaces | None:
     rule = settings.checks.get(group)
-    if rule is None or rule["table"] != DELTA_LOG:
+    if rule is None or rule.get("table") != DELTA_LOG:
         return None
     return AllowedPlaces(settings, group, rule.get("places", ()))
 

@@ -13,6 +13,7 @@ from commitlake.errors import MQClientException
 from commitlake.protocol import headers, wire
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import MAX_ID_LENGTH
+from commitlake.protocol.postgresql import TRANSACTION
 
 _POSITIONAL = 2
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -146,6 +147,8 @@ class Message:
     def put_user_property(self, name: str, value: str) -> None:
         """Set a user property; `CHECK_IMMUNITY_TIME_IN_SECONDS` sets the immunity, as in RocketMQ.
 
+        `postgresql.transaction` is left out: it names the transaction of another message.
+
         Raises:
             MQClientException: the name belongs to the protocol, or name or value is not a string or empty.
         """
@@ -154,6 +157,8 @@ class Message:
             raise MQClientException(msg)
         if name == headers.CHECK_IMMUNITY:
             self.check_immunity_seconds = int(value) if value.isdecimal() else None
+        elif name == TRANSACTION:
+            return  # copied from a received message, it would let that one's transaction answer for this one
         elif name in headers.RESERVED_HEADERS:
             msg = f"property {name!r} has a name of the protocol; choose another name"
             raise MQClientException(msg)

@@ -81,7 +81,7 @@ class Transaction:
         """
         with self._lock:
             if self._uncertain and not self._ended:
-                self._end(ROLLBACK)
+                self.rollback()
                 msg = f"rolled back, since one of the messages may or may not be in Kafka: {self._uncertain}"
                 raise MQClientException(msg) from self._uncertain
             self._end(COMMIT)

@@ -15,6 +15,7 @@ from typing import Any
 from commitlake.clients.producer.check_progress import Calls
 from commitlake.clients.producer.check_reader import CheckAnswerer
 from commitlake.clients.producer.daemon_pool import DaemonPool
+from commitlake.clients.producer.database_transaction import DatabaseTransaction
 from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.ignored import Ignored
@@ -27,6 +28,7 @@ from commitlake.clients.producer.message import (
     SendStatus,
     TransactionSendResult,
 )
+from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
 from commitlake.errors import RefusedSend, UncertainSend
@@ -160,7 +162,7 @@ class TransactionMQProducer(DefaultMQProducer):
         self._end_with(Ending.of([half], *decision), log_lost)
         return sent_result(half, decision.state)
 
-    def begin_transaction(self, *, is_answered: bool = False) -> Transaction:
+    def begin_transaction(self, *, is_answered: bool = False, database: object = None) -> Transaction:
         """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
 
         Without a listener nobody can answer for it after a crash: it stays open until `transaction.retention` or an
@@ -168,9 +170,21 @@ class TransactionMQProducer(DefaultMQProducer):
 
         Args:
             is_answered: a rule of the coordinator answers its checks, so no listener is missed.
+            database: a connection of psycopg 3, or a connection or session of SQLAlchemy that uses psycopg. Its
+                transaction ends with this one, and PostgreSQL answers the checks, by a rule of the coordinator.
+
+        Raises:
+            MQClientException: `database` is no such connection.
+            SetupError: psycopg is missing.
         """
-        self.warn_if_unanswered(is_answered)
-        return Transaction(self.send_half, lambda halves, state: self._end_with(self.decided(halves, state), log_lost))
+        self.warn_if_unanswered(is_answered or database is not None)
+
+        def send_decision(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
+            self._end_with(self.decided(halves, state), log_lost)
+
+        if database is None:
+            return Transaction(self.send_half, send_decision)
+        return DatabaseTransaction(self.send_half, send_decision, LocalDatabase(database))
 
     @property
     def has_listener(self) -> bool:

@@ -1,8 +1,10 @@
-"""Rows of a PostgreSQL table that match what is due: the keys go there as a set, and are joined there."""
+"""What PostgreSQL says of what is due: rows of a table that match, joined there, and how its own transactions ended."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -13,6 +15,7 @@ from adbc_driver_postgresql import dbapi
 from commitlake.config.secret_references import resolve
 from commitlake.coordinator.resolving.rules import CheckRule
 from commitlake.errors import ConfigError, DatabaseError
+from commitlake.protocol.postgresql import Answer, answer_of, question
 from commitlake.reading.questions.tables import escaped, quoted
 
 _DUE = "commitlake_due"
@@ -35,13 +38,30 @@ def matched(rule: CheckRule, due: pa.Table) -> pa.Table:
         ConfigError: there is no such table or column.
         DatabaseError: the database refuses, or is not there.
     """
-    url = urlsplit(rule.table)
+    with _connected(rule, rule.table) as connection:
+        return _join(connection, rule, dict(parse_qsl(urlsplit(rule.table).query))["table"], due)
+
+
+def answers(rule: CheckRule, xids: Iterable[int]) -> dict[int, Answer]:
+    """What the rule's database says of its transactions, by xid.
+
+    Raises:
+        DatabaseError: the database refuses, or is not there.
+    """
+    with _connected(rule, rule.database) as connection, connection.cursor() as cursor:
+        found = [answer_of(*row) for row in _rows(cursor, question(xids))]
+    return {each.xid: each for each in found}
+
+
+@contextmanager
+def _connected(rule: CheckRule, address: str) -> Iterator[Connection]:
+    url = urlsplit(address)
     options = dict(parse_qsl(url.query))
-    table = options.pop("table")
+    options.pop("table", None)
     uri = urlunsplit(url._replace(query=urlencode({**options, **_login(rule)}, quote_via=quote)))
     try:
         with dbapi.connect(uri) as connection:
-            return _join(connection, rule, table, due)
+            yield connection
     except Error as error:
         msg = f"checks.{rule.group}: {_reason(error)}; check {url.scheme}://{url.netloc}{url.path}, its table and user"
         raise DatabaseError(msg) from None  # the chain shows the password

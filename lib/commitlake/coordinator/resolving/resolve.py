@@ -21,12 +21,13 @@ from commitlake.clients.delta.properties import DEADLINE, TABLES, deadline_of, p
 from commitlake.config import Config
 from commitlake.config.terminal import printable
 from commitlake.coordinator.resolving.rules import POSTGRESQL, CheckRule, rule_of
-from commitlake.errors import ConfigError, WarehouseError
+from commitlake.errors import ConfigError, RecordError, WarehouseError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
+from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, Xact, judged, xact_of
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import Tables, escaped, opened
 from commitlake.reading.table import location
@@ -39,6 +40,11 @@ SELECT transaction_id, queue, queue_offset, round, checks,
        properties[$tables] AS places, coalesce(properties[$deadline], '0') AS deadline
 FROM {_DUE} d WHERE properties[$tables] IS NOT NULL
 """
+_BY_DATABASE = f"""
+SELECT transaction_id, queue, queue_offset, round, checks, {{now}} - epoch_ms(stored_at) AS age_ms,
+       properties[$transaction] AS xact
+FROM {_DUE} d WHERE properties[$transaction] IS NOT NULL
+"""
 _DECISIONS = """
 SELECT transaction_id, queue, queue_offset, round, checks,
        bool_or(coalesce({commit}, false)) AS commits, bool_or(coalesce({rollback}, false)) AS rolls_back
@@ -46,9 +52,15 @@ FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due} d WHERE {fits})
 LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
 GROUP BY ALL
 """
+_LONG_MS = 10 * 60_000
+"""After so long it is told that a transaction of a database is still in progress."""
 NOT_OURS = (
     f"its deadline is over, and its id does not begin with {marks.PREFIX}, so nothing is written to its tables; "
     "end it with commitlake tx commit or rollback"
+)
+_STILL_RUNS = (
+    "the database says that transaction {xid} is in progress, for 10 minutes or more, or never had it; look for it in "
+    "backend_xid of pg_stat_activity and in pg_prepared_xacts, and set idle_in_transaction_session_timeout"
 )
 
 
@@ -75,7 +87,7 @@ class Resolver:
         logs = [rule for rule in self.rules if rule.table == DELTA_LOG]
         self._allowed = {rule.group: AllowedPlaces(config, rule.group, rule.places) for rule in logs}
         self._answered: dict[str, set[str]] = {rule.group: set() for rule in self.rules}
-        if any(rule.table.startswith(POSTGRESQL) for rule in self.rules):
+        if any(rule.needs_postgresql for rule in self.rules):
             importlib.import_module("commitlake.coordinator.resolving.database")
 
     def once(self, rules: Iterable[CheckRule] | None = None) -> Counter[str]:
@@ -84,13 +96,17 @@ class Resolver:
         with opened(self._config.warehouse) as tables:
             open_transactions.make(tables)
             for rule in self.rules if rules is None else rules:
-                is_log = rule.table == DELTA_LOG
-                found = by_log(tables, rule, self._allowed[rule.group]) if is_log else decided(tables, rule)
+                found = self._found(tables, rule)
                 # While a coordinator works off many answers, it has them as pending: each is sent once.
                 before, ids = self._answered[rule.group], {_check_id(row) for row in found}
                 sent += self._send(rule, [row for row in found if _check_id(row) not in before])
                 self._answered[rule.group] = ids  # not before: what failed is sent again
         return sent
+
+    def _found(self, tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
+        if rule.database:
+            return by_database(tables, rule)
+        return by_log(tables, rule, self._allowed[rule.group]) if rule.table == DELTA_LOG else decided(tables, rule)
 
     def run(self, stop: threading.Event) -> None:
         """Look at each rule at its own interval, until told to stop."""
@@ -156,6 +172,33 @@ def by_log(tables: Tables, rule: CheckRule, allowed: AllowedPlaces) -> list[Mapp
             continue
         if decision is not None:
             found.append({**row, "decision": decision})
+    return found
+
+
+def by_database(tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
+    """The transactions of `begin_transaction(database=...)` whose end the database tells.
+
+    Raises:
+        DatabaseError: the database refuses, or is not there.
+    """
+    from commitlake.coordinator.resolving.database import answers
+
+    asked: list[tuple[Mapping[str, Any], Xact]] = []
+    for row in tables.rows(_BY_DATABASE.format(now=now_ms()), group=rule.group, transaction=TRANSACTION).to_pylist():
+        try:
+            asked.append((row, xact_of(row["xact"])))
+        except RecordError as error:
+            _warn_open(row["transaction_id"], str(error))
+    told = answers(rule, {xact.xid for _, xact in asked}) if asked else {}
+    found: list[Mapping[str, Any]] = []
+    for row, xact in asked:
+        decision, reason = judged(xact, told[xact.xid])
+        if decision is not None:
+            found.append({**row, "decision": decision})
+        elif reason != IN_PROGRESS:
+            _warn_open(row["transaction_id"], reason)
+        elif row["age_ms"] > _LONG_MS:
+            _warn_open(row["transaction_id"], _STILL_RUNS.format(xid=xact.xid))
     return found
 
 

@@ -1,4 +1,4 @@
-"""A rule of the key `checks`: how a business table answers for the transactions of a producer group.
+"""A rule of the key `checks`: how a business table, or a database, answers for the transactions of a producer group.
 
 `match` joins columns of the half message with those of the table; `commit` and `rollback` are conditions on columns of
 the table, on `absent` (it has no such row) and on `age` (of the half message, beside a text such as '10m').
@@ -33,7 +33,8 @@ class CheckRule:
 
     Attributes:
         group: the producer group.
-        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`, or `delta-log`.
+        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`, or `delta-log`; empty where
+            `database` answers.
         match: pairs that the join compares: SQL over `d`, and a column of the table.
         commit: when to commit.
         rollback: when to roll back.
@@ -42,6 +43,7 @@ class CheckRule:
         user: of the database.
         password: where the password is, such as `env:NAME`.
         places: of `delta-log`: below these a half message may name tables.
+        database: `postgresql://HOST/DATABASE`, which is asked what became of its own transactions.
     """
 
     group: str
@@ -54,6 +56,12 @@ class CheckRule:
     user: str | None = None
     password: str | None = None
     places: tuple[str, ...] = ()
+    database: str = ""
+
+    @property
+    def needs_postgresql(self) -> bool:
+        """Whether PostgreSQL is asked, for a table of its or for its own transactions."""
+        return bool(self.database) or self.table.startswith(POSTGRESQL)
 
     @property
     def on(self) -> str:
@@ -73,6 +81,8 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> CheckRule:
         ConfigError: a condition can't be read, or would roll back what may still be running.
     """
     name = f"checks.{group}"
+    if "database" in given:
+        return _of_database(name, group, given)
     if given["table"] == DELTA_LOG:
         return CheckRule(
             group, DELTA_LOG, (), "false", "false", (), _every(name, given), places=tuple(given.get("places", ()))
@@ -85,7 +95,8 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> CheckRule:
         raise ConfigError(msg)
     every = _every(name, given)
     table = given["table"].removeprefix("jdbc:")
-    _check_table(name, table, given.get("password"))
+    _check_table(name, table)
+    _check_password(name, given.get("password"))
     conditions = [_parsed(f"{name}.{each}", given.get(each, "false")) for each in ("commit", "rollback")]
     for each, tree in zip(("commit", "rollback"), conditions, strict=True):
         _check_absent(f"{name}.{each}", tree, timeout_ms)
@@ -103,6 +114,24 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> CheckRule:
     )
 
 
+def _of_database(name: str, group: str, given: Mapping[str, Any]) -> CheckRule:
+    others = sorted(set(given) - {"database", "user", "password", "every"})
+    if others:
+        msg = f"{name}.{others[0]}: {given[others[0]]!r} is not allowed beside database, which needs none; leave it out"
+        raise ConfigError(msg)
+    address = given["database"].removeprefix("jdbc:")
+    url = urlsplit(address)
+    is_more = url.password is not None or {"table", "password"} & set(parse_qs(url.query))
+    if is_more or not address.startswith(POSTGRESQL):
+        msg = f"{name}.database: write {POSTGRESQL}HOST/DATABASE, without a table, and user and password as keys"
+        raise ConfigError(msg)
+    _check_password(name, given.get("password"))
+    return CheckRule(
+        group, "", (), "false", "false", (), _every(name, given), given.get("user"), given.get("password"),
+        database=address,
+    )  # fmt: skip
+
+
 def _every(name: str, given: Mapping[str, Any]) -> int:
     try:
         return duration(1)(given.get("every", "30s"))
@@ -111,7 +140,7 @@ def _every(name: str, given: Mapping[str, Any]) -> int:
         raise ConfigError(msg) from error
 
 
-def _check_table(name: str, table: str, password: str | None) -> None:
+def _check_table(name: str, table: str) -> None:
     if not table.startswith(("delta:", "parquet:", POSTGRESQL)):
         kind = table.partition(":")[0]
         msg = f"{name}.table: '{kind}:' is not allowed; give delta:PLACE, parquet:PLACE, {_EXAMPLE} or {DELTA_LOG}"
@@ -120,6 +149,9 @@ def _check_table(name: str, table: str, password: str | None) -> None:
     if table.startswith(POSTGRESQL) and (not parse_qs(url.query).get("table") or url.password is not None):
         msg = f"{name}.table: it names no table, or a password; write {_EXAMPLE}, and user and password as keys"
         raise ConfigError(msg)
+
+
+def _check_password(name: str, password: str | None) -> None:
     if password is not None and not is_secret_reference(password):
         msg = f"{name}.password: a secret is not allowed here; write where it is, as env:NAME or file:/path"
         raise ConfigError(msg)

@@ -1,0 +1,99 @@
+"""Messages under the decision of one PostgreSQL transaction, which the database itself knows after any crash."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
+from commitlake.clients.producer.postgresql import LocalDatabase
+from commitlake.clients.producer.transaction import HalfMessage, Transaction
+from commitlake.protocol.postgresql import TRANSACTION, Xact
+
+log = logging.getLogger(__name__)
+
+
+class DatabaseTransaction(Transaction):
+    """Made by `TransactionMQProducer.begin_transaction(database=...)`. For one thread, as its connection is.
+
+    Its half messages name the transaction of the database, which ends first. Where its end is not known here, no
+    decision is sent: the coordinator asks the database.
+
+    Args:
+        send_half: sends a half message after the first one of its transaction, None for that itself.
+        send_decision: sends the decision on all half messages, without waiting.
+        database: the transaction of the database.
+    """
+
+    def __init__(
+        self,
+        send_half: Callable[[Message, HalfMessage | None], HalfMessage],
+        send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
+        database: LocalDatabase,
+    ) -> None:
+        super().__init__(send_half, send_decision)
+        self._database = database
+        self._xact: Xact | None = None
+
+    def send(self, message: Message) -> SendResult:
+        """Send one more half message and wait for its acknowledgement; see `Transaction.send`.
+
+        Raises:
+            MQClientException: the database may lose what it commits.
+        """
+        with self._lock:
+            self._check_open()
+            self._xact = self._xact or self._database.begin()
+            message.properties[TRANSACTION] = str(self._xact)
+            try:
+                return super().send(message)
+            finally:  # it is that of this attempt: the same object may be sent in another transaction, or in none
+                del message.properties[TRANSACTION]
+
+    def commit(self) -> None:
+        """Commit the database's transaction, and make all messages visible; does nothing the second time.
+
+        What the database raises is passed on. The messages then end as its transaction has.
+
+        Raises:
+            MQClientException: it was rolled back, or is rolled back now: a send was uncertain, the block has ended the
+                database's transaction itself, or the database may lose what it commits.
+        """
+        with self._lock:
+            if self._ended is None and self._uncertain is None:
+                self._commit_database()
+            super().commit()
+
+    def rollback(self) -> None:
+        """Roll back the database's transaction, and drop all messages; does nothing the second time.
+
+        Raises:
+            MQClientException: it was committed.
+        """
+        with self._lock:
+            if self._ended is None:
+                self._give_up()
+            else:
+                super().rollback()
+
+    def _commit_database(self) -> None:
+        try:
+            self._database.commit(self._xact)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Roll back, and send what the database says of its transaction: a commit that raises may have come true."""
+        outcome, why = None if self._xact else "ROLLBACK", "it still runs there"
+        try:
+            self._database.rollback()
+            if self._xact:
+                outcome = self._database.outcome(self._xact)
+        except Exception as error:  # of the driver
+            why = str(error)
+        if outcome is None:
+            self._ended = LocalTransactionState.UNKNOW
+            log.warning("what became of the transaction %s of the database is left to its check: %s", self._xact, why)
+        else:
+            self._end(LocalTransactionState(outcome))

@@ -1,0 +1,381 @@
+"""Messages that end as a transaction of a real PostgreSQL does; the coordinator is the one in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import pytest
+from tests.support import postgres
+from tests.support.polling import wait_for
+
+from commitlake import Message, UncertainSend
+from commitlake.coordinator.resolving.database import answers
+from commitlake.coordinator.resolving.rules import rule_of
+from commitlake.errors import MQClientException
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.postgresql import TRANSACTION, Xact, judged, xact_of
+from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.testing.producer import InMemoryProducer
+
+psycopg = pytest.importorskip("psycopg")
+sqlalchemy = pytest.importorskip("sqlalchemy")
+orm = pytest.importorskip("sqlalchemy.orm")
+
+GROUP = "orders"
+INSERT = "INSERT INTO orders VALUES ('17')"
+
+
+class Lake(InMemoryCoordinator):
+    """Remembers which transactions of PostgreSQL the half messages name, by message id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: dict[str, Xact] = {}
+
+    def append(self, topic: str, queue: int, record: wire.Encoded) -> Position:
+        headers = {name: value.decode() for name, value in record.headers}
+        if TRANSACTION in headers:
+            self.named[headers["UNIQ_KEY"]] = xact_of(headers[TRANSACTION])
+        return super().append(topic, queue, record)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[postgres.Server]:
+    with postgres.cluster() as found:
+        postgres.execute(
+            found.address,
+            "CREATE TABLE orders (id TEXT PRIMARY KEY)",
+            "CREATE TABLE points (id TEXT UNIQUE DEFERRABLE INITIALLY DEFERRED)",
+            "INSERT INTO points VALUES ('17')",
+        )
+        yield found
+
+
+@pytest.fixture
+def database(server: postgres.Server) -> Iterator[Any]:
+    with psycopg.connect(server.url()) as connection:
+        connection.execute("DELETE FROM orders")
+        connection.commit()
+        yield connection
+        if not connection.closed:
+            connection.rollback()
+
+
+@pytest.fixture
+def lake() -> Lake:
+    return Lake()
+
+
+@pytest.fixture
+def producer(lake: Lake) -> Iterator[InMemoryProducer]:
+    with lake.producer(GROUP) as found:
+        yield found
+
+
+def ids(server: postgres.Server) -> list[str]:
+    with psycopg.connect(server.url()) as connection:
+        return [row[0] for row in connection.execute("SELECT id FROM orders ORDER BY id")]
+
+
+def end(lake: Lake, message: Message) -> tuple[str, str | None]:
+    assert message.transaction_id is not None
+    outcome = lake.outcome(message.transaction_id)
+    return outcome.state, outcome.reason
+
+
+def answer(server: postgres.Server, lake: Lake, message: Message) -> str | None:
+    """What the rule of the coordinator decides."""
+    given = {"database": f"postgresql://{server.address}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
+    assert TRANSACTION not in message.properties
+    asked = lake.named[str(message.message_id)]
+    return judged(asked, answers(rule_of(GROUP, given, 6_000), [asked.xid])[asked.xid])[0]
+
+
+@pytest.fixture(autouse=True)
+def password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+
+
+def test_messages_become_visible_with_the_rows_of_the_block(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    first, second = Message("orders", "a book"), Message("points", "+2")
+    with producer.begin_transaction(database=database) as transaction:
+        database.execute(INSERT)
+        transaction.send(first)
+        transaction.send(second)
+        assert answer(server, lake, first) is None
+        assert ids(server) == []
+    assert ids(server) == ["17"]
+    assert end(lake, first) == ("COMMITTED", "DIRECT")
+    assert [message.body for message in lake.messages("points")] == [b"+2"]
+    assert answer(server, lake, first) == answer(server, lake, second) == "COMMIT"
+    assert database.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_an_exception_in_the_block_rolls_both_back(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    message = Message("orders", "a book")
+    with pytest.raises(ValueError, match="sold out"), producer.begin_transaction(database=database) as transaction:
+        database.execute(INSERT)
+        transaction.send(message)
+        raise ValueError("sold out")
+    assert ids(server) == []
+    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
+    assert answer(server, lake, message) == "ROLLBACK"
+
+
+def test_a_commit_that_the_database_refuses_rolls_back(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    message = Message("orders", "a book")
+    with (
+        pytest.raises(psycopg.errors.UniqueViolation),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute(INSERT)
+        database.execute("INSERT INTO points VALUES ('17')")
+        transaction.send(message)
+    assert ids(server) == []
+    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
+
+
+def test_an_error_that_the_block_has_swallowed_commits_nothing(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    message = Message("orders", "a book")
+    with (
+        pytest.raises(psycopg.errors.InFailedSqlTransaction),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute(INSERT)
+        transaction.send(message)
+        with suppress(psycopg.Error):
+            database.execute("SELECT nothing")
+    assert ids(server) == []
+    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
+
+
+def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    message = Message("orders", "a book")
+    with (
+        pytest.raises(MQClientException, match="was ended within the block"),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute(INSERT)
+        transaction.send(message)
+        database.commit()
+        database.execute("INSERT INTO orders VALUES ('18')")
+    assert ids(server) == ["17"]
+    assert end(lake, message) == ("COMMITTED", "DIRECT")
+
+
+def test_a_database_that_may_lose_what_it_commits_is_refused(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    early, late = Message("orders", "early"), Message("orders", "late")
+    with (
+        pytest.raises(MQClientException, match="synchronous_commit is off"),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute("SET LOCAL synchronous_commit TO off")
+        transaction.send(early)
+    assert lake.pending == []
+    with (
+        pytest.raises(MQClientException, match="synchronous_commit is off"),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute(INSERT)
+        transaction.send(late)
+        database.execute("SET LOCAL synchronous_commit TO off")
+    assert ids(server) == []
+    assert end(lake, late) == ("ROLLED_BACK", "DIRECT")
+
+
+def test_a_connection_lost_before_its_commit_leaves_the_answer_to_the_database(
+    server: postgres.Server,
+    database: Any,
+    lake: Lake,
+    producer: InMemoryProducer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    message = Message("orders", "a book")
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    with (
+        pytest.raises(psycopg.OperationalError),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute(INSERT)
+        transaction.send(message)
+        with psycopg.connect(server.url()) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 10000)", (database.info.backend_pid,))
+    assert end(lake, message) == ("PENDING", None)
+    assert answer(server, lake, message) == "ROLLBACK"
+    assert "left to its check" in caplog.text
+
+
+def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    message = Message("orders", "a book")
+
+    def terminate() -> None:
+        waits = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
+        with psycopg.connect(server.url(), autocommit=True) as other:
+            wait_for(lambda: other.execute(waits, (database.info.backend_pid,)).fetchone())
+            other.execute("SELECT pg_terminate_backend(%s)", (database.info.backend_pid,))
+
+    with psycopg.connect(server.url(), autocommit=True) as admin:  # each commit waits for a replica that never comes
+        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        admin.execute("SELECT pg_reload_conf()")
+        wait_for(lambda: admin.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
+        killer = Thread(target=terminate)
+        try:
+            with (
+                pytest.raises(psycopg.OperationalError),
+                producer.begin_transaction(database=database) as transaction,
+            ):
+                database.execute(INSERT)
+                transaction.send(message)
+                killer.start()
+        finally:
+            admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            admin.execute("SELECT pg_reload_conf()")
+    killer.join()
+    assert ids(server) == ["17"]
+    assert end(lake, message) == ("PENDING", None)
+    assert answer(server, lake, message) == "COMMIT"
+
+
+@pytest.mark.parametrize("fault", [Fault.UNACKNOWLEDGED, Fault.LOST])
+def test_a_send_without_acknowledgement_rolls_both_back(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer, fault: Fault
+) -> None:
+    producer.fault = fault
+    message = Message("orders", "a book")
+    with (
+        pytest.raises(MQClientException, match="may or may not be in Kafka"),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute(INSERT)
+        with suppress(UncertainSend):
+            transaction.send(message)
+    assert ids(server) == []
+    assert lake.messages("orders") == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "rows", "decision"),
+    [(Fault.CRASH_AFTER_HALF, [], "ROLLBACK"), (Fault.CRASH_BEFORE_DECISION, ["17"], "COMMIT")],
+)
+def test_a_process_that_dies_leaves_the_answer_to_the_database(
+    server: postgres.Server,
+    lake: Lake,
+    producer: InMemoryProducer,
+    fault: Fault,
+    rows: list[str],
+    decision: str,
+) -> None:
+    producer.fault = fault
+    message = Message("orders", "a book")
+    with psycopg.connect(server.url()) as gone:
+        gone.execute("DELETE FROM orders")
+        gone.commit()
+        with suppress(Crash), producer.begin_transaction(database=gone) as transaction:
+            gone.execute(INSERT)
+            transaction.send(message)
+        gone.close()
+    wait_for(lambda: answer(server, lake, message) == decision)
+    assert ids(server) == rows
+    assert lake.messages("orders") == []
+
+
+@pytest.mark.parametrize("kind", ["connection", "session", "scoped_session"])
+def test_connections_and_sessions_of_sqlalchemy_do(
+    server: postgres.Server, lake: Lake, producer: InMemoryProducer, database: Any, kind: str
+) -> None:
+    engine = sqlalchemy.create_engine(server.url().replace("postgresql:", "postgresql+psycopg:"))
+    made = {
+        "connection": engine.connect,
+        "session": lambda: orm.Session(engine),
+        "scoped_session": lambda: orm.scoped_session(orm.sessionmaker(engine)),
+    }[kind]()
+    first, second = Message("orders", "a book"), Message("orders", "a pen")
+    with producer.begin_transaction(database=made) as transaction:
+        made.execute(sqlalchemy.text(INSERT))
+        transaction.send(first)
+    with pytest.raises(sqlalchemy.exc.IntegrityError), producer.begin_transaction(database=made) as transaction:
+        transaction.send(second)
+        made.execute(sqlalchemy.text(INSERT))
+    made.close()
+    assert ids(server) == ["17"]
+    assert [end(lake, message)[0] for message in (first, second)] == ["COMMITTED", "ROLLED_BACK"]
+    assert [answer(server, lake, message) for message in (first, second)] == ["COMMIT", "ROLLBACK"]
+    assert engine.pool.checkedout() == 0
+    engine.dispose()
+
+
+def test_a_message_made_of_a_received_one_does_not_name_its_transaction() -> None:
+    assert Message("orders", "a copy", properties={TRANSACTION: "7391/1/745", "shop": "1"}).properties == {"shop": "1"}
+
+
+def test_other_connections_are_refused(server: postgres.Server, producer: InMemoryProducer, database: Any) -> None:
+    with pytest.raises(MQClientException, match=r"database= is a builtins.str; allowed are a connection of psycopg 3"):
+        producer.begin_transaction(database=server.url())
+    database.autocommit = True
+    with pytest.raises(MQClientException, match="autocommit on"):
+        producer.begin_transaction(database=database)
+
+
+def test_a_block_without_messages_ends_the_database_alone(
+    server: postgres.Server, database: Any, producer: InMemoryProducer
+) -> None:
+    with producer.begin_transaction(database=database):
+        database.execute(INSERT)
+    with suppress(ValueError), producer.begin_transaction(database=database):
+        database.execute("INSERT INTO orders VALUES ('18')")
+        raise ValueError
+    assert ids(server) == ["17"]
+
+
+def test_no_other_transaction_gets_the_id_of_one_that_a_crash_of_the_server_has_ended(
+    lake: Lake, producer: InMemoryProducer
+) -> None:
+    with postgres.cluster() as crashing:
+        messages = []
+        for savepoint in (False, True):
+            with psycopg.connect(crashing.url()) as database:
+                message = Message("orders", "a book")
+                transaction = producer.begin_transaction(database=database)
+                if savepoint:
+                    database.execute("SAVEPOINT here")
+                transaction.send(message)
+                crashing.stop()
+                crashing.start()
+                database.close()
+            messages.append(message)
+            with psycopg.connect(crashing.url(), autocommit=True) as other:
+                for _ in range(20):
+                    other.execute("SELECT pg_logical_emit_message(true, '', '')")
+        assert [answer(crashing, lake, each) for each in messages] == ["ROLLBACK", "ROLLBACK"]
+
+
+def test_a_replica_answers_nothing_and_neither_does_one_that_was_promoted(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    message = Message("orders", "a book")
+    with producer.begin_transaction(database=database) as transaction:
+        transaction.send(message)
+    with postgres.cluster(server.address) as replica:
+        assert answer(replica, lake, message) is None
+        replica.promote()
+        assert answer(replica, lake, message) is None
+        assert answer(server, lake, message) == "COMMIT"
