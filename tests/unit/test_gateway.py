@@ -1,77 +1,24 @@
-"""The gateway over a Kafka in memory, called by a real gRPC channel: kinds of messages, codes, access, streams."""
+"""The calls of the gateway: kinds of messages, transactions, routes, streams, and the codes of what is refused."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-import hmac
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 
-from commitlake.clients.gateway.access import parse_keys
 from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.gateway.server import Entrance, listening
 from commitlake.clients.gateway.stubs import definitions as d
-from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
-from commitlake.errors import ConfigError
 from commitlake.protocol.encoding import Position
-from commitlake.testing import Fault, InMemoryCoordinator
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing import Fault
 
-CLIENT = (("x-mq-client-id", "client-1"),)
 ENDPOINTS = d.Endpoints(scheme=d.IPv4, addresses=[d.Address(host="127.0.0.1", port=8081)])
-Work = Callable[[Any], Awaitable[Any]]
-
-
-class Kafka:
-    """A coordinator in memory, and the connection that a gateway has to its Kafka."""
-
-    def __init__(self, **conf: object) -> None:
-        self.coordinator = InMemoryCoordinator({key.replace("__", "."): value for key, value in conf.items()})
-        kafka = self.coordinator.config.kafka
-        self.engine = MemoryEngine(kafka.topic_prefix, kafka.queues, self.coordinator.append)
-        self.link = MemoryLink(kafka, self.engine, lambda: self.coordinator.settings)
-        self.link.start(0)
-
-    def serve(self, work: Work, **entrance: Any) -> Any:
-        """What `work` returns of a stub of a gateway."""
-
-        async def served() -> Any:
-            async with self.stub(**entrance) as stub:
-                return await work(stub)
-
-        return asyncio.run(asyncio.wait_for(served(), 30))
-
-    @asynccontextmanager
-    async def stub(self, **entrance: Any) -> AsyncIterator[Any]:
-        async with (
-            listening(self.link, Entrance(listen="127.0.0.1:0", **entrance)) as port,
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-        ):
-            yield servicers.MessagingServiceStub(channel)
-
-    def send(self, *messages: Any, metadata: Any = CLIENT, **entrance: Any) -> Any:
-        request = s.SendMessageRequest(messages=messages)
-        return self.serve(lambda stub: stub.SendMessage(request, metadata=metadata), **entrance)
-
-
-def message(topic: str = "orders", body: bytes = b"body", kind: int = d.NORMAL, **own: Any) -> Any:
-    properties = own.pop("properties", {})
-    own = {"message_id": "01AB", "message_type": kind, **own}
-    resource = d.Resource(name=topic, resource_namespace=own.pop("namespace", ""))
-    return d.Message(topic=resource, body=body, user_properties=properties, system_properties=own)
-
-
-def code(response: Any) -> str:
-    return str(d.Code.Name(response.status.code))
 
 
 def end(entry: Any, resolution: int = d.COMMIT) -> Any:
@@ -303,88 +250,3 @@ def test_calls_of_consumers_are_refused(name: str) -> None:
 
     answer = Kafka().serve(work)
     assert (code(answer), "commitlake.consume" in answer.status.message) == ("UNSUPPORTED", True)
-
-
-def signed(key: str = "shop", secret: str = "s3cret", when: str = "20260101T000000Z", form: str = "{key}") -> Any:
-    signature = hmac.new(secret.encode(), when.encode(), "sha1").hexdigest().upper()
-    credential = form.format(key=key)
-    text = f"MQv2-HMAC-SHA1 Credential={credential}, SignedHeaders=x-mq-date-time, Signature={signature}"
-    return (*CLIENT, ("x-mq-date-time", when), ("authorization", text))
-
-
-@pytest.mark.parametrize(
-    ("metadata", "expected"),
-    [
-        (signed(), "OK"),
-        (signed(form="{key}/region/service"), "OK"),
-        (signed(secret="wrong"), "UNAUTHORIZED"),
-        (signed(key="nobody"), "UNAUTHORIZED"),
-        ((*CLIENT, ("authorization", "Basic eDp5")), "UNAUTHORIZED"),
-        (CLIENT, "UNAUTHORIZED"),
-        (signed()[1:], "CLIENT_ID_REQUIRED"),
-    ],
-)
-def test_access_keys_let_in_who_signs(metadata: Any, expected: str) -> None:
-    kafka, keys = Kafka(), {"shop": "s3cret"}
-    response = kafka.send(message(), metadata=metadata, access_keys=keys)
-    assert (code(response), "s3cret" in response.status.message) == (expected, False)
-    assert len(kafka.coordinator.messages("orders")) == (expected == "OK")
-
-
-def test_a_stream_needs_a_signature_too() -> None:
-    async def work(stub: Any) -> Any:
-        stream = stub.Telemetry(metadata=CLIENT)
-        return [await stream.read(), await stream.read()]
-
-    refused, after = Kafka().serve(work, access_keys={"shop": "s3cret"})
-    assert (code(refused), after) == ("UNAUTHORIZED", grpc.aio.EOF)
-
-
-@pytest.mark.parametrize("text", ["", "- a", "shop", "shop: 12", "a: b\nc:", "a: [", "{shop: s3cret"])
-def test_what_are_no_access_keys_is_refused_without_showing_it(text: str) -> None:
-    with pytest.raises(ConfigError, match="--access-keys") as error:
-        parse_keys(text)
-    assert "s3cret" not in str(error.value)
-
-
-def test_access_keys_are_lines() -> None:
-    assert parse_keys("shop: s3cret\n'12': '34'") == {"shop": "s3cret", "12": "34"}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"listen": "0.0.0.0:8081"},
-        {"listen": "shop.example:8081"},
-        {"listen": "[::]:8081"},
-        {"listen": "8081"},
-        {"listen": "127.0.0.1:8081", "certificate": Path("a.pem")},
-    ],
-    ids=str,
-)
-def test_an_open_door_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Entrance(**given)
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:8081", "localhost:0", "[::1]:8081"])
-def test_this_machine_may_call_without_a_key(listen: str) -> None:
-    assert Entrance(listen=listen).access_keys == {}
-
-
-def test_a_key_opens_the_door_to_the_network() -> None:
-    assert "s3cret" not in repr(Entrance(listen="0.0.0.0:8081", access_keys={"shop": "s3cret"}))
-
-
-def test_a_port_that_is_taken_is_said() -> None:
-    kafka = Kafka()
-
-    async def twice() -> None:
-        async with (
-            listening(kafka.link, Entrance(listen="127.0.0.1:0")) as port,
-            listening(kafka.link, Entrance(listen=f"127.0.0.1:{port}")),
-        ):
-            pass
-
-    with pytest.raises(ConfigError, match="cannot listen on"):
-        asyncio.run(twice())
