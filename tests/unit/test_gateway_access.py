@@ -16,7 +16,9 @@ from commitlake.clients.gateway.access import parse_keys
 from commitlake.clients.gateway.server import Entrance, listening
 from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
+from commitlake.config import from_mapping
 from commitlake.errors import ConfigError
+from commitlake.tools.cli import gateway
 
 
 def signed(key: str = "shop", secret: str = "s3cret", when: str = "20260101T000000Z", form: str = "{key}") -> Any:
@@ -125,3 +127,13 @@ def test_tls(tmp_path: Path) -> None:
     key.write_text("no key")
     with pytest.raises(ConfigError, match="cannot listen on"):
         asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_the_command_takes_no_keys_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = from_mapping({"kafka.bootstrap_servers": "127.0.0.1:1"})
+    with pytest.raises(ConfigError, match="only says where") as error:
+        gateway.run(settings, "127.0.0.1:0", None, None, "shop: s3cret")
+    assert "s3cret" not in str(error.value)
+    monkeypatch.setenv("NO_KEYS", "s3cret")
+    with pytest.raises(ConfigError, match="not a list of keys"):
+        gateway.run(settings, "127.0.0.1:0", None, None, "env:NO_KEYS")

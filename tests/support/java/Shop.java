@@ -28,7 +28,7 @@ public class Shop {
                 return body.equals("lost") ? TransactionResolution.COMMIT : TransactionResolution.ROLLBACK;
             })
             .build();
-        say("normal", producer.send(message(provider, topic, "normal").addProperty("region", "Zürich").build()));
+        say("normal", producer.send(message(provider, topic, "normal").addProperty("region", "Z\u00fcrich").build()));
         say("fifo", producer.send(message(provider, topic, "fifo").setMessageGroup("customer-4").build()));
         long due = System.currentTimeMillis() + Duration.ofSeconds(3).toMillis();
         say("due", producer.send(message(provider, topic, "due").setDeliveryTimestamp(due).build()));
