@@ -29,6 +29,8 @@ _MOST_ASKED = 3
 """Producers that are asked one after the other."""
 ASKED = 100
 """Checks of a group that may wait for an answer at a time."""
+_MOST_GROUPS = 1_000
+"""Each has a Kafka consumer and a thread, and clients choose their names."""
 _STOP_S = 5.0
 _SILENT = f"the producer has not answered within {ANSWER_S:.0f} s"
 
@@ -55,12 +57,13 @@ class Checks:
         """Let a producer be asked for its group; does nothing when it is already."""
         if session.gone.done():
             return
-        found = self._groups.get(group)
-        if found is None:
-            found = self._groups[group] = _Group()
-            found.reader = self._reader(group)
-            found.reader.start()
-        found.sessions[session] = None
+        if group not in self._groups:
+            if len(self._groups) >= _MOST_GROUPS:
+                log.warning("checks of %s are not answered here: there are %d groups already", group, _MOST_GROUPS)
+                return
+            self._groups[group] = _Group(self._reader(group))
+            self._groups[group].reader.start()
+        self._groups[group].sessions[session] = None
 
     def leave(self, session: Session) -> None:
         """Ask a producer no more."""
@@ -129,9 +132,8 @@ class Checks:
 class _Group:
     """The connected producers of one group, asked in turn."""
 
-    reader: CheckAnswerer
-
-    def __init__(self) -> None:
+    def __init__(self, reader: CheckAnswerer) -> None:
+        self.reader = reader
         self.sessions: dict[Session, None] = {}
         self._turn = itertools.count()
 

@@ -90,7 +90,7 @@ class Producers:
         await self._run(partial(self._of(handle.group).end, handle, decision, remark))
 
     async def recall(self, recall_handle: str) -> str:
-        """Recall a delayed message; see `DefaultMQProducer.recall`."""
+        """Recall a delayed message; see `DefaultMQProducer.recall`. A recall names no group, so any will do."""
         return await self._run(partial(self._of("recall").recall, recall_handle))
 
     async def _run(self, call: Callable[[], T]) -> T:

@@ -28,6 +28,17 @@ _GRACE_S = 5.0
 """For calls under way when the gateway ends; each takes less."""
 _STOP_S = 10.0
 _OVERHEAD = 1024 * 1024
+_CONNECTIONS = (
+    # A client whose machine is gone is found within 25 s, before its silence counts as an answer.
+    ("grpc.keepalive_time_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ask as often whether the gateway is there; gRPC's own limit is 5 minutes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.so_reuseport", 0),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +128,7 @@ async def listening(link: KafkaLink, entrance: Entrance) -> AsyncIterator[int]:
     service = MessagingService(Access(entrance.access_keys), producers, Checks(link, producers))
     # Twice the limit, so that a body that is somewhat too large gets its status, and not gRPC's.
     most = 2 * link.settings.max_message_size + _OVERHEAD
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=[*_CONNECTIONS, ("grpc.max_receive_message_length", most)])
     servicers.add_MessagingServiceServicer_to_server(service, server)
     port = entrance.open(server)
     await server.start()

@@ -1,4 +1,4 @@
-"""RocketMQ's own Java client, unchanged, with a gateway and a coordinator."""
+"""RocketMQ's own clients for Java and Node, unchanged."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.gateway import gateway
 from tests.support.killing import ROOT, kill
+from tests.support.namespace import Namespace, check
 from tests.support.polling import wait_for
 from tests.support.tables import rows
 
 if TYPE_CHECKING:
     from commitlake.coordinator.coordinator import Coordinator
+    from commitlake.kafka.embedded import EmbeddedBroker
 
-SOURCES = ROOT / "tests" / "support" / "java"
+SUPPORT = ROOT / "tests" / "support"
+SOURCES = SUPPORT / "java"
 
 
 @pytest.fixture
@@ -69,3 +72,36 @@ def test_the_java_client_sends_commits_and_answers_a_check(
             assert shop.wait(60) == 0
         finally:
             kill(shop)
+
+
+@pytest.mark.soak  # npm fetches a package
+def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    place = shutil.copytree(SUPPORT / "node", tmp_path / "node")
+    done = subprocess.run(["npm", "install", "--silent"], cwd=place, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"npm's registry is out of reach: {done.stderr[-200:]}")
+    kafka = Namespace(broker)
+    kafka.publish()
+    with gateway(kafka.servers, kafka.prefix) as running:
+        command = ["node", "shop.js", f"127.0.0.1:{running.port}", "orders"]
+        pipe = subprocess.PIPE
+        shop = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=place, start_new_session=True)
+        try:
+            assert shop.stdin is not None and shop.stdout is not None
+            assert shop.stdout.readline() == "sent\n"
+            kafka.ask(check("m", "orders", tags="TagA"))
+            assert shop.stdout.readline() == "check body TagA\n"
+            wait_for(kafka.answers)
+            shop.stdin.close()
+            assert shop.wait(60) == 0
+        finally:
+            kill(shop)
+    assert {(record.key, record.value) for record in kafka.read("messages")} == {
+        (None, b"normal"),
+        (b"customer-4", b"fifo"),
+        (None, b"delayed"),
+    }
+    assert [record.value for record in kafka.read("half")] == [b"half"]
+    assert sorted(getattr(op, "decision", "RECALL") for op in kafka.ops()) == ["COMMIT", "COMMIT", "RECALL"]
