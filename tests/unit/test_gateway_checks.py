@@ -97,7 +97,7 @@ def test_an_answer_ends_the_question_and_one_that_came_twice_is_asked_once(monke
         first = asyncio.create_task(asked.ask())
         await asyncio.sleep(0)
         await asked.ask()
-        assert asked.outcomes == [None]
+        assert asked.outcomes == []
         (command,) = [command for _, command in asked.told]
         handle = command.recover_orphaned_transaction_command.transaction_id
         asked.checks.answered(TransactionHandle.parse(handle))

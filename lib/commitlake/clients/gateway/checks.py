@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from commitlake.clients.gateway.handles import TransactionHandle
 from commitlake.clients.gateway.messages import check_command
@@ -36,10 +37,10 @@ _SILENT = f"the producer has not answered within {ANSWER_S:.0f} s"
 
 
 class Checks:
-    """Reads the checks of a group as long as one of its producers is connected here, so others get them else.
+    """Reads the checks of a group only while one of its producers is connected: they reach a gateway that can ask.
 
-    A check stays uncommitted in Kafka until its answer is there: who is killed in between loses none. One whose
-    producer goes away is left to the coordinator, which sends it again.
+    A check stays uncommitted in Kafka until its answer is there: a gateway that is killed in between loses none. One
+    whose producers have gone is left to the coordinator, which sends it again.
 
     Args:
         link: where the checks are.
@@ -50,7 +51,7 @@ class Checks:
     def __init__(self, link: KafkaLink, producers: Producers, answer_s: float = ANSWER_S) -> None:
         self._link, self._producers, self._answer_s = link, producers, answer_s
         self._groups: dict[str, _Group] = {}
-        self._open: dict[str, asyncio.Future[None]] = {}
+        self._open: dict[str, _Question] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     def join(self, session: Session, group: str) -> None:
@@ -75,9 +76,9 @@ class Checks:
 
     def answered(self, handle: TransactionHandle) -> None:
         """Note that Kafka has the answer to a check."""
-        answer = self._open.get(handle.check_id or "")
-        if answer and not answer.done():
-            answer.set_result(None)
+        question = self._open.get(handle.check_id or "")
+        if question and not question.answer.done():
+            question.answer.set_result(None)
 
     async def close(self) -> None:
         """Wait until the readers have ended, of groups that all their producers have left."""
@@ -95,15 +96,17 @@ class Checks:
         task.add_done_callback(self._stopping.discard)
 
     async def _answer(self, check: CheckRecord, calls: Calls, done: Done) -> None:
-        """Of a check that came again and is still being asked nothing more is needed."""
-        error = None
-        if check.check_id not in self._open:
-            answer = self._open[check.check_id] = asyncio.get_running_loop().create_future()
-            try:
-                error = await self._ask(check, answer)
-            finally:
-                del self._open[check.check_id]
-        done(error)
+        """A check that comes again while it is open is asked once, and is done when the first one is."""
+        if question := self._open.get(check.check_id):
+            question.done.append(done)
+            return
+        question = self._open[check.check_id] = _Question(asyncio.get_running_loop().create_future(), [done])
+        try:
+            error = await self._ask(check, question.answer)
+        finally:
+            del self._open[check.check_id]
+        for each in question.done:
+            each(error)
 
     async def _ask(self, check: CheckRecord, answer: asyncio.Future[None]) -> MQClientException | None:
         silent: list[Session] = []
@@ -127,6 +130,11 @@ class Checks:
         except MQClientException as error:
             return error
         return None
+
+
+class _Question(NamedTuple):
+    answer: asyncio.Future[None]
+    done: list[Done]
 
 
 class _Group:

@@ -14,14 +14,13 @@ from commitlake.clients.gateway.messages import group_of, is_half, topic_name
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.routes import route
 from commitlake.clients.gateway.sending import send
-from commitlake.clients.gateway.sessions import Session, settled
+from commitlake.clients.gateway.sessions import NO_CONSUMERS, Session, settled
 from commitlake.clients.gateway.status import ok, status_of
 from commitlake.clients.gateway.stubs import Proto, definitions, servicers, services
 from commitlake.errors import GatewayRefusal
 from commitlake.protocol.recall_handle import decode_handle
 
 _DECISIONS = {definitions.COMMIT: "COMMIT", definitions.ROLLBACK: "ROLLBACK"}
-_NO_CONSUMERS = "the gateway is for producers; consumers read with commitlake.consume, or from the tables"
 
 Call = Callable[["MessagingService", Any, str], Awaitable[Any]]
 
@@ -157,7 +156,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 def _refused(response: Callable[..., Proto]) -> Callable[..., Awaitable[Proto]]:
     @_answered(response)
     async def refuse(service: MessagingService, request: Proto, client: str) -> Proto:
-        raise GatewayRefusal(_NO_CONSUMERS, "UNSUPPORTED")
+        raise GatewayRefusal(NO_CONSUMERS, "UNSUPPORTED")
 
     return refuse
 

@@ -13,6 +13,7 @@ from commitlake.protocol.wire import CheckRecord, Settings
 
 _ATTEMPTS, _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 3, 10, 1_000
 """How a client sends again by itself what has failed; RocketMQ's own defaults."""
+NO_CONSUMERS = "the gateway is for producers; consumers read with commitlake.consume, or from the tables"
 
 
 class Session:
@@ -64,8 +65,7 @@ def settled(given: Proto, limits: Settings) -> Proto:
         GatewayRefusal: `UNSUPPORTED`, they are those of a consumer.
     """
     if not given.HasField("publishing"):
-        msg = "only producers are supported; consumers read with commitlake.consume, or from the tables"
-        raise GatewayRefusal(msg, "UNSUPPORTED")
+        raise GatewayRefusal(NO_CONSUMERS, "UNSUPPORTED")
     settings = definitions.Settings()
     settings.CopyFrom(given)
     settings.publishing.max_body_size = limits.max_message_size
