@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import rocketmq
 from tests.support.gateway import client, gateway, message, transaction
 from tests.support.namespace import Namespace, check
 from tests.support.polling import wait_for
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from commitlake.coordinator.coordinator import Coordinator
     from commitlake.kafka.embedded import EmbeddedBroker
 
-rocketmq = pytest.importorskip("rocketmq", reason="needs the extra commitlake[gateway]")
 COMMIT, ROLLBACK = rocketmq.TransactionResolution.COMMIT, rocketmq.TransactionResolution.ROLLBACK
 
 
