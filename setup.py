@@ -17,6 +17,8 @@ CONSUMER = ["deltalake>=1.6", "duckdb>=1.3", "pyarrow>=18", "sqlglot>=26"]
 POSTGRESQL = ["adbc-driver-postgresql>=1.2", "psycopg[binary]>=3.2,<4"]
 # A faster wire for producers: librdkafka.
 CONFLUENT = ["confluent-kafka>=2.6,<3"]
+# RocketMQ 5's message definitions and stubs are in the package of its Python client.
+GATEWAY = ["grpcio>=1.78", "rocketmq-python-client>=5.1.2,<5.2"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
 NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "matplotlib>=3.9"]
 # The documents as a site.
@@ -26,6 +28,7 @@ DEV = [
     *DOCS,
     "build",
     *CONFLUENT,
+    *GATEWAY,
     "crc32c>=2.7",
     "chispa>=0.12",
     "hypothesis>=6",
@@ -55,6 +58,7 @@ setup(
         "consumer": CONSUMER,
         "fast": ["crc32c>=2.7"],
         "confluent": CONFLUENT,
+        "gateway": GATEWAY,
         "spark": SPARK,
         "postgresql": POSTGRESQL,
         "all": [*SPARK, *METRICS, *POSTGRESQL],

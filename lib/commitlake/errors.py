@@ -104,6 +104,18 @@ class RecordError(CommitLakeError):
         self.reason = reason
 
 
+class GatewayRefusal(CommitLakeError):
+    """Raised within a gateway that refuses the call of a RocketMQ client, which gets a status.
+
+    Attributes:
+        code: its code, by RocketMQ's name, for example `UNSUPPORTED`.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class MQClientException(CommitLakeError):
     """Raised by a producer whose call did nothing. A send raises one of its subclasses, which say what became of it.
 

@@ -87,7 +87,7 @@ class Namespace:
 
     def answers(self) -> list[Any]:
         """Ops that answer checks."""
-        return [op for op in self.ops() if op.from_check]
+        return [op for op in self.ops() if isinstance(op, wire.OpRecord) and op.from_check]
 
     def wait_for_ops(self, count: int) -> list[Any]:
         wait_for(lambda: len(self.read("op")) >= count)

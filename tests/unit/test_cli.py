@@ -32,6 +32,7 @@ QUESTIONS = (
     "unfinished",
     "groups",
     "send-again",
+    "gateway",
     "config",
     "tx",
 )
@@ -166,6 +167,7 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
         ("tx", "show"),
         ("unfinished", "orders"),
         ("send-again",),
+        ("gateway", "--listen"),
         ("topics", "--explode"),
     ],
     ids=" ".join,
@@ -184,6 +186,7 @@ def test_wrong_usage_is_found_before_anything_starts(launched: list[dict[str, An
         "maintain",
         "unfinished t --group=g",
         "send-again t --group=g",
+        "gateway",
         "groups",
         "config",
     ],

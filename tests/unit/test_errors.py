@@ -14,7 +14,7 @@ from commitlake import errors
 from commitlake.errors import root_reason
 
 ROOT = Path(__file__).parents[2]
-WITHIN = {"RecordError"}
+WITHIN = {"GatewayRefusal", "RecordError"}
 """Those that no user of the package sees."""
 
 PYTHON_WORKER = """

@@ -192,5 +192,31 @@ def send_again(
     raise typer.Exit(consumers.send_again(load(conf, sets), topic, group, positions or [], remark))
 
 
-COMMANDS = (rejected, topics, stats, doctor, report, delayed, recall, unfinished, groups, send_again)
+def gateway(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients call; port 0 for any.")
+    ] = "127.0.0.1:8081",
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="TLS: the certificate chain, PEM.")
+    ] = None,
+    private_key: Annotated[
+        Path | None, typer.Option("--private-key", metavar="FILE", help="TLS: its key, PEM.")
+    ] = None,
+    access_keys: Annotated[
+        str | None,
+        typer.Option("--access-keys", metavar="REFERENCE", help="Lines `key: secret`: file:/path or env:NAME."),
+    ] = None,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Let RocketMQ 5's own clients send, by their gRPC protocol.
+
+    Needs no Spark; runs beside the coordinator, any number of times. Ends with SIGTERM or Ctrl-C.
+    """
+    from commitlake.tools.cli import gateway as process
+
+    raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys))
+
+
+COMMANDS = (rejected, topics, stats, doctor, report, delayed, recall, unfinished, groups, send_again, gateway)
 """In the order in which `--help` lists them."""

@@ -1,0 +1,1 @@
+"""A gateway for RocketMQ 5's own clients: it speaks their gRPC protocol, and to Kafka it is a producer. No Spark."""

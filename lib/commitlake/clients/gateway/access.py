@@ -1,0 +1,78 @@
+"""Who may call the gateway: whoever signs as RocketMQ 5's clients do, with a key that the gateway knows."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+
+import yaml
+
+from commitlake.errors import ConfigError, GatewayRefusal
+
+CLIENT_ID = "x-mq-client-id"
+_DATE_TIME = "x-mq-date-time"
+_AUTHORIZATION = re.compile(
+    r"MQv2-HMAC-SHA1 Credential=(?P<key>[^,]*), ?SignedHeaders=x-mq-date-time, ?Signature=(?P<signature>[0-9a-fA-F]+)"
+)
+
+
+def parse_keys(text: str) -> dict[str, str]:
+    """Access keys and their secrets.
+
+    Args:
+        text: YAML, a line `key: secret` for each.
+
+    Raises:
+        ConfigError: it is something else; nothing of the text is shown.
+    """
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        found = None
+    if isinstance(found, dict) and found:
+        keys = {str(key): secret for key, secret in found.items() if isinstance(secret, str) and secret}
+        if len(keys) == len(found):
+            return keys
+    msg = "--access-keys: the text is not a list of keys; write a line `key: secret` for each, numbers in quotes"
+    raise ConfigError(msg)
+
+
+class Access:
+    """Checks the metadata of each call.
+
+    A signature is one of the time that the client writes, by its own clock and zone; so it proves that somebody had the
+    secret, and not when. What may be overheard needs TLS.
+
+    Args:
+        keys: secrets by access key; none: everybody may call.
+    """
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        self._keys = keys
+
+    def client(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+        """The id of the client that calls.
+
+        Raises:
+            GatewayRefusal: `UNAUTHORIZED`, or `CLIENT_ID_REQUIRED`.
+        """
+        values = {name: value for name, value in metadata if isinstance(value, str)}
+        if self._keys and not self._is_signed(values):
+            msg = "the call has no valid signature; set the client's credentials to a key of the gateway's access keys"
+            raise GatewayRefusal(msg, "UNAUTHORIZED")
+        client = values.get(CLIENT_ID, "")
+        if not client:
+            msg = f"the call has no {CLIENT_ID}; RocketMQ 5's clients send it"
+            raise GatewayRefusal(msg, "CLIENT_ID_REQUIRED")
+        return client
+
+    def _is_signed(self, values: Mapping[str, str]) -> bool:
+        given = _AUTHORIZATION.fullmatch(values.get("authorization", ""))
+        if given is None:
+            return False
+        secret = self._keys.get(given["key"].partition("/")[0])  # some clients add a region and a service
+        if secret is None:
+            return False
+        expected = hmac.new(secret.encode(), values.get(_DATE_TIME, "").encode(), "sha1").hexdigest()
+        return hmac.compare_digest(expected, given["signature"].lower())

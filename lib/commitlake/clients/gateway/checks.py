@@ -1,0 +1,152 @@
+"""Checks of the coordinator, as questions to connected producers; their answers come as `EndTransaction`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import check_command
+from commitlake.clients.gateway.producers import Producers
+from commitlake.clients.gateway.sessions import Session
+from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.check_reader import CheckAnswerer
+from commitlake.clients.producer.link import Done, KafkaLink
+from commitlake.clients.producer.on_loop import LoopExecutor
+from commitlake.errors import MQClientException
+from commitlake.protocol.wire import CheckRecord
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 30.0
+"""For an answer. A producer with a checker that is silent for so long does not know: RocketMQ 5's client for Java sends
+nothing when the checker returns UNKNOWN, or fails. Of a producer without a checker silence says nothing."""
+_MOST_ASKED = 3
+"""Producers that are asked one after the other."""
+ASKED = 100
+"""Checks of a group that may wait for an answer at a time."""
+_MOST_GROUPS = 1_000
+"""Each has a Kafka consumer and a thread, and clients choose their names."""
+_STOP_S = 5.0
+_SILENT = f"the producer has not answered within {ANSWER_S:.0f} s"
+
+
+class Checks:
+    """Reads the checks of a group only while one of its producers is connected: they reach a gateway that can ask.
+
+    A check stays uncommitted in Kafka until its answer is there: a gateway that is killed in between loses none. One
+    whose producers have gone is left to the coordinator, which sends it again.
+
+    Args:
+        link: where the checks are.
+        producers: send what decides nothing.
+        answer_s: how long an answer may take.
+    """
+
+    def __init__(self, link: KafkaLink, producers: Producers, answer_s: float = ANSWER_S) -> None:
+        self._link, self._producers, self._answer_s = link, producers, answer_s
+        self._groups: dict[str, _Group] = {}
+        self._open: dict[str, _Question] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def join(self, session: Session, group: str) -> None:
+        """Let a producer be asked for its group; does nothing when it is already."""
+        if session.gone.done():
+            return
+        if group not in self._groups:
+            if len(self._groups) >= _MOST_GROUPS:
+                log.warning("checks of %s are not answered here: there are %d groups already", group, _MOST_GROUPS)
+                return
+            self._groups[group] = _Group(self._reader(group))
+            self._groups[group].reader.start()
+        self._groups[group].sessions[session] = None
+
+    def leave(self, session: Session) -> None:
+        """Ask a producer no more."""
+        session.end()
+        for name, group in list(self._groups.items()):
+            group.sessions.pop(session, None)
+            if not group.sessions:
+                self._stop(self._groups.pop(name))
+
+    def answered(self, handle: TransactionHandle) -> None:
+        """Note that Kafka has the answer to a check."""
+        question = self._open.get(handle.check_id or "")
+        if question and not question.answer.done():
+            question.answer.set_result(None)
+
+    async def close(self) -> None:
+        """Wait until the readers have ended, of groups that all their producers have left."""
+        if self._stopping:
+            await asyncio.wait(self._stopping)
+
+    def _reader(self, group: str) -> CheckAnswerer:
+        executor = LoopExecutor(asyncio.get_running_loop(), ASKED)
+        return CheckAnswerer(self._link, group, self._answer, executor, self._answer_s)
+
+    def _stop(self, group: _Group) -> None:
+        stop = partial(group.reader.stop, time.monotonic() + _STOP_S)
+        task = asyncio.create_task(asyncio.to_thread(stop))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+    async def _answer(self, check: CheckRecord, calls: Calls, done: Done) -> None:
+        """A check that comes again while it is open is asked once, and is done when the first one is."""
+        if question := self._open.get(check.check_id):
+            question.done.append(done)
+            return
+        question = self._open[check.check_id] = _Question(asyncio.get_running_loop().create_future(), [done])
+        try:
+            error = await self._ask(check, question.answer)
+        finally:
+            del self._open[check.check_id]
+        for each in question.done:
+            each(error)
+
+    async def _ask(self, check: CheckRecord, answer: asyncio.Future[None]) -> MQClientException | None:
+        silent: list[Session] = []
+        while not answer.done() and len(silent) < _MOST_ASKED and (session := self._next(check, silent)):
+            session.tell(check_command(check, session.topic_of(check)))
+            both = [answer, session.gone]
+            heard, _ = await asyncio.wait(both, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
+            if not heard:
+                silent.append(session)
+        if not answer.done() and any(session.has_checker for session in silent):
+            return await self._say_unknown(check)
+        return None
+
+    def _next(self, check: CheckRecord, silent: Sequence[Session]) -> Session | None:
+        group = self._groups.get(check.producer_group)
+        return group.next(silent) if group else None
+
+    async def _say_unknown(self, check: CheckRecord) -> MQClientException | None:
+        try:
+            await self._producers.end(TransactionHandle.of_check(check), "UNKNOWN", _SILENT)
+        except MQClientException as error:
+            return error
+        return None
+
+
+class _Question(NamedTuple):
+    answer: asyncio.Future[None]
+    done: list[Done]
+
+
+class _Group:
+    """The connected producers of one group, asked in turn."""
+
+    def __init__(self, reader: CheckAnswerer) -> None:
+        self.reader = reader
+        self.sessions: dict[Session, None] = {}
+        self._turn = itertools.count()
+
+    def next(self, silent: Sequence[Session]) -> Session | None:
+        """One that has not been asked, of those with a checker if there is any."""
+        left = [session for session in self.sessions if session not in silent]
+        best = [session for session in left if session.has_checker] or left
+        return best[next(self._turn) % len(best)] if best else None

@@ -1,0 +1,148 @@
+"""RocketMQ 5's messages as those of a producer, and checks as RocketMQ 5's messages."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+
+from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.clients.producer.message import Message
+from commitlake.errors import GatewayRefusal
+from commitlake.protocol import headers
+from commitlake.protocol.wire import CheckRecord
+
+MOST_PROPERTIES = 128 * 1024
+"""Bytes of user properties, tag and keys: a check carries no more."""
+_NEEDS = {definitions.FIFO: "message_group", definitions.DELAY: "delivery_timestamp"}
+_OWN_KINDS = {definitions.LITE: "lite", definitions.PRIORITY: "priority"}
+_GZIP_WINDOW = 31
+
+
+def topic_name(resource: Proto) -> str:
+    """A topic's name; a namespace stands before it, as in RocketMQ."""
+    space = resource.resource_namespace
+    return f"{space}%{resource.name}" if space else str(resource.name)
+
+
+def group_of(given: Proto) -> str:
+    """The producer group: the one that the user property `PGROUP` names, or else the topic, as in RocketMQ's proxy."""
+    return given.user_properties.get(headers.PGROUP) or topic_name(given.topic)
+
+
+def is_half(given: Proto) -> bool:
+    """Whether a message is one of a transaction."""
+    return bool(given.system_properties.message_type == definitions.TRANSACTION)
+
+
+def producer_message(given: Proto, most: int) -> Message:
+    """The message as a producer sends it.
+
+    Args:
+        given: RocketMQ's message.
+        most: bytes that its body may have.
+
+    Raises:
+        GatewayRefusal: the gateway takes no such message.
+        MQClientException: its id is missing or too long.
+    """
+    own = given.system_properties
+    if not given.topic.name:
+        msg = "the message has no topic; name one"
+        raise GatewayRefusal(msg, "ILLEGAL_TOPIC")
+    _check_kind(own)
+    _check_texts(own)
+    message = Message(
+        topic_name(given.topic),
+        _body(given, most),
+        tags=own.tag or None,
+        keys=" ".join(own.keys) or None,
+        sharding_key=own.message_group or None,
+        message_id=own.message_id,
+        properties=_properties(given),
+    )
+    if own.HasField("delivery_timestamp"):
+        message.deliver_at = own.delivery_timestamp.ToMilliseconds()
+    if own.HasField("orphaned_transaction_recovery_duration"):
+        message.check_immunity_seconds = -(-own.orphaned_transaction_recovery_duration.ToMilliseconds() // 1_000)
+    return message
+
+
+def check_command(check: CheckRecord, topic: Proto) -> Proto:
+    """The question for a producer about one of its transactions.
+
+    Args:
+        check: the coordinator's check.
+        topic: the topic as the producer names it.
+    """
+    body = definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(check.body).hexdigest().upper())
+    own = definitions.SystemProperties(
+        message_id=check.msg_id,
+        message_type=definitions.TRANSACTION,
+        body_encoding=definitions.IDENTITY,
+        body_digest=body,
+        tag=check.tags,
+        keys=(check.keys or "").split(),
+        delivery_attempt=check.check_times,
+    )
+    own.born_timestamp.FromMilliseconds(check.born_timestamp or 0)
+    own.store_timestamp.FromMilliseconds(check.stored_timestamp or 0)
+    message = definitions.Message(
+        topic=topic, user_properties=dict(check.properties), system_properties=own, body=check.body
+    )
+    command = services.RecoverOrphanedTransactionCommand(
+        message=message, transaction_id=str(TransactionHandle.of_check(check))
+    )
+    return services.TelemetryCommand(recover_orphaned_transaction_command=command)
+
+
+def _check_kind(own: Proto) -> None:
+    kind = own.message_type
+    if kind in _OWN_KINDS or own.HasField("lite_topic") or own.HasField("priority"):
+        msg = "lite topics and priorities are not supported; send a normal, FIFO, delayed or transactional message"
+        raise GatewayRefusal(msg, "UNSUPPORTED")
+    if (needed := _NEEDS.get(kind)) and not own.HasField(needed):
+        msg = f"a message of type {definitions.MessageType.Name(kind)} needs {needed}; set it"
+        raise GatewayRefusal(msg, "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE")
+
+
+def _check_texts(own: Proto) -> None:
+    if "|" in own.tag or (own.tag and not own.tag.strip()):
+        msg = f"the tag is {own.tag!r:.100}; it must have other characters than spaces, and no |"
+        raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_TAG")
+    if not all(key.strip() for key in own.keys):
+        msg = "a key of the message is blank; give each at least one character, or leave it out"
+        raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_KEY")
+    if own.HasField("message_group") and not own.message_group.strip():
+        msg = "the message group is blank; give it at least one character, or leave it out"
+        raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_GROUP")
+
+
+def _properties(given: Proto) -> dict[str, str]:
+    own = given.system_properties
+    properties = {name: value for name, value in given.user_properties.items() if name != headers.PGROUP}
+    texts = [own.tag, *own.keys, *properties, *properties.values()]
+    if (size := sum(len(text.encode()) for text in texts)) > MOST_PROPERTIES:
+        msg = f"properties, tag and keys have {size} bytes; a message may have {MOST_PROPERTIES}"
+        raise GatewayRefusal(msg, "MESSAGE_PROPERTIES_TOO_LARGE")
+    for name, value in properties.items():
+        if not (name and value) or (name in headers.RESERVED_HEADERS and name != headers.CHECK_IMMUNITY):
+            msg = f"property {name!r:.100} is a name of the protocol, or has no name or no value; choose others"
+            raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_PROPERTY_KEY")
+    return properties
+
+
+def _body(given: Proto, most: int) -> bytes:
+    body: bytes = given.body
+    if given.system_properties.body_encoding != definitions.GZIP:
+        return body
+    inflater = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        body = inflater.decompress(body, most + 1)  # no more memory than that, whatever it would become
+    except zlib.error as error:
+        msg = f"the body says gzip and is not: {error}"
+        raise GatewayRefusal(msg, "MESSAGE_CORRUPTED") from error
+    if len(body) <= most and not inflater.eof:
+        msg = "the body ends before its gzip stream does"
+        raise GatewayRefusal(msg, "MESSAGE_CORRUPTED")
+    return body

@@ -1,0 +1,102 @@
+"""What the gateway is to Kafka: producers of many groups over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import TypeVar
+
+from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.producer.daemon_pool import DaemonPool
+from commitlake.clients.producer.ending import Ending
+from commitlake.clients.producer.link import KafkaLink
+from commitlake.clients.producer.message import Message, SendResult
+from commitlake.clients.producer.transaction import HalfMessage
+from commitlake.clients.producer.transactional import NEVER_COMMITTED, ROLLBACK, TransactionMQProducer, log_lost
+from commitlake.protocol import wire
+from commitlake.protocol.kafka_topics import OP
+
+SEND_MS = 2_500
+"""Less than the 3 s that RocketMQ 5's clients wait, so that they hear what became of a send."""
+THREADS = 64
+_GROUPS = 1_000
+"""Producers that are kept; one that is made again differs in nothing."""
+_END_AGAIN = "end the transaction again; if nobody does, a check asks for the decision"
+
+T = TypeVar("T")
+
+
+class GroupProducer(TransactionMQProducer):
+    """One producer group, over a connection that it neither starts nor stops.
+
+    Args:
+        group: producer group.
+        link: the connection.
+    """
+
+    def __init__(self, group: str, link: KafkaLink) -> None:
+        super().__init__(group, bootstrap_servers=link.kafka.bootstrap_servers, send_msg_timeout=SEND_MS)
+        self._link = link
+
+    def roll_back(self, half: HalfMessage) -> None:
+        """Roll back, without waiting, what nobody can end: its client has not heard of it."""
+        self._end_with(Ending.of([half], ROLLBACK, NEVER_COMMITTED), log_lost)
+
+    def end(self, handle: TransactionHandle, decision: str, remark: str | None = None) -> None:
+        """Send a decision, and wait for its acknowledgement.
+
+        Raises:
+            FailedSend: nothing was sent.
+            UncertainSend: it was not acknowledged in time.
+        """
+        record = wire.encode_op(handle.op(decision, remark))
+        self._link.send(OP, handle.half_messages[0].queue, record, SEND_MS, _END_AGAIN)
+
+
+class Producers:
+    """The producers of all groups; each call blocks a thread of theirs, for `SEND_MS` at most.
+
+    Args:
+        link: the connection to Kafka.
+    """
+
+    def __init__(self, link: KafkaLink) -> None:
+        self._link, self._pool = link, DaemonPool(THREADS, "commitlake-gateway")
+        self._of: Callable[[str], GroupProducer] = lru_cache(_GROUPS)(partial(GroupProducer, link=link))
+
+    @property
+    def limits(self) -> wire.Settings:
+        """The newest limits that the coordinator has published."""
+        return self._link.settings
+
+    async def send(self, group: str, messages: Sequence[Message]) -> SendResult:
+        """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
+        producer = self._of(group)
+        return await self._run(partial(producer.send, messages[0] if len(messages) == 1 else messages))
+
+    async def send_half(self, group: str, message: Message) -> HalfMessage:
+        """Send a half message, which is rolled back if whoever awaits this is gone before the end."""
+        producer = self._of(group)
+        sending = asyncio.ensure_future(self._run(partial(producer.send_half, message)))
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            sending.add_done_callback(partial(_roll_back_sent, producer))
+            raise
+
+    async def end(self, handle: TransactionHandle, decision: str, remark: str | None = None) -> None:
+        """Send a decision; see `GroupProducer.end`."""
+        await self._run(partial(self._of(handle.group).end, handle, decision, remark))
+
+    async def recall(self, recall_handle: str) -> str:
+        """Recall a delayed message; see `DefaultMQProducer.recall`. A recall names no group, so any will do."""
+        return await self._run(partial(self._of("recall").recall, recall_handle))
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._pool.submit(call))
+
+
+def _roll_back_sent(producer: GroupProducer, sending: asyncio.Future[HalfMessage]) -> None:
+    if not sending.cancelled() and not sending.exception():
+        producer.roll_back(sending.result())

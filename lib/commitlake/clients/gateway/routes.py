@@ -1,0 +1,41 @@
+"""Where clients find topics: all of them at the address by which a client calls."""
+
+from __future__ import annotations
+
+from commitlake.clients.gateway.messages import topic_name
+from commitlake.clients.gateway.status import ok
+from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.errors import GatewayRefusal, MQClientException, RecordError
+from commitlake.protocol import topic_names
+from commitlake.protocol.wire import Settings
+
+_KINDS = (definitions.NORMAL, definitions.FIFO, definitions.DELAY, definitions.TRANSACTION)
+
+
+def route(request: Proto, limits: Settings) -> Proto:
+    """The queues of a topic, one for each Kafka partition that takes its messages.
+
+    Raises:
+        GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the client does not say by which address it calls.
+        MQClientException: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
+    """
+    if not request.endpoints.addresses:
+        msg = "the request names no endpoints; RocketMQ 5's clients send the address that they were given"
+        raise GatewayRefusal(msg, "ILLEGAL_ACCESS_POINT")
+    _check_topic(topic_name(request.topic), limits)
+    broker = definitions.Broker(name="commitlake", id=0, endpoints=request.endpoints)
+    queues = [
+        definitions.MessageQueue(
+            topic=request.topic, id=number, permission=definitions.WRITE, broker=broker, accept_message_types=_KINDS
+        )
+        for number in range(limits.queues)
+    ]
+    return services.QueryRouteResponse(status=ok(), message_queues=queues)
+
+
+def _check_topic(topic: str, limits: Settings) -> None:
+    try:
+        topic_names.check_name(topic)
+        topic_names.check_admitted(topic, limits.topics_allowed, limits.topics, limits.topics_max)
+    except RecordError as error:
+        raise MQClientException(str(error), error.reason) from error

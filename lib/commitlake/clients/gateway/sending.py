@@ -1,0 +1,53 @@
+"""`SendMessage`: one message of any kind, or several of one topic as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import group_of, is_half, producer_message
+from commitlake.clients.gateway.producers import Producers
+from commitlake.clients.gateway.status import ok
+from commitlake.clients.gateway.stubs import Proto, services
+from commitlake.clients.producer.message import Message
+from commitlake.errors import GatewayRefusal
+
+
+async def send(given: Sequence[Proto], producers: Producers) -> Proto:
+    """Send them; the answer when Kafka has all of them.
+
+    Raises:
+        GatewayRefusal: the gateway takes no such messages.
+        MQClientException: Kafka does not have them, or may not have them.
+    """
+    if not given:
+        msg = "the request has no message; send at least one"
+        raise GatewayRefusal(msg, "BAD_REQUEST")
+    groups = {group_of(message) for message in given}
+    if len(given) > 1 and (len(groups) > 1 or any(map(is_half, given))):
+        msg = "messages that are sent together need one producer group, and none may be one of a transaction"
+        raise GatewayRefusal(msg, "MESSAGE_CORRUPTED")
+    most = producers.limits.max_message_size
+    messages = [producer_message(message, most) for message in given]
+    call = _send_half if is_half(given[0]) else _send
+    return services.SendMessageResponse(status=ok(), entries=await call(groups.pop(), messages, producers))
+
+
+async def _send(group: str, messages: Sequence[Message], producers: Producers) -> list[Proto]:
+    result = await producers.send(group, messages)
+    return [
+        services.SendResultEntry(
+            status=ok(), message_id=message.msg_id, offset=result.queue_offset, recall_handle=result.recall_handle
+        )
+        for message in messages
+    ]
+
+
+async def _send_half(group: str, messages: Sequence[Message], producers: Producers) -> list[Proto]:
+    half = await producers.send_half(group, messages[0])
+    record, at = half.record, half.at
+    handle = TransactionHandle(transaction_id=record.transaction_id, group=group, half_messages=(at,))
+    entry = services.SendResultEntry(
+        status=ok(), message_id=record.msg_id, transaction_id=str(handle), offset=at.offset
+    )
+    return [entry]

@@ -1,0 +1,149 @@
+"""A gateway's process: it listens until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from commitlake.clients.gateway.access import Access
+from commitlake.clients.gateway.checks import Checks
+from commitlake.clients.gateway.producers import Producers
+from commitlake.clients.gateway.service import MessagingService
+from commitlake.clients.gateway.stubs import servicers
+from commitlake.clients.producer.link import KafkaLink
+from commitlake.config import KafkaConfig
+from commitlake.errors import ConfigError
+
+START_MS = 10_000
+"""For Kafka, and for the coordinator's settings."""
+_GRACE_S = 5.0
+"""For calls under way when the gateway ends; each takes less."""
+_STOP_S = 10.0
+_OVERHEAD = 1024 * 1024
+_CONNECTIONS = (
+    # A client whose machine is gone is found within 25 s, before its silence counts as an answer.
+    ("grpc.keepalive_time_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ask as often whether the gateway is there; gRPC's own limit is 5 minutes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrance:
+    """Where and to whom a gateway opens.
+
+    Attributes:
+        listen: `host:port`; port 0 for any.
+        certificate: file with the certificate chain, PEM; None: no TLS.
+        private_key: file with its key, PEM.
+        access_keys: secrets by access key; none: everybody may call.
+    """
+
+    listen: str
+    certificate: Path | None = None
+    private_key: Path | None = None
+    access_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be, and an open door.
+
+        Raises:
+            ConfigError: the address is none, half of TLS is given, or anybody on the network could call.
+        """
+        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}", self.listen):
+            msg = f"--listen: {self.listen!r} is not allowed; give host:port, for example 127.0.0.1:8081"
+            raise ConfigError(msg)
+        if (self.certificate is None) != (self.private_key is None):
+            msg = "--certificate and --private-key: one is missing; TLS needs both"
+            raise ConfigError(msg)
+        if not (self.certificate or self.access_keys or self._is_local()):
+            msg = (
+                f"--listen: {self.listen!r} is open to the network, and anybody there could send; give --access-keys, "
+                "or --certificate and --private-key, or listen on 127.0.0.1"
+            )
+            raise ConfigError(msg)
+
+    def _is_local(self) -> bool:
+        host = self.listen.rpartition(":")[0].strip("[]")
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def open(self, server: grpc.aio.Server) -> int:
+        """Bind the address; returns the port.
+
+        Raises:
+            ConfigError: it is taken, or the TLS files are of no use.
+        """
+        try:
+            if self.certificate is None or self.private_key is None:
+                return int(server.add_insecure_port(self.listen))
+            pair = (self.private_key.read_bytes(), self.certificate.read_bytes())
+            return int(server.add_secure_port(self.listen, grpc.ssl_server_credentials([pair])))
+        except (OSError, RuntimeError, ValueError) as error:
+            msg = f"--listen: cannot listen on {self.listen}: {error}; choose another port, or check the TLS files"
+            raise ConfigError(msg) from error
+
+
+@asynccontextmanager
+async def opened(kafka: KafkaConfig, entrance: Entrance, start_ms: int = START_MS) -> AsyncIterator[int]:
+    """A gateway that takes calls; gives its port.
+
+    Args:
+        kafka: where the coordinator's Kafka is.
+        entrance: where and to whom it opens.
+        start_ms: how long to wait for Kafka.
+
+    Raises:
+        MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+        ConfigError: the address can't be listened on.
+    """
+    link = KafkaLink(kafka, start_ms, {})
+    await asyncio.to_thread(link.start, start_ms)
+    try:
+        async with listening(link, entrance) as port:
+            yield port
+    finally:
+        await asyncio.to_thread(link.stop, _STOP_S)
+
+
+@asynccontextmanager
+async def listening(link: KafkaLink, entrance: Entrance) -> AsyncIterator[int]:
+    """The same over a connection that has started."""
+    producers = Producers(link)
+    service = MessagingService(Access(entrance.access_keys), producers, Checks(link, producers))
+    # Twice the limit, so that a body that is somewhat too large gets its status, and not gRPC's.
+    most = 2 * link.settings.max_message_size + _OVERHEAD
+    server = grpc.aio.server(options=[*_CONNECTIONS, ("grpc.max_receive_message_length", most)])
+    servicers.add_MessagingServiceServicer_to_server(service, server)
+    port = entrance.open(server)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await service.close()  # the server would wait for the telemetry streams
+        await server.stop(_GRACE_S)
+
+
+async def serve(kafka: KafkaConfig, entrance: Entrance) -> None:
+    """Listen until SIGTERM or SIGINT."""
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with opened(kafka, entrance) as port:
+        print(f"READY gateway on port {port}", flush=True)
+        await ended.wait()

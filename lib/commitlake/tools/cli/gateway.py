@@ -1,0 +1,37 @@
+"""The work of `commitlake gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+from commitlake.config import Config
+from commitlake.config.secret_references import is_secret_reference, resolve
+from commitlake.errors import ConfigError, SetupError
+from commitlake.tools.cli.options import need_address
+
+
+def run(
+    settings: Config, listen: str, certificate: Path | None, private_key: Path | None, access_keys: str | None
+) -> int:
+    """Listen until a signal; the exit code."""
+    need_address(settings)
+    for module in ("grpc", "rocketmq"):
+        if importlib.util.find_spec(module) is None:
+            msg = f"the Python module {module} is missing; install it with pip install 'commitlake[gateway]'"
+            raise SetupError(msg)
+    from commitlake.clients.gateway.access import parse_keys
+    from commitlake.clients.gateway.server import Entrance, serve
+
+    keys = parse_keys(_text(access_keys)) if access_keys else {}
+    entrance = Entrance(listen=listen, certificate=certificate, private_key=private_key, access_keys=keys)
+    asyncio.run(serve(settings.kafka, entrance))
+    return 0
+
+
+def _text(access_keys: str) -> str:
+    if not is_secret_reference(access_keys):  # not shown: it may be the keys themselves
+        msg = "--access-keys: this only says where the keys are; give file:/path, env:NAME or secret:scope/key"
+        raise ConfigError(msg)
+    return resolve("--access-keys", access_keys)

@@ -1,0 +1,196 @@
+"""RocketMQ's own Python client, unchanged, with a real gateway, a real Kafka, and at the end a real coordinator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import rocketmq
+from tests.support.gateway import client, gateway, message, transaction
+from tests.support.namespace import Namespace, check
+from tests.support.polling import wait_for
+from tests.support.tables import rows
+
+from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.protocol.encoding import Position
+
+if TYPE_CHECKING:
+    from commitlake.coordinator.coordinator import Coordinator
+    from commitlake.kafka.embedded import EmbeddedBroker
+
+COMMIT, ROLLBACK = rocketmq.TransactionResolution.COMMIT, rocketmq.TransactionResolution.ROLLBACK
+
+
+@pytest.fixture
+def kafka(broker: EmbeddedBroker) -> Namespace:
+    """Topics with a coordinator's settings, and nobody who coordinates."""
+    namespace = Namespace(broker)
+    namespace.publish()
+    return namespace
+
+
+@pytest.fixture
+def port(kafka: Namespace) -> Iterator[int]:
+    """That of a gateway."""
+    with gateway(kafka.servers, kafka.prefix) as running:
+        yield running.port
+
+
+def headers(record: Any) -> dict[str, str]:
+    return {name: value.decode() for name, value in record.headers}
+
+
+def test_normal_delayed_and_fifo_messages(kafka: Namespace, port: int) -> None:
+    due = int(time.time()) + 3600
+    with client(port, "orders") as producer:
+        plain = message("orders", b"plain", tag="TagA", keys="KEY17")
+        plain.add_property("region", "Zürich")
+        sent = producer.send(plain)
+        delayed = producer.send(message("orders", b"delayed", delivery_timestamp=due))
+        assert producer.recall_message("orders", delayed.recall_handle) == delayed.message_id
+        for number in range(20):
+            producer.send(message("orders", b"%d" % number, message_group="customer-4"))
+    records = kafka.read("messages")
+    found = {record.value: headers(record) for record in records}
+    assert found[b"plain"].items() >= {
+        "REAL_TOPIC": "orders", "UNIQ_KEY": sent.message_id, "TAGS": "TagA", "KEYS": "KEY17", "region": "Zürich",
+        "PGROUP": "orders",
+    }.items()  # fmt: skip
+    assert found[b"delayed"]["TIMER_DELIVER_MS"] == str(due * 1_000)
+    fifo = [record for record in records if record.key == b"customer-4"]
+    assert len({record.partition for record in fifo}) == 1
+    assert [int(record.value) for record in fifo] == list(range(20))
+    (recall,) = kafka.ops()
+    assert (recall.msg_id, recall.topic) == (delayed.message_id, "orders")
+
+
+def test_a_topic_that_is_not_allowed_has_no_route(kafka: Namespace, port: int) -> None:
+    with client(port, "orders") as producer, pytest.raises(Exception, match="failed to fetch topic:RMQ_SYS_x route"):
+        producer.send(message("RMQ_SYS_x", b"x"))
+
+
+def test_another_gateway_ends_what_a_killed_one_began(kafka: Namespace) -> None:
+    with (
+        gateway(kafka.servers, kafka.prefix) as first,
+        client(first.port, "orders", check=lambda _: COMMIT) as producer,
+    ):
+        begun = transaction(producer, message("orders", b"half"))
+        first.kill()
+        with gateway(kafka.servers, kafka.prefix, port=first.port):
+            wait_for(lambda: _done(begun.commit))
+    (half,) = kafka.read("half")
+    (op,) = kafka.ops()
+    assert (op.decision, op.from_check) == ("COMMIT", False)
+    assert op.half_messages == (Position(half.partition, half.offset),)
+    assert (op.transaction_id, op.producer_group) == (headers(half)["__transactionId__"], headers(half)["PGROUP"])
+
+
+def _done(call: Any) -> bool:
+    try:
+        call()
+    except Exception:
+        return False
+    return True
+
+
+def test_a_check_is_asked_and_its_answer_is_an_op(kafka: Namespace, port: int) -> None:
+    asked: list[Any] = []
+
+    def answer(given: Any) -> Any:
+        asked.append(given)
+        return COMMIT if given.properties.get("paid") == "yes" else ROLLBACK
+
+    with client(port, "orders", check=answer):
+        kafka.ask(check("paid", "orders", properties={"paid": "yes"}, tags="TagA", keys="k1 k2", check_id="1-5-0-1"))
+        kafka.ask(check("open", "orders", check_id="1-6-0-1"))
+        wait_for(lambda: len(kafka.answers()) == 2)
+        wait_for(lambda: kafka.committed("orders") == 2)
+    found = {op.transaction_id: (op.decision, op.check_id, op.producer_group) for op in kafka.answers()}
+    assert found == {"paid": ("COMMIT", "1-5-0-1", "orders"), "open": ("ROLLBACK", "1-6-0-1", "orders")}
+    assert {op.half_messages for op in kafka.answers()} == {(Position(1, 5), Position(0, 9))}
+    first = next(given for given in asked if given.message_id == "paid")
+    assert (first.topic, first.body, first.tag, first.keys) == ("orders", b"body", "TagA", {"k1", "k2"})
+    assert not first.corrupted
+
+
+def test_a_group_of_its_own_is_asked_once_its_producer_has_sent(kafka: Namespace, port: int) -> None:
+    with client(port, "orders", check=lambda _: ROLLBACK) as producer:
+        given = message("orders", b"half")
+        given.add_property("PGROUP", "order-service")
+        transaction(producer, given)
+        kafka.ask(check("m", "order-service"))
+        wait_for(lambda: [op.producer_group for op in kafka.answers()] == ["order-service"])
+
+
+def test_a_gateway_killed_before_the_answer_leaves_the_check_to_the_next(kafka: Namespace) -> None:
+    asked: list[str] = []
+
+    def answer(given: Any) -> Any:
+        asked.append(given.message_id)
+        if len(asked) == 1:
+            first.kill()
+        return COMMIT
+
+    with gateway(kafka.servers, kafka.prefix) as first:
+        with client(first.port, "orders", check=answer):
+            kafka.ask(check("m", "orders"))
+            wait_for(lambda: first.process.poll() is not None)
+        assert kafka.answers() == []
+        with gateway(kafka.servers, kafka.prefix) as second, client(second.port, "orders", check=answer):
+            wait_for(kafka.answers)
+    assert [op.decision for op in kafka.answers()] == ["COMMIT"]
+    assert asked == ["m", "m"]
+
+
+def test_access_keys_and_a_clean_end(kafka: Namespace, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("shop: s3cret\n")
+    with gateway(kafka.servers, kafka.prefix, f"--access-keys=file:{keys}") as running:
+        with client(running.port, "orders", keys=("shop", "s3cret")) as producer:
+            assert producer.send(message("orders", b"signed")).message_id
+        with client(running.port, keys=("shop", "wrong")) as stranger, pytest.raises(Exception, match="route"):
+            stranger.send(message("orders", b"forged"))
+        assert running.end() == 0
+    assert [record.value for record in kafka.read("messages")] == [b"signed"]
+
+
+def test_from_a_send_to_the_tables(coordinator: Coordinator, topic: str) -> None:
+    """With a coordinator: a commit, a rollback, and a transaction that nobody ends, which is checked."""
+    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
+    with (
+        gateway(kafka.bootstrap_servers, kafka.topic_prefix) as running,
+        client(running.port, topic, check=lambda given: COMMIT if given.body == b"lost" else ROLLBACK) as producer,
+    ):
+        normal = producer.send(message(topic, b"normal"))
+        due = producer.send(message(topic, b"due", delivery_timestamp=int(time.time()) + 3))
+        transaction(producer, message(topic, b"paid")).commit()
+        transaction(producer, message(topic, b"declined")).rollback()
+        open_one = transaction(producer, message(topic, b"lost"))
+
+        def ends() -> set[tuple[str, str]]:
+            mine = [row for row in rows(warehouse, "transactions") if row["topic"] == topic]
+            return {(row["state"], row["reason"]) for row in mine}
+
+        expected = {("COMMITTED", "DIRECT"), ("ROLLED_BACK", "DIRECT"), ("COMMITTED", "CHECK")}
+        wait_for(lambda: ends() == expected, why=ends)
+    found = {bytes(row["body"]): row["message_id"] for row in wait_for(lambda: _shown(warehouse, topic, 4))}
+    assert set(found) == {b"normal", b"due", b"paid", b"lost"}
+    assert (found[b"normal"], found[b"due"], found[b"lost"]) == (
+        normal.message_id, due.message_id, open_one.message_id,
+    )  # fmt: skip
+
+
+def _shown(warehouse: Any, topic: str, count: int) -> list[Any] | None:
+    found = rows(warehouse, f"topics/{topic}")
+    return found if len(found) == count else None
+
+
+def test_the_id_in_a_receipt_names_the_transaction_of_the_tables(kafka: Namespace, port: int) -> None:
+    with client(port, "orders", check=lambda _: COMMIT) as producer:
+        receipt = producer.send(message("orders", b"half"), producer.begin_transaction())
+    (half,) = kafka.read("half")
+    assert TransactionHandle.parse(receipt.transaction_id).transaction_id == headers(half)["__transactionId__"]
+    assert receipt.transaction_id.startswith(headers(half)["__transactionId__"])

@@ -1,0 +1,107 @@
+"""RocketMQ's own clients for Java and Node, unchanged."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.gateway import gateway
+from tests.support.killing import ROOT, kill
+from tests.support.namespace import Namespace, check
+from tests.support.polling import wait_for
+from tests.support.tables import rows
+
+if TYPE_CHECKING:
+    from commitlake.coordinator.coordinator import Coordinator
+    from commitlake.kafka.embedded import EmbeddedBroker
+
+SUPPORT = ROOT / "tests" / "support"
+SOURCES = SUPPORT / "java"
+
+
+@pytest.fixture
+def jars(tmp_path: Path) -> Path:
+    """The client's."""
+    if shutil.which("mvn") is None:
+        pytest.skip("Maven is not installed")
+    command = ["mvn", "-q", "-B", "-f", str(SOURCES), "dependency:copy-dependencies", f"-DoutputDirectory={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the Java client can't be fetched: {done.stdout[-200:]}")
+    return tmp_path
+
+
+@pytest.mark.soak  # Maven fetches a package
+def test_the_java_client_sends_commits_and_answers_a_check(
+    coordinator: Coordinator, jars: Path, topic: str, tmp_path: Path
+) -> None:
+    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
+    keys = tmp_path / "keys"
+    keys.write_text("shop: s3cret\n")
+    with gateway(kafka.bootstrap_servers, kafka.topic_prefix, f"--access-keys=file:{keys}") as running:
+        source = str(SOURCES / "Shop.java")
+        command = ["java", "-cp", f"{jars}/*", source, f"127.0.0.1:{running.port}", topic, "shop", "s3cret"]
+        shop = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+        )
+        try:
+            assert shop.stdin is not None and shop.stdout is not None
+            ids = dict(shop.stdout.readline().split() for _ in range(6))
+            assert shop.stdout.readline() == "sent\n"
+            assert shop.stdout.readline().startswith("check lost TagA [k")
+
+            def ends() -> dict[str, tuple[str, str]]:
+                mine = [row for row in rows(warehouse, "transactions") if row["topic"] == topic]
+                return {row["message_id"]: (row["state"], row["reason"]) for row in mine}
+
+            expected = {
+                ids["paid"]: ("COMMITTED", "DIRECT"),
+                ids["declined"]: ("ROLLED_BACK", "DIRECT"),
+                ids["lost"]: ("COMMITTED", "CHECK"),
+            }
+            wait_for(lambda: ends() == expected, why=ends)
+            wait_for(lambda: len(rows(warehouse, f"topics/{topic}")) == 5)
+            shown = {row["message_id"]: row for row in rows(warehouse, f"topics/{topic}")}
+            assert set(shown) == {ids[name] for name in ("normal", "fifo", "due", "paid", "lost")}
+            assert bytes(shown[ids["fifo"]]["sharding_key"]) == b"customer-4"
+            assert dict(shown[ids["normal"]]["properties"]) == {"region": "Zürich"}
+            shop.stdin.close()
+            assert shop.wait(60) == 0
+        finally:
+            kill(shop)
+
+
+@pytest.mark.soak  # npm fetches a package
+def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    place = shutil.copytree(SUPPORT / "node", tmp_path / "node")
+    done = subprocess.run(["npm", "install", "--silent"], cwd=place, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"npm's registry is out of reach: {done.stderr[-200:]}")
+    kafka = Namespace(broker)
+    kafka.publish()
+    with gateway(kafka.servers, kafka.prefix) as running:
+        command = ["node", "shop.js", f"127.0.0.1:{running.port}", "orders"]
+        pipe = subprocess.PIPE
+        shop = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=place, start_new_session=True)
+        try:
+            assert shop.stdin is not None and shop.stdout is not None
+            assert shop.stdout.readline() == "sent\n"
+            kafka.ask(check("m", "orders", tags="TagA"))
+            assert shop.stdout.readline() == "check body TagA\n"
+            wait_for(kafka.answers)
+            shop.stdin.close()
+            assert shop.wait(60) == 0
+        finally:
+            kill(shop)
+    assert {(record.key, record.value) for record in kafka.read("messages")} == {
+        (None, b"normal"),
+        (b"customer-4", b"fifo"),
+        (None, b"delayed"),
+    }
+    assert [record.value for record in kafka.read("half")] == [b"half"]
+    assert sorted(getattr(op, "decision", "RECALL") for op in kafka.ops()) == ["COMMIT", "COMMIT", "RECALL"]

@@ -1,0 +1,139 @@
+"""Who may call the gateway, and where it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
+
+from commitlake.clients.gateway.access import parse_keys
+from commitlake.clients.gateway.server import Entrance, listening
+from commitlake.clients.gateway.stubs import servicers
+from commitlake.clients.gateway.stubs import services as s
+from commitlake.config import from_mapping
+from commitlake.errors import ConfigError
+from commitlake.tools.cli import gateway
+
+
+def signed(key: str = "shop", secret: str = "s3cret", when: str = "20260101T000000Z", form: str = "{key}") -> Any:
+    signature = hmac.new(secret.encode(), when.encode(), "sha1").hexdigest().upper()
+    credential = form.format(key=key)
+    text = f"MQv2-HMAC-SHA1 Credential={credential}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    return (*CLIENT, ("x-mq-date-time", when), ("authorization", text))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (signed(), "OK"),
+        (signed(form="{key}/region/service"), "OK"),
+        (signed(secret="wrong"), "UNAUTHORIZED"),
+        (signed(key="nobody"), "UNAUTHORIZED"),
+        ((*CLIENT, ("authorization", "Basic eDp5")), "UNAUTHORIZED"),
+        (CLIENT, "UNAUTHORIZED"),
+        (signed()[1:], "CLIENT_ID_REQUIRED"),
+    ],
+)
+def test_access_keys_let_in_who_signs(metadata: Any, expected: str) -> None:
+    kafka, keys = Kafka(), {"shop": "s3cret"}
+    response = kafka.send(message(), metadata=metadata, access_keys=keys)
+    assert (code(response), "s3cret" in response.status.message) == (expected, False)
+    assert len(kafka.coordinator.messages("orders")) == (expected == "OK")
+
+
+def test_a_stream_needs_a_signature_too() -> None:
+    async def work(stub: Any) -> Any:
+        stream = stub.Telemetry(metadata=CLIENT)
+        return [await stream.read(), await stream.read()]
+
+    refused, after = Kafka().serve(work, access_keys={"shop": "s3cret"})
+    assert (code(refused), after) == ("UNAUTHORIZED", grpc.aio.EOF)
+
+
+@pytest.mark.parametrize("text", ["", "- a", "shop", "shop: 12", "a: b\nc:", "a: [", "{shop: s3cret"])
+def test_what_are_no_access_keys_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(ConfigError, match="--access-keys") as error:
+        parse_keys(text)
+    assert "s3cret" not in str(error.value)
+
+
+def test_access_keys_are_lines() -> None:
+    assert parse_keys("shop: s3cret\n'12': '34'") == {"shop": "s3cret", "12": "34"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"listen": "0.0.0.0:8081"},
+        {"listen": "shop.example:8081"},
+        {"listen": "[::]:8081"},
+        {"listen": "8081"},
+        {"listen": "127.0.0.1:8081", "certificate": Path("a.pem")},
+    ],
+    ids=str,
+)
+def test_an_open_door_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Entrance(**given)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:8081", "localhost:0", "[::1]:8081"])
+def test_this_machine_may_call_without_a_key(listen: str) -> None:
+    assert Entrance(listen=listen).access_keys == {}
+
+
+def test_a_key_opens_the_door_to_the_network() -> None:
+    assert "s3cret" not in repr(Entrance(listen="0.0.0.0:8081", access_keys={"shop": "s3cret"}))
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    kafka = Kafka()
+
+    async def twice() -> None:
+        async with (
+            listening(kafka.link, Entrance(listen="127.0.0.1:0")) as port,
+            listening(kafka.link, Entrance(listen=f"127.0.0.1:{port}")),
+        ):
+            pass
+
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        asyncio.run(twice())
+
+
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "gateway.pem", tmp_path / "gateway.key"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*made, *files], check=True, capture_output=True)
+    kafka = Kafka()
+
+    async def work() -> Any:
+        entrance = Entrance(listen="127.0.0.1:0", certificate=certificate, private_key=key)
+        trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
+        async with (
+            listening(kafka.link, entrance) as port,
+            grpc.aio.secure_channel(f"localhost:{port}", trusted) as channel,
+        ):
+            stub = servicers.MessagingServiceStub(channel)
+            return await stub.SendMessage(s.SendMessageRequest(messages=[message()]), metadata=CLIENT)
+
+    assert code(asyncio.run(asyncio.wait_for(work(), 30))) == "OK"
+    key.write_text("no key")
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_the_command_takes_no_keys_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = from_mapping({"kafka.bootstrap_servers": "127.0.0.1:1"})
+    with pytest.raises(ConfigError, match="only says where") as error:
+        gateway.run(settings, "127.0.0.1:0", None, None, "shop: s3cret")
+    assert "s3cret" not in str(error.value)
+    monkeypatch.setenv("NO_KEYS", "s3cret")
+    with pytest.raises(ConfigError, match="not a list of keys"):
+        gateway.run(settings, "127.0.0.1:0", None, None, "env:NO_KEYS")
