@@ -5,6 +5,7 @@ A job for each table is what costs: 2 000 rows of 100 topics took 8.2 s, four ta
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -28,8 +29,9 @@ from commitlake.tables.schemas import TOPIC, TableLayout
 log = logging.getLogger(__name__)
 
 _LAYOUT = TableLayout(
-    StructType([StructField("topic", StringType()), *TOPIC.schema]), ("topic", *TOPIC.partition_by), TOPIC.stats
+    StructType([StructField("digest", StringType()), *TOPIC.schema]), ("digest", *TOPIC.partition_by), TOPIC.stats
 )
+"""With a digest of the topic: its name may be too long for a directory once it is escaped, or mean null to Spark."""
 _WRITE = "DeltaOperations$Write"
 Adds = list[dict[str, Any]]
 """Delta's `add` actions."""
@@ -57,7 +59,8 @@ class StagedAppend:
         jvm: Any = spark.sparkContext._jvm
         self._jvm, self._delta, self._session = jvm, jvm.org.apache.spark.sql.delta, spark._jsparkSession
         self._java = jvm.scala.jdk.javaapi.CollectionConverters
-        shutil.rmtree(self._place, ignore_errors=True)
+        if self._place.exists():
+            shutil.rmtree(self._place)
         create_at_path(spark, place, _LAYOUT)  # it stays empty: it lends Delta's writer its columns
         self.is_possible = self._has_classes()
 
@@ -78,14 +81,15 @@ class StagedAppend:
             tables: the place of each topic's table.
             marker: stored as JSON in the userMetadata of each commit.
         """
+        places = {hashlib.md5(topic.encode()).hexdigest(): local_path(table) for topic, table in tables.items()}
         adds: Mapping[str, Adds] = defaultdict(list)
         for add in self._write(rows):
-            adds[add["partitionValues"].pop("topic")].append(add)
-        commits = [partial(self._commit, local_path(tables[topic]), adds[topic], marker) for topic in sorted(adds)]
-        run_all(self._spark, commits)
+            adds[add["partitionValues"].pop("digest")].append(add)
+        run_all(self._spark, [partial(self._commit, places[digest], adds[digest], marker) for digest in sorted(adds)])
 
     def _write(self, rows: DataFrame) -> Adds:
-        columns = [F.col(field.name).cast(field.dataType) for field in _LAYOUT.schema]
+        digest = F.md5(F.col("topic").cast("binary")).alias("digest")
+        columns = [digest, *[F.col(field.name).cast(field.dataType) for field in TOPIC.schema]]
         written = self._begin(self._place).writeFiles(rows.select(*columns)._jdf)
         return [json.loads(action.json())["add"] for action in self._java.asJava(written)]
 
@@ -93,9 +97,12 @@ class StagedAppend:
         actions = self._jvm.java.util.ArrayList()
         for add in adds:
             staged = Path(unquote(add["path"]))
-            own = Path(*staged.parts[1:])  # all but `topic=...`
+            own = Path(*staged.parts[1:])  # all but `digest=...`
             (table / own).parent.mkdir(exist_ok=True)
-            (self._place / staged).rename(table / own)
+            shutil.move(self._place / staged, table / own)  # a table may be a mount of its own
+            (self._place / staged).with_name(f".{staged.name}.crc").unlink(
+                missing_ok=True
+            )  # of Hadoop's own file system
             actions.add(self._delta.actions.Action.fromJson(json.dumps({"add": add | {"path": quote(str(own))}})))
         self._begin(table).commit(self._java.asScala(actions).toSeq(), self._operation(marker))
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -26,6 +26,7 @@ from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
 from commitlake.tables.staged_append import StagedAppend
 
+_T = TypeVar("_T")
 _CATALOG = "schema:"
 _STAGED = "_staged"
 _SIDE_BY_SIDE = 4
@@ -195,7 +196,7 @@ class Warehouse:
             WarehouseError: A table can't be written; the others are.
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
-        staged = self._staging() if len(topics) > _SIDE_BY_SIDE else None
+        staged = self._telling(self.root, self._staging) if len(topics) > _SIDE_BY_SIDE else None
         if staged is not None:
             places = {topic: self.locate(TableName.of_topic(topic)) for topic in topics}
             self._telling(f"{self.root}/topics", partial(staged.append, rows, places, marker))
@@ -226,9 +227,9 @@ class Warehouse:
         self._telling(place, partial(writer.saveAsTable if self._in_catalog else writer.save, place))
 
     @staticmethod
-    def _telling(place: str, write: Callable[[], None]) -> None:
+    def _telling(place: str, write: Callable[[], _T]) -> _T:
         try:
-            write()
+            return write()
         except Exception as error:
             message = (
                 f"cannot write to the table at {place}: {root_reason(error)}; fix the cause and start again: nothing "
