@@ -18,30 +18,31 @@ echo "== tests"
 if [[ $# -gt 0 ]]; then
   exec "$bin/python" -m pytest "$@"
 fi
-# Three processes beside each other, where memory allows: one after the other takes more than twice as long.
-with_spark=(tests/recovery tests/spark)
-with_own_clients=(tests/e2e/test_producer.py tests/e2e/test_producer_faults.py tests/e2e/test_embedded_broker.py)
-without_spark=(tests/unit tests/property "${with_own_clients[@]}") # the last ones mostly wait for time-outs
-others=(tests/e2e "${with_own_clients[@]/#/--ignore=}")
+# Three processes beside each other, where memory allows: one after the other takes more than twice as long. The tests of
+# clients mostly wait for time-outs, so they go with those of the rules.
+clients=(tests/e2e/test_producer.py tests/e2e/test_producer_faults.py tests/e2e/test_embedded_broker.py)
+rules=(tests/unit tests/property tests/spark "${clients[@]}")
+commands=(tests/e2e "${clients[@]/#/--ignore=}")
+kills=(tests/recovery)
 free_kb=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo 2>/dev/null || echo 0)
 failed=0
 if ((free_kb < 14000000)); then
-  "$bin/python" -m pytest -q "${without_spark[@]}" || failed=1
-  "$bin/python" -m pytest -q "${with_spark[@]}" || failed=1
-  "$bin/python" -m pytest -q "${others[@]}" || failed=1
+  "$bin/python" -m pytest -q "${rules[@]}" || failed=1
+  "$bin/python" -m pytest -q "${kills[@]}" || failed=1
+  "$bin/python" -m pytest -q "${commands[@]}" || failed=1
 else
   logs=$(mktemp -d)
   beside=()
   trap 'kill "${beside[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
-  "$bin/python" -m pytest -q "${others[@]}" >"$logs/e2e" 2>&1 &
+  "$bin/python" -m pytest -q "${commands[@]}" >"$logs/commands" 2>&1 &
   beside+=($!)
-  "$bin/python" -m pytest -q "${without_spark[@]}" >"$logs/without_spark" 2>&1 &
+  "$bin/python" -m pytest -q "${rules[@]}" >"$logs/rules" 2>&1 &
   beside+=($!)
-  "$bin/python" -m pytest -q "${with_spark[@]}" || failed=1
+  "$bin/python" -m pytest -q "${kills[@]}" || failed=1
   for each in "${beside[@]}"; do
     wait "$each" || failed=1
   done
-  cat "$logs/without_spark" "$logs/e2e"
+  cat "$logs/rules" "$logs/commands"
 fi
 "$bin/python" -m pytest -q tests/steady || failed=1 # alone: it measures
 exit "$failed"

@@ -37,13 +37,19 @@ EXAMPLES = ROOT / "notebooks" / "examples"
 
 # Python runs it at every start, so Spark's workers are held to it too.
 SITECUSTOMIZE = """
+import importlib.util
 import sys
+
+def is_refused(name):
+    return name.partition(".")[0] in {refused}
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {refused}:
+        if is_refused(name):
             raise ModuleNotFoundError(f"{{name}} is not installed by commitlake[notebook]", name=name)
 
+find_spec = importlib.util.find_spec  # PySpark asks it what is there
+importlib.util.find_spec = lambda name, package=None: None if is_refused(name) else find_spec(name, package)
 sys.meta_path.insert(0, Refuse())
 """
 
