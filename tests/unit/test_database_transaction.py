@@ -178,6 +178,36 @@ def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(
     assert end(lake, message) == ("COMMITTED", "DIRECT")
 
 
+@pytest.mark.parametrize(("ends", "rows", "state"), [("commit", ["17"], "COMMITTED"), ("rollback", [], "ROLLED_BACK")])
+@pytest.mark.parametrize("then", ["SELECT 1", "INSERT INTO orders VALUES ('18')"])
+def test_a_send_after_the_block_has_ended_the_database_is_refused(
+    server: postgres.Server,
+    database: Any,
+    lake: Lake,
+    producer: InMemoryProducer,
+    ends: str,
+    rows: list[str],
+    state: str,
+    then: str,
+) -> None:
+    early = Message("orders", "early")
+    with (
+        pytest.raises(MQClientException, match="was ended within the block"),
+        producer.begin_transaction(database=database) as transaction,
+    ):
+        database.execute(INSERT)
+        transaction.send(early)
+        getattr(database, ends)()
+        database.execute(then)
+        with pytest.raises(MQClientException, match="was ended within the block"):
+            transaction.send(Message("orders", "late"))
+        assert list(lake.named) == [early.message_id]
+    assert ids(server) == rows
+    assert end(lake, early) == (state, "DIRECT")
+    assert lake.pending == []
+    assert [message.body for message in lake.messages("orders")] == [b"early"] * len(rows)
+
+
 def test_a_database_that_may_lose_what_it_commits_is_refused(
     server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
 ) -> None:

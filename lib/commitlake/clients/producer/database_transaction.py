@@ -39,11 +39,15 @@ class DatabaseTransaction(Transaction):
         """Send one more half message and wait for its acknowledgement; see `Transaction.send`.
 
         Raises:
-            MQClientException: the database may lose what it commits.
+            MQClientException: the block has ended the database's transaction itself, or the database may lose what it
+                commits. Nothing was sent.
         """
         with self._lock:
             self._check_open()
-            self._xact = self._xact or self._database.begin()
+            if self._xact is None:
+                self._xact = self._database.begin()
+            else:  # a message of the database's next transaction would end as the first one has
+                self._database.check(self._xact)
             message.properties[TRANSACTION] = str(self._xact)
             try:
                 return super().send(message)

@@ -49,18 +49,26 @@ class LocalDatabase:
         self._make_durable()
         return xact(*names)
 
+    def check(self, taken: Xact) -> None:
+        """Refuse what comes after the end of the transaction that was taken.
+
+        Raises:
+            MQClientException: it has ended, or may be lost after its commit.
+        """
+        setting, now = self._row(_NOW)
+        if now != str(taken.xid):
+            msg = f"the transaction {taken} of the database was ended within the block; leave its end to the block"
+            raise MQClientException(msg)
+        _check_synchronous(setting)
+
     def commit(self, taken: Xact | None) -> None:
         """Commit, if it still is the transaction that was taken, or none was.
 
         Raises:
-            MQClientException: that one has ended, or may be lost after its commit.
+            MQClientException: see `check`.
         """
         if taken is not None:
-            setting, now = self._row(_NOW)
-            if now != str(taken.xid):
-                msg = f"the transaction {taken} of the database was ended within the block; leave its end to the block"
-                raise MQClientException(msg)
-            _check_synchronous(setting)
+            self.check(taken)
         self._given.commit()
 
     def rollback(self) -> None:
