@@ -53,10 +53,11 @@ class Environment:
 
     def __init__(self, place: Path, wheel: Path, extras: str = "") -> None:
         self.place = place
+        installing = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}  # Spark's session sets it
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
         constraints = ["--constraint", str(ROOT / "constraints.txt")]
         pip = [str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *constraints, f"{wheel}{extras}"], check=True)
+        subprocess.run([*pip, *constraints, f"{wheel}{extras}"], check=True, env=installing)
 
     def command(self, *words: str) -> list[str]:
         return [str(self.place / "bin" / words[0]), *words[1:]]
