@@ -53,7 +53,8 @@ class Environment:
 
     def __init__(self, place: Path, wheel: Path, extras: str = "") -> None:
         self.place = place
-        installing = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}  # Spark's session sets it
+        # Without the path of the clone, which a Spark session of this process sets: pip would take the wheel for installed.
+        installing = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
         constraints = ["--constraint", str(ROOT / "constraints.txt")]
         pip = [str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
