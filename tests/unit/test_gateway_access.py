@@ -75,6 +75,7 @@ def test_access_keys_are_lines() -> None:
         {"listen": "[::]:8081"},
         {"listen": "8081"},
         {"listen": "127.0.0.1:8081", "certificate": Path("a.pem")},
+        {"listen": "0.0.0.0:8081", "certificate": Path("a.pem"), "private_key": Path("a.key")},
     ],
     ids=str,
 )

@@ -49,7 +49,7 @@ class Entrance:
         listen: `host:port`; port 0 for any.
         certificate: file with the certificate chain, PEM; None: no TLS.
         private_key: file with its key, PEM.
-        access_keys: secrets by access key; none: everybody may call.
+        access_keys: secrets by access key; none: everybody on this machine may call, and nobody else.
     """
 
     listen: str
@@ -69,10 +69,10 @@ class Entrance:
         if (self.certificate is None) != (self.private_key is None):
             msg = "--certificate and --private-key: one is missing; TLS needs both"
             raise ConfigError(msg)
-        if not (self.certificate or self.access_keys or self._is_local()):
+        if not (self.access_keys or self._is_local()):  # a certificate proves who the gateway is, not who calls
             msg = (
-                f"--listen: {self.listen!r} is open to the network, and anybody there could send; give --access-keys, "
-                "or --certificate and --private-key, or listen on 127.0.0.1"
+                f"--listen: {self.listen!r} is open to the network, and anybody there could send; give --access-keys "
+                "(TLS alone keeps nobody out), or listen on 127.0.0.1"
             )
             raise ConfigError(msg)
 

@@ -194,7 +194,12 @@ def send_again(
 
 def gateway(
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients call; port 0 for any.")
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where clients call; port 0 for any. Beyond this machine it needs --access-keys.",
+        ),
     ] = "127.0.0.1:8081",
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="TLS: the certificate chain, PEM.")
