@@ -53,7 +53,7 @@ class Environment:
 
     def __init__(self, place: Path, wheel: Path, extras: str = "") -> None:
         self.place = place
-        # Without the path of the clone, which a Spark session of this process sets: pip would take the wheel for installed.
+        # Without the path that a Spark session of this process sets: pip would take the wheel for installed.
         installing = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
         constraints = ["--constraint", str(ROOT / "constraints.txt")]

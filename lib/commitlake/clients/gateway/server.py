@@ -24,6 +24,8 @@ from commitlake.errors import ConfigError
 
 START_MS = 10_000
 """For Kafka, and for the coordinator's settings."""
+_MOST_CALLS = 4_000
+"""At a time, a telemetry stream for each client among them: each call may hold a body in memory."""
 _GRACE_S = 5.0
 """For calls under way when the gateway ends; each takes less."""
 _STOP_S = 10.0
@@ -128,7 +130,8 @@ async def listening(link: KafkaLink, entrance: Entrance) -> AsyncIterator[int]:
     service = MessagingService(Access(entrance.access_keys), producers, Checks(link, producers))
     # Twice the limit, so that a body that is somewhat too large gets its status, and not gRPC's.
     most = 2 * link.settings.max_message_size + _OVERHEAD
-    server = grpc.aio.server(options=[*_CONNECTIONS, ("grpc.max_receive_message_length", most)])
+    options = [*_CONNECTIONS, ("grpc.max_receive_message_length", most)]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
     servicers.add_MessagingServiceServicer_to_server(service, server)
     port = entrance.open(server)
     await server.start()
