@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import threading
 import time
+import tracemalloc
 from typing import Any
 
 import grpc
@@ -162,6 +163,21 @@ def test_what_is_refused_has_rocketmqs_code(given: Any, expected: str) -> None:
 )
 def test_what_is_no_batch_is_refused(given: list[Any], expected: str) -> None:
     assert code(Kafka().send(*given)) == expected
+
+
+def test_bodies_are_unpacked_up_to_the_limit_of_all_together() -> None:
+    kafka, packed = Kafka(max_message_size="1MiB"), gzip.compress(b"x" * 1_000_000)
+    tracemalloc.start()
+    try:
+        refused = kafka.send(*[message(body=packed, body_encoding=d.GZIP)] * 50)
+        assert code(refused) == "MESSAGE_BODY_TOO_LARGE"
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000, "50 MB were unpacked"
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_request_has_a_bounded_number_of_messages() -> None:
+    assert code(Kafka().send(*[message()] * 1_001)) == "PAYLOAD_TOO_LARGE"
 
 
 @pytest.mark.parametrize(

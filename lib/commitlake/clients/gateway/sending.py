@@ -12,6 +12,9 @@ from commitlake.clients.gateway.stubs import Proto, services
 from commitlake.clients.producer.message import Message
 from commitlake.errors import GatewayRefusal
 
+MOST_MESSAGES = 1_000
+"""Of one request."""
+
 
 async def send(given: Sequence[Proto], producers: Producers) -> Proto:
     """Send them; the answer when Kafka has all of them.
@@ -23,14 +26,29 @@ async def send(given: Sequence[Proto], producers: Producers) -> Proto:
     if not given:
         msg = "the request has no message; send at least one"
         raise GatewayRefusal(msg, "BAD_REQUEST")
+    if len(given) > MOST_MESSAGES:
+        msg = f"the request has {len(given)} messages; send at most {MOST_MESSAGES} together"
+        raise GatewayRefusal(msg, "PAYLOAD_TOO_LARGE")
     groups = {group_of(message) for message in given}
     if len(given) > 1 and (len(groups) > 1 or any(map(is_half, given))):
         msg = "messages that are sent together need one producer group, and none may be one of a transaction"
         raise GatewayRefusal(msg, "MESSAGE_CORRUPTED")
-    most = producers.limits.max_message_size
-    messages = [producer_message(message, most) for message in given]
+    messages = _messages(given, producers.limits.max_message_size)
     call = _send_half if is_half(given[0]) else _send
     return services.SendMessageResponse(status=ok(), entries=await call(groups.pop(), messages, producers))
+
+
+def _messages(given: Sequence[Proto], most: int) -> list[Message]:
+    """Those given, with `most` bytes of bodies together; a body is unpacked as far as those before it leave room."""
+    messages: list[Message] = []
+    left = most
+    for each in given:
+        messages.append(producer_message(each, left))
+        left -= len(messages[-1].body)
+        if left < 0:
+            msg = f"the bodies have more than max_message_size = {most} bytes together; send fewer, or shorten them"
+            raise GatewayRefusal(msg, "MESSAGE_BODY_TOO_LARGE")
+    return messages
 
 
 async def _send(group: str, messages: Sequence[Message], producers: Producers) -> list[Proto]:
