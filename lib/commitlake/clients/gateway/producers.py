@@ -77,7 +77,7 @@ class Producers:
         return await self._run(partial(producer.send, messages[0] if len(messages) == 1 else messages))
 
     async def send_half(self, group: str, message: Message) -> HalfMessage:
-        """Send a half message; if whoever awaits this is gone before, it is not begun, or rolled back when it is out."""
+        """Send a half message; if whoever awaits this is gone before, it is not begun, or is rolled back."""
         producer = self._of(group)
         sending = self._pool.submit(partial(producer.send_half, message))
         try:
