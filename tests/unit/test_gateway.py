@@ -14,8 +14,10 @@ import pytest
 from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 
 from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.producers import THREADS, Producers
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
+from commitlake.clients.producer.message import Message
 from commitlake.protocol.encoding import Position
 from commitlake.testing import Fault
 
@@ -116,6 +118,25 @@ def test_a_half_message_whose_client_has_gone_is_rolled_back() -> None:
     kafka.serve(work)
     assert [topic.rpartition(".")[2] for topic in sent] == ["half", "op"]
     assert kafka.coordinator.messages("orders") == []
+
+
+def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone() -> None:
+    kafka = Kafka()
+
+    async def work() -> bool:
+        producers, end = Producers(kafka.link), threading.Event()
+        for _ in range(THREADS):
+            producers._pool.submit(end.wait, 10)
+        sending = asyncio.create_task(producers.send_half("orders", Message("orders", b"body")))
+        await asyncio.sleep(0.05)
+        sending.cancel()
+        await asyncio.wait([sending])
+        end.set()
+        await asyncio.to_thread(producers._pool.stop, 10)
+        return sending.cancelled()
+
+    assert asyncio.run(work())
+    assert kafka.coordinator._unread == []
 
 
 @pytest.mark.parametrize(

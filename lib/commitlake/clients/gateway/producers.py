@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -76,13 +77,14 @@ class Producers:
         return await self._run(partial(producer.send, messages[0] if len(messages) == 1 else messages))
 
     async def send_half(self, group: str, message: Message) -> HalfMessage:
-        """Send a half message, which is rolled back if whoever awaits this is gone before the end."""
+        """Send a half message; if whoever awaits this is gone before, it is not begun, or is rolled back."""
         producer = self._of(group)
-        sending = asyncio.ensure_future(self._run(partial(producer.send_half, message)))
+        sending = self._pool.submit(partial(producer.send_half, message))
         try:
-            return await asyncio.shield(sending)
+            return await asyncio.shield(asyncio.wrap_future(sending))
         except asyncio.CancelledError:
-            sending.add_done_callback(partial(_roll_back_sent, producer))
+            if not sending.cancel():
+                sending.add_done_callback(partial(_roll_back_sent, producer))
             raise
 
     async def end(self, handle: TransactionHandle, decision: str, remark: str | None = None) -> None:
@@ -97,6 +99,6 @@ class Producers:
         return await asyncio.wrap_future(self._pool.submit(call))
 
 
-def _roll_back_sent(producer: GroupProducer, sending: asyncio.Future[HalfMessage]) -> None:
+def _roll_back_sent(producer: GroupProducer, sending: Future[HalfMessage]) -> None:
     if not sending.cancelled() and not sending.exception():
         producer.roll_back(sending.result())
