@@ -167,6 +167,19 @@ def test_a_send_without_the_right_to_write_fails(secured: Secured) -> None:
 
 
 @pytest.mark.usefixtures("secured_coordinator")
+def test_a_refusal_that_comes_before_the_send_returns_says_that_nothing_was_sent(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine let Kafka's answer to the request for a producer id come first."""
+
+    def too_late(client: Any, sent: Any) -> None:
+        wait_for(lambda: sent.is_done)
+
+    monkeypatch.setattr("commitlake.clients.producer.kafka_python._batch_of", too_late)
+    test_a_send_without_the_right_to_write_fails(secured)
+
+
+@pytest.mark.usefixtures("secured_coordinator")
 def test_missing_rights_on_a_groups_checks_are_logged_once(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if "reading checks" in record.getMessage()]

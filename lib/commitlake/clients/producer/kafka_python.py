@@ -219,7 +219,7 @@ class _Sending:
             except MQClientException as told:
                 self.outcome.set_exception(told)
             return
-        is_aborted, has_gone = _was_aborted(self._sent), _has_gone(self._batch, self._sent)
+        is_aborted, has_gone = _was_aborted(self._sent), _has_gone(self._client, self._batch, self._sent)
         self._engine.note(self._client, error)
         self.outcome.set_exception(self._engine.told(error, is_sent=has_gone, is_aborted=is_aborted))
 
@@ -233,9 +233,15 @@ def _batch_of(client: KafkaProducer, sent: Any) -> Any:
     return next((batch for batch in batches if batch.produce_future is sent._produce_future), None)
 
 
-def _has_gone(batch: Any, sent: Any) -> bool:
-    """Whether a batch may have been written to a connection; one that was split had been."""
-    return batch is None or batch.produce_future is not sent._produce_future or batch.drained is not None
+def _has_gone(client: KafkaProducer, batch: Any, sent: Any) -> bool:
+    """Whether a batch may have been written to a connection; one that was split had been.
+
+    Without a batch, because its outcome came before it was looked for, that is whether any of the topic was: the
+    client's thread makes a topic's metrics before it writes the first.
+    """
+    if batch is None:
+        return f"producer-topic-metrics.{sent._produce_future.topic_partition.topic}" in client.metrics()
+    return batch.produce_future is not sent._produce_future or batch.drained is not None
 
 
 def _withdraw(client: KafkaProducer, sent: Any) -> bool:
