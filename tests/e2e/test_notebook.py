@@ -187,7 +187,7 @@ def examples_run(environment: dict[str, str], servers: str, warehouse: str) -> N
     try:
         schedule = subprocess.run(
             [sys.executable, EXAMPLES / "rocketmq_schedule.py", servers, warehouse],
-            env=environment, capture_output=True, text=True, check=False,
+            env=environment, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
     finally:
         transactions.send_signal(signal.SIGINT)

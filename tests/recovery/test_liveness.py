@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
@@ -90,4 +91,24 @@ def test_a_hanging_transaction_is_asked_while_others_go_on(spark: SparkSession, 
     with steady_traffic(lake), Coordinator(spark, lake.config).start():
         wait_until_warm(lake)
         lake.half("hanging", 1)
+        wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
+
+
+def test_a_hanging_transaction_is_asked_after_a_call_to_the_jvm_failed_once(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a busy machine: the thread that ticks ended, and what was due waited for the next record, for ever."""
+    failed = threading.Event()
+    raise_failure = Coordinator._raise_failure
+
+    def fails_once(coordinator: Coordinator) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise Py4JError("An error occurred while calling o45543.isActive")
+        raise_failure(coordinator)
+
+    monkeypatch.setattr(Coordinator, "_raise_failure", fails_once)
+    with Coordinator(spark, lake.config).start():
+        assert failed.wait(30)
+        lake.half("hanging")
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())

@@ -91,7 +91,7 @@ class Coordinator:
         self._scheduler: Scheduler | None = None
         self._end_maintenance: Callable[[float], None] = lambda _: None
         self._error: CommitLakeError | None = None
-        self._awaited_at = -_NOBODY_WAITS_S
+        self._awaited_at, self._asked_at = -_NOBODY_WAITS_S, time.monotonic()
 
     @property
     def epoch(self) -> int:
@@ -248,21 +248,27 @@ class Coordinator:
             self._end_maintenance = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
 
     def _tick_and_watch(self, scheduler: Scheduler) -> None:
-        """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it."""
-        asked_at = time.monotonic()
+        """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it.
+
+        It outlives whatever fails in it, a call to the JVM too: without ticks a deadline passes only when records land.
+        """
+        steps = (partial(self._tick, scheduler), self._forwarders.save_at_times, self._report_failure)
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
-            try:
-                if time.monotonic() - asked_at > _CLOCK_S:
-                    asked_at = time.monotonic()
-                    topics.publish_settings(self.config, self.warehouse.topics(), self._clock)
-                scheduler.tick()
-            except Exception as error:  # Kafka may be away; what ended a query is reported below
-                log.debug("no tick: %s", error)
-            self._forwarders.save_at_times()
-            if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
-                self._report_failure()
+            for step in steps:
+                try:
+                    step()
+                except Exception as error:  # Kafka may be away; what ended a query is reported below
+                    log.debug("no tick: %s", error)
+
+    def _tick(self, scheduler: Scheduler) -> None:
+        if time.monotonic() - self._asked_at > _CLOCK_S:
+            self._asked_at = time.monotonic()
+            topics.publish_settings(self.config, self.warehouse.topics(), self._clock)
+        scheduler.tick()
 
     def _report_failure(self) -> None:
+        if time.monotonic() - self._awaited_at <= _NOBODY_WAITS_S:
+            return
         try:
             self._raise_failure()
         except CommitLakeError as error:

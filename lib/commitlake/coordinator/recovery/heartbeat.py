@@ -62,7 +62,7 @@ class Heartbeat:
         for number in count():
             try:
                 self._files.write(SIGN_OF_LIFE, f"{_SELF}, sign {number}")
-            except Py4JError as error:  # the file system may be away; a standby that takes over then is fenced apart
+            except Exception as error:  # the file system may be away; the beats go on all the same
                 log.debug("no sign of life: %s", error)
             if ended.wait(self._after_s / _BEATS):
                 return
