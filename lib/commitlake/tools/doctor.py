@@ -6,14 +6,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import pyarrow.compute as pc
+
 from commitlake.config import Config
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
 from commitlake.protocol.clock import now_ms
-from commitlake.reading.questions import liveness
-from commitlake.reading.questions import open as open_transactions
-from commitlake.reading.questions.tables import Tables, moment, opened
+from commitlake.reading.questions import liveness, overview
+from commitlake.reading.questions.tables import Tables, opened
 
 _MOST_LAG = 100_000
 _LEAST_FREE = 0.1
@@ -84,26 +85,22 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
 
 
 def _pending(tables: Tables, config: Config) -> Diagnosis:
-    open_transactions.make(tables)
-    age = f"coalesce({now_ms()} - min(epoch_ms(stored_at)), 0)"
-    row = tables.rows(f"SELECT count(*) AS n, {age} AS age FROM {open_transactions.VIEW}").to_pylist()[0]
-    most = config.transaction.timeout_ms + 3 * config.transaction.check_interval_ms
-    text = f"{row['n']} transactions, the oldest {row['age'] / 1_000:.0f} s old"
-    is_well = row["age"] <= most
+    pending = overview.pending(tables, now_ms()).to_pylist()
+    oldest_s = max((row["oldest_s"] for row in pending), default=0)
+    most_ms = config.transaction.timeout_ms + 3 * config.transaction.check_interval_ms
+    text = f"{sum(row['messages'] for row in pending)} transactions, the oldest {oldest_s:.0f} s old"
+    is_well = oldest_s * 1_000 <= most_ms
     return Diagnosis("pending", is_well, text if is_well else f"{text}; `commitlake tx hanging` names their groups")
 
 
 def _discards(tables: Tables, config: Config) -> Diagnosis:
-    sql = f"""SELECT count(*) AS n FROM transactions
-              WHERE state = 'DISCARDED' AND resolved_at >= {moment(now_ms() - _DAY_MS)}"""
-    count = tables.rows(sql)["n"][0].as_py()
+    count = pc.sum(overview.discarded(tables, now_ms() - _DAY_MS)["messages"]).as_py() or 0
     text = f"{count} half messages in the last day"
     return Diagnosis("discarded", count == 0, text if not count else f"{text}; `commitlake tx list --state DISCARDED`")
 
 
 def _rejects(tables: Tables, config: Config) -> Diagnosis:
-    sql = f"SELECT count(*) AS n FROM rejected WHERE rejected_at >= {moment(now_ms() - _DAY_MS)}"
-    count = tables.rows(sql)["n"][0].as_py()
+    count = pc.sum(overview.reasons(tables, now_ms() - _DAY_MS)["records"]).as_py() or 0
     text = f"{count} records in the last day"
     return Diagnosis("rejected", count == 0, text if not count else f"{text}; `commitlake rejected`")
 

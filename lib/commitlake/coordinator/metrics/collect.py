@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import duckdb
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from commitlake.clients.consumer import overview
+from commitlake.clients.consumer import overview as consumers
 from commitlake.config import Config
 from commitlake.config.locations import is_local, local_path
 from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
@@ -21,19 +20,12 @@ from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.rounds import Rounds
 from commitlake.errors import KafkaError
 from commitlake.protocol.clock import now_ms
-from commitlake.protocol.states import LANDING_REASONS, Delivery, Kind, Reason, Refusal, State
-from commitlake.reading.questions import open as open_transactions
+from commitlake.protocol.states import LANDING_REASONS, Delivery, Reason, Refusal, State
+from commitlake.reading.questions import overview
 from commitlake.reading.questions.tables import Tables, moment, opened
 
 log = logging.getLogger(__name__)
 
-_PENDING = f"""
-SELECT topic, count(*) AS n, max({{now}} - coalesce(since, epoch_ms(stored_at))) / 1000 AS oldest
-FROM {open_transactions.VIEW} LEFT JOIN (
-    SELECT queue, "offset" AS queue_offset, max(since) AS since FROM reentries
-    WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL) USING (queue, queue_offset)
-GROUP BY ALL ORDER BY n DESC
-"""
 _WAITING = """
 SELECT (SELECT count(*) FROM delayed WHERE deliver_at > {moment})
      + (SELECT count(*) FROM transactions WHERE state = 'COMMITTED' AND deliver_at > {moment})
@@ -92,7 +84,7 @@ def collect(sources: Sources) -> Iterable[Metric]:
         with opened(sources.config.warehouse) as tables:
             yield from of_tables(tables, sources.names)
         yield from of_consumers(sources.config)
-    except (*overview.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: the rest is worth having
+    except (*consumers.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: the rest is worth having
         log.info("can't read the tables for metrics: %s", error)
 
 
@@ -154,21 +146,16 @@ def of_counters(counters: Counters) -> Iterable[Metric]:
 def of_tables(tables: Tables, names: MetricNames) -> Iterable[Metric]:
     """What the tables say now."""
     now = now_ms()
-    tables.open("transactions", "delayed", "deliveries")
-    open_transactions.make(tables)
-
-    def rows(sql: str) -> list[dict[str, Any]]:
-        return list(tables.rows(sql.format(now=now, moment=moment(now))).to_pylist())
-
-    pending = rows(_PENDING)
+    pending = overview.pending(tables, now).to_pylist()
     by_topic: Counter[str] = Counter()
     for row in pending:
-        by_topic[names.label(row["topic"])] += row["n"]
+        by_topic[names.label(row["topic"])] += row["messages"]
     yield _family("pending", "transactions that are pending", "topic", by_topic)
-    oldest = max((row["oldest"] for row in pending), default=0.0)
+    oldest = max((row["oldest_s"] for row in pending), default=0.0)
     yield _one("oldest_pending_seconds", "age of the oldest pending transaction, from its last resume if any", oldest)
-    (waiting,) = rows(_WAITING)
-    yield _one("delayed_waiting", "messages that are due later", waiting["n"])
+    tables.open("transactions", "delayed", "deliveries")
+    waiting = tables.rows(_WAITING.format(moment=moment(now)))["n"][0].as_py()
+    yield _one("delayed_waiting", "messages that are due later", waiting)
     kept = ("half", "op", "transactions", "checks", "rejected")
     yield _family("table_files", "files of a table", "table", {name: tables.files(name).num_rows for name in kept})
     logs = {name: tables.log_length(name) for name in kept}
@@ -180,7 +167,7 @@ def of_consumers(config: Config) -> Iterable[Metric]:
     labels, now = ["consumer_group", "topic"], now_ms() / 1_000
     behind = GaugeMetricFamily("commitlake_consumer_behind", "messages that a group has not passed", labels=labels)
     oldest = GaugeMetricFamily("commitlake_consumer_oldest_seconds", "age of the oldest of them", labels=labels)
-    for group, topic, count, visible_at in islice(overview.lags(config), _MOST_TOPICS):
+    for group, topic, count, visible_at in islice(consumers.lags(config), _MOST_TOPICS):
         behind.add_metric([group, topic], count)
         oldest.add_metric([group, topic], 0 if visible_at is None else now - visible_at.timestamp())
     return behind, oldest

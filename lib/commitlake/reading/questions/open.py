@@ -10,9 +10,9 @@ from commitlake.reading.questions.tables import Tables
 
 VIEW = "pending"
 REOPENED = f"""
-    SELECT queue, "offset" AS queue_offset, max(round) AS round FROM reentries
+    SELECT queue, "offset" AS queue_offset, max(round) AS round, max(since) AS since FROM reentries
     WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL"""
-"""First half messages that a RESUME has reopened, with their newest round."""
+"""First half messages that a RESUME has reopened, with their newest round and its begin."""
 
 _SAVED = f"""
 SELECT max(landing_id) AS landing_id FROM open_rows WHERE kind = {int(Kind.TICK)}
@@ -34,12 +34,13 @@ ended AS (
     SELECT t.queue, t.half_offset AS queue_offset, max(t.round) AS round FROM transactions t
     SEMI JOIN candidates c ON t.queue = c.queue AND t.half_offset = c.queue_offset GROUP BY ALL),
 open_now AS (
-    SELECT c.queue, c.queue_offset, coalesce(r.round, 0) AS round FROM candidates c
+    SELECT c.queue, c.queue_offset, coalesce(r.round, 0) AS round, r.since FROM candidates c
     LEFT JOIN reopened r USING (queue, queue_offset) LEFT JOIN ended e USING (queue, queue_offset)
     WHERE e.round IS NULL OR r.round > e.round)
 SELECT h.transaction_id, h.producer_group, h.topic, 'PENDING' AS state, NULL::VARCHAR AS reason,
        coalesce(k.sent, 0)::INTEGER AS checks, o.round::INTEGER AS round, h.queue, h.queue_offset, h.message_id,
-       h.tags, h.keys, h.properties, h.stored_at, NULL::TIMESTAMPTZ AS resolved_at, k.last_check_at
+       h.tags, h.keys, h.properties, h.stored_at, NULL::TIMESTAMPTZ AS resolved_at, k.last_check_at,
+       coalesce(o.since, epoch_ms(h.stored_at)) AS since_ms
 FROM half h JOIN open_now o ON h.queue = o.queue AND h.queue_offset = o.queue_offset
 LEFT JOIN (SELECT queue, half_offset, round, max(check_no) AS sent, max(requested_at) AS last_check_at
            FROM checks GROUP BY ALL) k
@@ -48,7 +49,7 @@ LEFT JOIN (SELECT queue, half_offset, round, max(check_no) AS sent, max(requeste
 
 
 def make(tables: Tables) -> None:
-    """Make the view `pending`."""
+    """Make the view `pending`; its `since_ms` is the newest RESUME, or when the half message was stored."""
     tables.open("half", "transactions", "checks", "reentries", "open_rows", "positions")
     since, is_saved = _landed_since(tables)
     tables.make("candidates", _CANDIDATES.format(since=since, is_saved=is_saved, half=int(Kind.HALF)))

@@ -1,4 +1,4 @@
-"""Counts by topic and state, the topics, and what was rejected."""
+"""Counts that several people ask for: by topic and state, what is pending, discarded or rejected, and the topics."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ SELECT topic, state, reason, count(*) AS messages,
 FROM transactions WHERE resolved_at >= {since} GROUP BY ALL)
 """
 _PENDING = f"""
-SELECT topic, state, reason, count(*) AS messages, round(min({{now}} - epoch_ms(stored_at)) / 1000.0, 1) AS p50_s,
-       round(max({{now}} - epoch_ms(stored_at)) / 1000.0, 1) AS p99_s
-FROM {open_transactions.VIEW} GROUP BY ALL
+SELECT topic, state, reason, count(*) AS messages, ({{now}} - max(since_ms)) / 1000.0 AS youngest_s,
+       ({{now}} - min(since_ms)) / 1000.0 AS oldest_s
+FROM {open_transactions.VIEW} GROUP BY ALL ORDER BY messages DESC, topic
+"""
+_DISCARDED = """
+SELECT producer_group, topic, reason, count(*) AS messages FROM transactions
+WHERE state = 'DISCARDED' AND resolved_at >= {since} GROUP BY ALL ORDER BY messages DESC, producer_group, topic, reason
+"""
+_REASONS = """
+SELECT reason, count(*) AS records, max(rejected_at) AS newest FROM rejected
+WHERE rejected_at >= {since} GROUP BY ALL ORDER BY records DESC, reason
 """
 _REJECTED = """
 SELECT rejected_at, reason, source, kafka_partition, kafka_offset,
@@ -36,12 +44,31 @@ def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
         least and its greatest age.
     """
     tables.open("transactions")
-    open_transactions.make(tables)
-    found = pa.concat_tables(
-        [tables.rows(_ENDED.format(since=moment(since_ms))), tables.rows(_PENDING.format(now=now_ms))],
-        promote_options="permissive",
-    )
+    ages = pending(tables, now_ms).rename_columns({"youngest_s": "p50_s", "oldest_s": "p99_s"})
+    ended = tables.rows(_ENDED.format(since=moment(since_ms)))
+    found = pa.concat_tables([ended, ages], promote_options="permissive")
     return found.sort_by([("topic", "ascending"), ("state", "ascending"), ("reason", "ascending")])
+
+
+def pending(tables: Tables, now_ms: int) -> pa.Table:
+    """Pending first half messages by topic, the most first: topic, state, reason, messages, youngest_s and oldest_s.
+
+    Their age, in seconds, counts from the newest RESUME.
+    """
+    open_transactions.make(tables)
+    return tables.rows(_PENDING.format(now=now_ms))
+
+
+def discarded(tables: Tables, since_ms: int) -> pa.Table:
+    """Half messages discarded since, the most first: producer_group, topic, reason, messages."""
+    tables.open("transactions")
+    return tables.rows(_DISCARDED.format(since=moment(since_ms)))
+
+
+def reasons(tables: Tables, since_ms: int) -> pa.Table:
+    """Records rejected since, the most first: reason, records, and when the newest was."""
+    tables.open("rejected")
+    return tables.rows(_REASONS.format(since=moment(since_ms)))
 
 
 def topics(tables: Tables) -> pa.Table:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions import overview
 from commitlake.reading.questions.tables import Tables, moment
 
 BUCKETS = 48
 STATES = ("COMMITTED", "ROLLED_BACK", "DISCARDED")
-_OLDEST = 15
+_OLDEST, _MOST_DISCARDS = 15, 20
 
 _BUCKET = "least(greatest((epoch_ms({column}) - {since}) // {width}, 0), {last})::INTEGER"
 _ENDED = """
@@ -25,7 +26,7 @@ FROM transactions WHERE state = 'COMMITTED' AND {recent} GROUP BY ALL
 _AGES = f"""
 SELECT CASE WHEN age < 60 THEN 0 WHEN age < 600 THEN 1 WHEN age < 3600 THEN 2 WHEN age < 86400 THEN 3 ELSE 4
        END AS step, count(*) AS n
-FROM (SELECT ({{now}} - epoch_ms(stored_at)) / 1000 AS age FROM {open_transactions.VIEW}) GROUP BY ALL
+FROM (SELECT ({{now}} - since_ms) / 1000 AS age FROM {open_transactions.VIEW}) GROUP BY ALL
 """
 AGES = ("below 1 min", "1 to 10 min", "10 to 60 min", "1 h to 1 d", "above 1 d")
 _CHECKS = """
@@ -38,15 +39,6 @@ FROM checks c LEFT JOIN (
   ON a.check_id = concat_ws('-', c.queue, c.half_offset, c.round, c.check_no)
 WHERE c.requested_at >= {begin}
 """
-_DISCARDS = """
-SELECT producer_group, topic, reason, count(*) AS messages FROM transactions
-WHERE state = 'DISCARDED' AND {recent} GROUP BY ALL ORDER BY messages DESC, producer_group, topic, reason
-LIMIT 20
-"""
-_REJECTS = """
-SELECT reason, count(*) AS records, max(rejected_at) AS newest FROM rejected
-WHERE rejected_at >= {begin} GROUP BY ALL ORDER BY records DESC, reason
-"""
 _SLOWEST = """
 SELECT producer_group, count(*) AS committed,
        round(quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000, 1) AS p50_s,
@@ -54,8 +46,8 @@ SELECT producer_group, count(*) AS committed,
 FROM transactions WHERE state = 'COMMITTED' AND {recent} GROUP BY ALL ORDER BY p99_s DESC, producer_group LIMIT 10
 """
 _OPEN = f"""
-SELECT transaction_id, producer_group, topic, checks, stored_at, ({{now}} - epoch_ms(stored_at)) / 1000 AS age_s
-FROM {open_transactions.VIEW} ORDER BY stored_at, queue, queue_offset LIMIT {_OLDEST}
+SELECT transaction_id, producer_group, topic, checks, stored_at, ({{now}} - since_ms) / 1000 AS age_s
+FROM {open_transactions.VIEW} ORDER BY since_ms, queue, queue_offset LIMIT {_OLDEST}
 """
 
 
@@ -96,7 +88,7 @@ class Figures:
 
 def read(tables: Tables, since: int, now: int) -> Figures:
     """Read all figures of the time from `since` to `now`, both ms since epoch, UTC."""
-    tables.open("transactions", "checks", "op", "rejected")
+    tables.open("transactions", "checks", "op")
     open_transactions.make(tables)
     width = max(1, (now - since) // BUCKETS)
     bucket = _BUCKET.format(column="resolved_at", since=since, width=width, last=BUCKETS - 1)
@@ -118,8 +110,8 @@ def read(tables: Tables, since: int, now: int) -> Figures:
         p99=[latency[number]["p99"] if number in latency else None for number in range(BUCKETS)],
         ages=[ages.get(step, 0) for step in range(len(AGES))],
         checks=rows(_CHECKS)[0],
-        discards=rows(_DISCARDS),
-        rejects=rows(_REJECTS),
+        discards=overview.discarded(tables, since).slice(0, _MOST_DISCARDS).to_pylist(),
+        rejects=overview.reasons(tables, since).to_pylist(),
         slowest=rows(_SLOWEST),
         oldest=rows(_OPEN),
     )

@@ -1,0 +1,72 @@
+"""How old what is pending is: metrics, the doctor, the page and `stats` tell it from one question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pytest
+from deltalake import write_deltalake
+
+from commitlake.config import from_mapping
+from commitlake.coordinator.metrics.collect import MetricNames, of_tables
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.states import Kind
+from commitlake.reading.questions import overview
+from commitlake.reading.questions.tables import opened
+from commitlake.tools import doctor
+from commitlake.tools.report import figures
+
+WEEK_MS, MINUTE_MS = 7 * 86_400_000, 60_000
+HALF = """
+SELECT 0 AS queue, 7::BIGINT AS queue_offset, 0 AS first_queue, 7::BIGINT AS first_offset, 'tx' AS transaction_id,
+       'shop' AS producer_group, 'orders' AS topic, 'm' AS message_id, '' AS tags, '' AS keys,
+       MAP {{'a': 'b'}} AS properties, make_timestamptz({stored} * 1000) AS stored_at
+"""
+OTHERS = {
+    "transactions": "queue INT, half_offset BIGINT, round INT, topic VARCHAR, state VARCHAR, reason VARCHAR, "
+    "producer_group VARCHAR, stored_at TIMESTAMPTZ, resolved_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ",
+    "checks": "queue INT, half_offset BIGINT, round INT, check_no INT, repeat INT, requested_at TIMESTAMPTZ",
+    "op": "check_id VARCHAR, stored_at TIMESTAMPTZ",
+    "open_rows": 'landing_id BIGINT, kind INT, queue INT, "offset" BIGINT',
+    "positions": 'landing_id BIGINT, offsets STRUCT(source VARCHAR, "partition" INT, next BIGINT)[]',
+    "rejected": "reason VARCHAR, rejected_at TIMESTAMPTZ",
+    "delayed": "deliver_at TIMESTAMPTZ",
+    "deliveries": "deliver_at TIMESTAMPTZ",
+}
+
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> Path:
+    """A warehouse whose one transaction is a week old; a RESUME reopened it twice, a minute ago for the last time."""
+    now = now_ms()
+    rounds = f"""SELECT 0 AS queue, 7::BIGINT AS "offset", {int(Kind.HALF)} AS kind, n AS round, {now} - ago AS since
+                 FROM (VALUES (1, {WEEK_MS // 2}), (2, {MINUTE_MS})) AS r(n, ago)"""
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        for name, columns in OTHERS.items():
+            db.execute(f"CREATE TABLE {name} ({columns})")
+        sources = {name: f"SELECT * FROM {name}" for name in OTHERS}
+        for name, sql in {"half": HALF.format(stored=now - WEEK_MS), "reentries": rounds, **sources}.items():
+            write_deltalake(str(tmp_path / name), db.sql(sql).arrow())
+    return tmp_path
+
+
+def test_a_resumed_transaction_is_as_old_as_its_newest_resume(resumed: Path) -> None:
+    with opened(str(resumed)) as tables:
+        (row,) = overview.pending(tables, now_ms()).to_pylist()
+    assert row["topic"] == "orders" and 60 <= row["oldest_s"] < 120 and row["youngest_s"] == row["oldest_s"]
+
+
+def test_everybody_tells_the_same_age(resumed: Path) -> None:
+    config, now = from_mapping({"warehouse": str(resumed), "transaction": {"timeout": "1h"}}), now_ms()
+    with opened(str(resumed)) as tables:
+        found = doctor._pending(tables, config)
+        assert found.is_well and found.detail.startswith("1 transactions, the oldest 6")
+        samples = {each.name: each.samples for each in of_tables(tables, MetricNames())}
+        assert 60 <= samples["commitlake_oldest_pending_seconds"][0].value < 120
+        assert samples["commitlake_pending"][0].value == 1
+        page = figures.read(tables, now - WEEK_MS * 2, now)
+        assert page.ages == [0, 1, 0, 0, 0] and 59 <= page.oldest[0]["age_s"] < 120
+        (row,) = overview.stats(tables, now - WEEK_MS * 2, now).to_pylist()
+        assert 59 <= row["p50_s"] == row["p99_s"] < 120
