@@ -100,3 +100,18 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
         assert warehouse.read(topic_table("orders")).columns == TOPIC.columns
     finally:
         spark.sql("drop database tables_in_catalog cascade")
+
+
+def test_rows_of_a_table_that_never_got_any_need_no_scan(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Warehouse(spark, str(tmp_path))
+    tables.create()
+    plan = tables.rows("batches")._jdf.queryExecution().optimizedPlan().toString()
+    assert plan.startswith("LocalRelation <empty>")
+    for number in range(3):
+        tables.append(spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at"), "batches")
+    assert tables.rows("batches").count() == 3
+    deltalake.DeltaTable(tables.locate("batches")).create_checkpoint()
+    (tmp_path / "batches" / "_delta_log" / "00000000000000000000.json").unlink()
+    (tmp_path / "batches" / "_delta_log" / "00000000000000000001.json").unlink()
+    spark.catalog.clearCache()
+    assert Warehouse(spark, str(tmp_path)).rows("batches").count() == 3

@@ -157,6 +157,14 @@ class Warehouse:
         place = self.locate(name)
         return reader.table(place) if self._in_catalog else reader.load(place)
 
+    def rows(self, name: str) -> DataFrame:
+        """Reads a table that is read at once: one that never got a commit after its first is empty without a scan.
+
+        A start scans 14 tables, some of them several times; in most warehouses a third never got a row.
+        """
+        rows = self.read(name)
+        return rows if self._has_grown(name) else rows.where("false")
+
     def stream(self, name: str, **options: str) -> DataFrame:
         """Reads a table that only grows as a stream; `options` are Delta's."""
         reader, place = self.spark.readStream.format("delta").options(**options), self.locate(name)
@@ -204,6 +212,12 @@ class Warehouse:
         own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
         each = zip(own, map(TableName.of_topic, topics), strict=True)
         run_all(self.spark, [partial(self.append, frame, name, marker) for frame, name in each])
+
+    def _has_grown(self, name: str) -> bool:
+        if self._in_catalog:
+            return True
+        log = FileSystem(self.spark, f"{self.locate(name)}/_delta_log")
+        return log.exists("00000000000000000001.json") or log.exists("_last_checkpoint")
 
     def _staging(self) -> StagedAppend | None:
         """What appends to many tables at once; None where each needs an append of its own."""

@@ -188,7 +188,7 @@ def uncommitted(
 
 def coordinates(warehouse: Warehouse, table: str) -> DataFrame:
     """Source, partition and offset of the Kafka records that a table holds."""
-    rows = warehouse.read(table)
+    rows = warehouse.rows(table)
     if table == "op":
         return _named(rows, F.when(F.col("admin"), "admin").otherwise("op"), "queue", "op_offset")
     if table == "rejected":

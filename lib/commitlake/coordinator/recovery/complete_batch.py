@@ -32,8 +32,8 @@ def complete_last_batch(warehouse: Warehouse) -> int:
     last = _newest_after(warehouse, complete)
     if last is None:
         return complete
-    ended = warehouse.read("transactions").where(F.col("batch_id") == last)
-    delivered = warehouse.read("deliveries").where(F.col("batch_id") == last)
+    ended = warehouse.rows("transactions").where(F.col("batch_id") == last)
+    delivered = warehouse.rows("deliveries").where(F.col("batch_id") == last)
     _complete_topics(warehouse, ended, delivered, last)
     _complete_discarded(warehouse, ended, last)
     done = warehouse.spark.sql(f"SELECT CAST({last} AS BIGINT) AS batch_id, current_timestamp() AS completed_at")
@@ -43,7 +43,7 @@ def complete_last_batch(warehouse: Warehouse) -> int:
 
 def _newest_after(warehouse: Warehouse, complete: int) -> int | None:
     """The newest batch that has written rows, None when that is the complete one. Files of older ones are not read."""
-    later = [warehouse.read(table).where(F.col("batch_id") > complete).select("batch_id") for table in OF_BATCHES]
+    later = [warehouse.rows(table).where(F.col("batch_id") > complete).select("batch_id") for table in OF_BATCHES]
     found: int | None = reduce(DataFrame.unionAll, later).agg(F.max("batch_id")).collect()[0][0]
     return found
 
@@ -62,14 +62,14 @@ def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFram
     # The batch's time: no row ends before it was stored.
     now = int(ends.agg(F.unix_millis(F.min("resolved_at"))).collect()[0][0])
     frames = [
-        topic_rows.topic_rows(_at(warehouse.read(table), shown[src]), src, batch_id, now)
+        topic_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id, now)
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
     for topic in topics:
         warehouse.ensure_topic(topic)
     warehouse.guard.fence(topics)
     there = [
-        warehouse.read(topic_table(topic))
+        warehouse.rows(topic_table(topic))
         .where(F.col("batch_id") == batch_id)
         .select(F.lit(topic).alias("topic"), *_SHOWN)
         for topic in topics
@@ -99,7 +99,7 @@ def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -
         "batch_id",
     )
     there = (
-        warehouse.read("discarded")
+        warehouse.rows("discarded")
         .where(F.col("batch_id") == batch_id)
         .select(coordinate("queue", "queue_offset").alias("at"))
     )
@@ -107,7 +107,7 @@ def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -
     if missing.isEmpty():
         return
     places = ended.where("state = 'DISCARDED'").select("queue", "half_offset")
-    near = warehouse.read("half").where(within(spans_of(places, "queue", "half_offset"), "queue", "queue_offset"))
+    near = warehouse.rows("half").where(within(spans_of(places, "queue", "half_offset"), "queue", "queue_offset"))
     half = near.withColumn("at", coordinate("queue", "queue_offset"))
     warehouse.append(half.join(F.broadcast(missing), "at"), "discarded", {"batch_id": batch_id})
 
@@ -117,24 +117,24 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
 
     A start goes on when they can't be sent: it needs none of them, and would fail each time.
     """
-    checks = warehouse.read("checks")
+    checks = warehouse.rows("checks")
     last = checks.agg(F.max("batch_id")).collect()[0][0]
     if last is None:
         return
     newest = materialized(checks.where(F.col("batch_id") == last))
     spans = spans_of(newest, "queue", "half_offset")
-    ended = warehouse.read("transactions").where(within(spans, "queue", "half_offset"))
+    ended = warehouse.rows("transactions").where(within(spans, "queue", "half_offset"))
     asked = materialized(newest.join(ended, ["queue", "half_offset", "round"], "left_anti"))
     if asked.isEmpty():
         return
-    half = warehouse.read("half").where(within(spans, "queue", "queue_offset"))
+    half = warehouse.rows("half").where(within(spans, "queue", "queue_offset"))
     checked = half.join(
         F.broadcast(asked.selectExpr("queue", "half_offset AS queue_offset", "round", "check_no", _REPEAT)),
         ["queue", "queue_offset"],
     )
     # A part of another transaction id or group is an ORPHAN.
     firsts = asked.withColumnsRenamed({"queue": "first_queue", "half_offset": "first_offset"}).select(*_FIRST)
-    near = warehouse.read("half").where(within(spans, "first_queue", "first_offset"))
+    near = warehouse.rows("half").where(within(spans, "first_queue", "first_offset"))
     parts = near.join(F.broadcast(firsts), _FIRST).where("queue != first_queue OR queue_offset != first_offset")
     parts = parts.select("first_queue", "first_offset", "queue", "queue_offset")
     check_requests.send(config, checked, parts)

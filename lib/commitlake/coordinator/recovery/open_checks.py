@@ -47,7 +47,7 @@ def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: T
 
 def _newest_checks(warehouse: Warehouse, since: Point) -> DataFrame:
     """The newest check of each round."""
-    checks = warehouse.read("checks").where(since.written_since())
+    checks = warehouse.rows("checks").where(since.written_since())
     each = checks.selectExpr(
         *("queue AS c_queue", "half_offset AS c_offset", "round AS c_round"),
         "struct(check_no, coalesce(repeat, 0) AS repeat, requested_at) AS asked",  # version 0.1 repeated none
@@ -58,7 +58,7 @@ def _newest_checks(warehouse: Warehouse, since: Point) -> DataFrame:
 def _answers(warehouse: Warehouse, since: Point) -> DataFrame:
     """What was answered, still unknown, by half message, id and group."""
     landed = since.landed_since("op", "queue", "op_offset")
-    answers = op_rows(warehouse.read("op").where(f"{IS_ANSWER} AND {landed}"))
+    answers = op_rows(warehouse.rows("op").where(f"{IS_ANSWER} AND {landed}"))
     place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]
     each = answers.selectExpr(*place, "struct(checks, round, stored) AS answer")
     return each.groupBy("a_queue", "a_offset", "a_tid", "a_grp").agg(F.collect_list("answer").alias("given"))

@@ -97,7 +97,7 @@ class _Look:
             sources: by source, which of its rows come from there; SQL.
         """
         each = [f"({rows} AND {self._is_between(source, 'queue', offset)})" for source, rows in sources.items()]
-        rows = self.warehouse.read(table).where(" OR ".join(each))
+        rows = self.warehouse.rows(table).where(" OR ".join(each))
         return rows.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
 
     def _is_between(self, *place: str) -> str:
@@ -107,7 +107,7 @@ class _Look:
 
     def written(self, table: str) -> DataFrame:
         """What batches have written: also later ones, since an end is final."""
-        return self.warehouse.read(table).where(self.since.written_since())
+        return self.warehouse.rows(table).where(self.since.written_since())
 
     def opened(self, rows: DataFrame) -> DataFrame:
         """Rows that batches have written to be open from then on, not those of later batches."""
@@ -143,7 +143,7 @@ def _open_ops(look: _Look) -> DataFrame:
     asked = look.landed("op", "op_offset", op="NOT admin", admin="admin")
     new = op_rows(asked, since="landed").where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
-    refused = look.warehouse.read("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
+    refused = look.warehouse.rows("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
     if look.since.rows is not None:
         refused = refused.where(within(spans_of(every, "op_queue", "op_offset"), "kafka_partition", "kafka_offset"))
     done = refused.selectExpr(
@@ -157,8 +157,8 @@ def _open_ops(look: _Look) -> DataFrame:
     # The few that are left may say once more what was decided long ago: only what lies near them is read of that.
     left = materialized(left)
     of_half, of_messages = (spans_of(left.where(f"src = {int(src)}"), "queue", "offset") for src in Source)
-    left = _without_ended(left, look.warehouse.read("transactions").where(within(of_half, "queue", "half_offset")))
-    old = look.warehouse.read("deliveries").where(within(of_messages, "queue", "queue_offset"))
+    left = _without_ended(left, look.warehouse.rows("transactions").where(within(of_half, "queue", "half_offset")))
+    old = look.warehouse.rows("deliveries").where(within(of_messages, "queue", "queue_offset"))
     return _without_recalled(left, old)
 
 

@@ -87,7 +87,7 @@ def _is_ahead(warehouse: Warehouse, at: Point) -> bool:
         ("reentries", OPENED, "admin", "op_queue", "op_offset"),
     ]
     found = [
-        warehouse.read(table).where(f"batch_id <= {at.batch_id} AND {condition} AND {at.landed_since(*place)}")
+        warehouse.rows(table).where(f"batch_id <= {at.batch_id} AND {condition} AND {at.landed_since(*place)}")
         for table, condition, *place in places
     ]
     return not reduce(DataFrame.union, [rows.select("batch_id") for rows in found]).isEmpty()
