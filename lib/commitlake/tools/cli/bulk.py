@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> in
         return 0
     if ask and not typer.confirm(f"Send {len(rows)} decisions?"):
         return 1
-    return _send(settings, plan, rows)
+    return _sent(settings, plan, rows)
 
 
 def chosen_by(tables: Tables, plan: BulkDecision) -> pa.Table:
@@ -90,16 +90,22 @@ def _exists(tables: Tables, given: str) -> str:
     return f"{parsed['own']} IN (SELECT {parsed['other']} FROM {view})"
 
 
-def _send(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Send decisions in their order, no more than `rate` a second."""
-    begun, sent = time.monotonic(), 0
+def send(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Send decisions in their order, no more than `rate` a second; after each comes how many are sent."""
+    begun = time.monotonic()
+    with Sender(settings.kafka) as sender:
+        for sent, row in enumerate(rows, 1):
+            first = Position(row["queue"], row["queue_offset"])
+            sender.send(plan.decision, row["transaction_id"], first, plan.remark)
+            yield sent
+            time.sleep(max(0.0, begun + sent / plan.rate - time.monotonic()))
+
+
+def _sent(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]]) -> int:
+    sent = 0
     try:
-        with Sender(settings.kafka) as sender:
-            for row in rows:
-                first = Position(row["queue"], row["queue_offset"])
-                sender.send(plan.decision, row["transaction_id"], first, plan.remark)
-                sent += 1
-                time.sleep(max(0.0, begun + sent / plan.rate - time.monotonic()))
+        for sent in send(settings, plan, rows):  # noqa: B007
+            pass
     except (CommitLakeError, KeyboardInterrupt) as error:
         print(f"{sent} of {len(rows)} are sent ({error or 'interrupted'}); the same command goes on with the rest")
         return 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import typer
 
 from commitlake.config import Config
@@ -22,6 +25,14 @@ def list_waiting(settings: Config, topic: str | None, keys: str | None, limit: i
         return show(waiting(tables, topic, keys), limit, as_json)
 
 
+def send_recalls(settings: Config, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Recall what rows of `waiting` are about."""
+    with many_records(settings.kafka) as send:
+        for row in rows:
+            record = wire.encode_recall(recall_of(row))
+            send(settings.kafka.topic(OP), key=record.key, value=record.value, partition=row["queue"])
+
+
 def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool) -> int:
     """Recall what has a key: shown first, then sent."""
     if not dry_run:
@@ -34,9 +45,6 @@ def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool)
         return FOUND if rows else NOTHING
     if ask and not typer.confirm(f"Recall {len(rows)} messages?"):
         return 1
-    with many_records(settings.kafka) as send:
-        for row in rows:
-            record = wire.encode_recall(recall_of(row))
-            send(settings.kafka.topic(OP), key=record.key, value=record.value, partition=row["queue"])
+    send_recalls(settings, rows)
     print(f"{len(rows)} recalls are sent; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
     return FOUND

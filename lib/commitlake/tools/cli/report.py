@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from commitlake.config import Config
 from commitlake.errors import SetupError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import opened
+from commitlake.tools.cli.report_actions import LINKS, Actions
 from commitlake.tools.report.figures import read
 from commitlake.tools.report.page import page
 
 _REFRESH_S = 30
+_MOST_BYTES = 1 << 16
+_ELSEWHERE = "open the address that the command has printed"
 
 
-def make(settings: Config, since_ms: int, refresh_s: int | None = None) -> str:
+def make(settings: Config, since_ms: int, refresh_s: int | None = None, links: str = "") -> str:
     """The page of the last `since_ms`."""
     now = now_ms()
     with opened(settings.warehouse) as tables:
-        return page(read(tables, now - since_ms, now), settings.warehouse, refresh_s)
+        return page(read(tables, now - since_ms, now), settings.warehouse, refresh_s, links)
 
 
 def write(settings: Config, since_ms: int, out: Path) -> int:
@@ -34,25 +41,75 @@ def write(settings: Config, since_ms: int, out: Path) -> int:
     return 0
 
 
-def serve(settings: Config, since_ms: int, port: int) -> int:
-    """Serve the page on the loopback address until Ctrl-C, made anew for each request."""
+def serve(settings: Config, since_ms: int, port: int, *, with_actions: bool = False) -> int:
+    """Serve the page on the loopback address until Ctrl-C, made anew for each request; the exit code.
 
-    class ReportHandler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = make(settings, since_ms, _REFRESH_S).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing of each request."""
-
-    with ThreadingHTTPServer(("127.0.0.1", port), ReportHandler) as server:
+    Args:
+        settings: the coordinator's configuration.
+        since_ms: how far the page looks back.
+        port: where; 0 for any that is free.
+        with_actions: offer `Actions` too.
+    """
+    actions = Actions(settings) if with_actions else None
+    made = partial(make, settings, since_ms, _REFRESH_S, LINKS if actions else "")
+    with ThreadingHTTPServer(("127.0.0.1", port), partial(ReportHandler, made, actions)) as server:
         print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             return 0
     return 0
+
+
+class ReportHandler(BaseHTTPRequestHandler):
+    """Answers with the page, and with those of the actions where they are offered.
+
+    Args:
+        made: makes the page about the last hours.
+        actions: None: only that one.
+        given: what the server passes.
+    """
+
+    def __init__(self, made: Callable[[], str], actions: Actions | None, *given: Any) -> None:
+        self._made, self._actions = made, actions
+        super().__init__(*given)
+
+    def do_GET(self) -> None:
+        """Answer a request for a page."""
+        path = urlsplit(self.path).path
+        if self._actions is None or path == "/":
+            self._answer(200, self._made())
+        elif not self._is_local():
+            self._answer(403, _ELSEWHERE)
+        else:
+            found = self._actions.page(path)
+            self._answer(200 if found else 404, found or "there is no such page")
+
+    def do_POST(self) -> None:
+        """Answer a form."""
+        size = self.headers.get("Content-Length", "")
+        if self._actions is None or not size.isdecimal() or int(size) > _MOST_BYTES:
+            self._answer(400, "this is no form of the page")
+        elif not self._is_local():
+            self._answer(403, _ELSEWHERE)
+        else:
+            text = self.rfile.read(int(size)).decode(errors="replace")
+            self._answer(*self._actions.answer(urlsplit(self.path).path, dict(parse_qsl(text, keep_blank_values=True))))
+
+    def _is_local(self) -> bool:
+        """Whether the request is for the loopback address, and not for a name that somebody lets lead there."""
+        name, _, port = self.headers.get("Host", "").rpartition(":")
+        return name in ("127.0.0.1", "localhost") and port == str(self.connection.getsockname()[1])
+
+    def _answer(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Referrer-Policy", "same-origin")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of each request."""

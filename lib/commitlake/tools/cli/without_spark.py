@@ -72,6 +72,10 @@ def report(
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve it on this machine, until Ctrl-C.")] = False,
     port: Annotated[int, typer.Option("--port", metavar="PORT", help="For --serve; 0 for any.")] = 0,
+    actions: Annotated[
+        bool,
+        typer.Option("--actions", help="With --serve: list what hangs, resume, recall; shown first."),
+    ] = False,
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
@@ -79,14 +83,16 @@ def report(
 
     Needs no Spark, and the page no network.
     """
-    if (out is None) == (not serve):
-        msg = "give one of --out and --serve"
+    if (out is None) == (not serve) or (actions and not serve):
+        msg = "give one of --out and --serve; --actions needs --serve"
         raise typer.BadParameter(msg, context)
     settings = load(conf, sets)
     from commitlake.tools.cli import report as pages
 
     length = since or DAY_MS
-    raise typer.Exit(pages.write(settings, length, out) if out else pages.serve(settings, length, port))
+    raise typer.Exit(
+        pages.write(settings, length, out) if out else pages.serve(settings, length, port, with_actions=actions)
+    )
 
 
 def delayed(

@@ -17,27 +17,33 @@ _COMMAND = "what happened"
 _COLOURS = {"COMMITTED": "good", "ROLLED_BACK": "back", "DISCARDED": "bad", "p50": "one", "p99": "two"}
 
 
-def page(figures: Figures, warehouse: str, refresh_s: int | None = None) -> str:
-    """The HTML of a page.
+def page(figures: Figures, warehouse: str, refresh_s: int | None = None, links: str = "") -> str:
+    """The HTML of the page about the last hours.
 
     Args:
         figures: what it shows.
         warehouse: whose they are.
         refresh_s: how often a browser loads it again; None for never.
+        links: HTML below the title.
     """
     times = (_time(figures.since), _time(figures.now))
-    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
     body = "".join(
         [
-            f"<h1>CommitLake</h1><p>{escape(warehouse)}, {times[0]} to {times[1]} UTC</p>",
+            f"<h1>CommitLake</h1><p>{escape(warehouse)}, {times[0]} to {times[1]} UTC</p>{links}",
             f'<div class="tiles">{"".join(_tile(*each) for each in _tiles(figures))}</div>',
             f'<div class="cards">{"".join(_cards(figures, times))}</div>',
         ]
     )
+    return document(f"the last {_length(figures.now - figures.since)}", body, refresh_s)
+
+
+def document(title: str, body: str, refresh_s: int | None = None) -> str:
+    """A whole HTML document."""
+    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"{again}<title>CommitLake: the last {_length(figures.now - figures.since)}</title>"
+        f"{again}<title>CommitLake: {escape(title)}</title>"
         f"<style>{_STYLE.read_text()}</style></head><body><main>{body}</main></body></html>\n"
     )
 
@@ -55,12 +61,12 @@ def _cards(figures: Figures, times: tuple[str, str]) -> Iterable[str]:
     yield _card("Outcomes", charts.stacked(figures.ended, times, "outcomes over time") + _key(STATES))
     yield _card("From half message to commit, s", charts.lines(latency, times, "latency over time") + _key(latency))
     yield _card("Pending by age", charts.lying(dict(zip(AGES, figures.ages, strict=True)), "pending by age"))
-    yield _card("Checks", _table([figures.checks], "no checks"))
-    yield _card("Discarded", _table(figures.discards, "nothing was discarded"))
-    yield _card("Rejected records", _table(figures.rejects, "nothing was rejected"))
-    yield _card("Slowest producer groups", _table(figures.slowest, "nothing was committed"), wide=True)
+    yield _card("Checks", table([figures.checks], "no checks"))
+    yield _card("Discarded", table(figures.discards, "nothing was discarded"))
+    yield _card("Rejected records", table(figures.rejects, "nothing was rejected"))
+    yield _card("Slowest producer groups", table(figures.slowest, "nothing was committed"), wide=True)
     shown = [{**row, _COMMAND: f"commitlake tx show -- {shell_word(row['transaction_id'])}"} for row in figures.oldest]
-    yield _card("The oldest open", _table(shown, "nothing is open"), wide=True)
+    yield _card("The oldest open", table(shown, "nothing is open"), wide=True)
 
 
 def _card(title: str, content: str, *, wide: bool = False) -> str:
@@ -76,7 +82,8 @@ def _key(names: Iterable[str]) -> str:
     return f'<div class="key">{"".join(each)}</div>'
 
 
-def _table(rows: Sequence[Mapping[str, Any]], nothing: str) -> str:
+def table(rows: Sequence[Mapping[str, Any]], nothing: str) -> str:
+    """A table of rows, or the text `nothing`."""
     if not rows:
         return f"<p>{nothing}</p>"
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in rows[0])

@@ -1,0 +1,109 @@
+"""The served page: what hangs, what was discarded and what is delayed; each is shown first, and sent as shown."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlencode
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.support.lake import Lake
+
+Answer = tuple[int, str]
+Ask = Callable[..., Answer]
+
+
+@contextmanager
+def served(lake: Lake, *more: str) -> Iterator[Ask]:
+    """Asks a served page: for a path, with a form or without, by a name of its host."""
+    sets = [f"--set={key}={value}" for key, value in lake.settings.items() if not isinstance(value, dict)]
+    words = [sys.executable, "-m", "commitlake.tools.cli", "report", "--serve", *sets, *more]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+
+        def ask(path: str, form: dict[str, str] | None = None, host: str | None = None) -> Answer:
+            request = urllib.request.Request(address + path, urlencode(form).encode() if form is not None else None)
+            request.add_header("Host", host or address.removeprefix("http://"))
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                return error.code, error.read().decode()
+
+        try:
+            yield ask
+        finally:
+            server.terminate()
+
+
+def fields(page: str) -> dict[str, str]:
+    """What a browser would send with the page's form."""
+    return {name: html.unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', page)}
+
+
+@pytest.fixture
+def story(spark: SparkSession, lake: Lake) -> Lake:
+    """Two discarded transactions of a topic, one of another, one that hangs, and two delayed messages of a key."""
+    for tid, topic in (("one", "orders"), ("two", "orders"), ("other", "bills")):
+        lake.half(tid, topic=topic)
+    due = {"TIMER_DELIVER_MS": str(time.time_ns() // 1_000_000 + 3_600_000)}
+    for name, keys in (("first", "A"), ("second", "A"), ("third", "B")):
+        lake.message(name, topic="reminders", keys=keys, delays=due)
+    lake.run(spark, transaction_timeout="0s")
+    lake.answer_unknown()
+    lake.run(spark, transaction_timeout="0s", transaction_check_interval="1ms")
+    lake.half("hangs <b>")
+    lake.run(spark)
+    return lake
+
+
+def test_what_was_shown_is_sent_and_nothing_else(spark: SparkSession, story: Lake) -> None:
+    timings = ("--set=transaction.timeout=1ms", "--set=transaction.check_interval=1ms")
+    with served(story, "--actions", *timings) as ask:
+        assert 'href="/resume"' in ask("/")[1]
+        hanging = ask("/hanging")[1]
+        assert "hangs &lt;b&gt;" in hanging and ">one<" not in hanging
+
+        form = fields(ask("/resume")[1]) | {"topic": "orders"}
+        assert ask("/resume", form)[0] == 400  # no remark
+        form["remark"] = "the database is back"
+        code, shown = ask("/resume", form)
+        assert code == 200 and "2 are chosen" in shown and ">other<" not in shown
+        assert "It has changed meanwhile" in ask("/resume", fields(shown) | {"topic": "bills"})[1]
+        assert "2 are sent" in ask("/resume", fields(shown))[1]
+
+        shown = ask("/recall", fields(ask("/recall")[1]) | {"topic": "reminders", "keys": "A"})[1]
+        assert "2 are chosen" in shown
+        assert "2 are sent" in ask("/recall", fields(shown))[1]
+        assert "0 are chosen" in ask("/recall", fields(shown) | {"topic": "nothing"})[1]
+
+        for path, sent, host in (
+            ("/resume", fields(shown) | {"word": ""}, None),  # a page of another site
+            ("/resume", fields(shown), "rebound.example:80"),
+            ("/resume", None, "rebound.example:80"),
+        ):
+            assert ask(path, sent, host)[0] == 403
+        assert ask("/elsewhere")[0] == 404
+    story.run(spark)
+    assert {row["transaction_id"] for row in story.rows("op") if row["decision"] == "RESUME"} == {"one", "two"}
+    assert len([row for row in story.rows("reentries") if row["round"] == 1]) == 2
+    recalled = [row["message_id"] for row in story.rows("deliveries") if row["state"] == "RECALLED"]
+    assert sorted(recalled) == ["first", "second"]
+    (remark,) = {row["remark"] for row in story.rows("op") if row["decision"] == "RESUME"}
+    assert remark.startswith("the database is back (by ")
+
+
+def test_without_the_option_there_is_nothing_to_do(lake: Lake, spark: SparkSession) -> None:
+    lake.run(spark)
+    with served(lake) as ask:
+        assert "/resume" not in ask("/")[1]
+        assert ask("/resume", {})[0] == 400
