@@ -19,6 +19,8 @@ POSTGRESQL = ["adbc-driver-postgresql>=1.2", "psycopg[binary]>=3.2,<4"]
 CONFLUENT = ["confluent-kafka>=2.6,<3"]
 # RocketMQ 5's message definitions and stubs are in the package of its Python client.
 GATEWAY = ["grpcio>=1.78", "rocketmq-python-client>=5.1.2,<5.2"]
+# The traces of messages: the API only, an application chooses the SDK and where its spans go.
+OPENTELEMETRY = ["opentelemetry-api>=1.30,<2"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
 NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "matplotlib>=3.9"]
 # The documents as a site.
@@ -29,12 +31,14 @@ DEV = [
     "build",
     *CONFLUENT,
     *GATEWAY,
+    *OPENTELEMETRY,
     "crc32c>=2.7",
     "chispa>=0.12",
     "databricks-bundles>=1",
     "hypothesis>=6",
     "kubernetes-validate>=1.31",
     "mypy>=2",
+    "opentelemetry-sdk>=1.30,<2",
     "pre-commit>=4",
     "pyspark[connect]",
     "pytest>=9",
@@ -61,6 +65,7 @@ setup(
         "fast": ["crc32c>=2.7"],
         "confluent": CONFLUENT,
         "gateway": GATEWAY,
+        "opentelemetry": OPENTELEMETRY,
         "spark": SPARK,
         "postgresql": POSTGRESQL,
         "all": [*SPARK, *METRICS, *POSTGRESQL],

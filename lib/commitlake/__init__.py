@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
     from commitlake.clients.producer import TransactionListener as TransactionListener
     from commitlake.clients.producer import TransactionMQProducer as TransactionMQProducer
     from commitlake.clients.producer import TransactionSendResult as TransactionSendResult
+    from commitlake.clients.tracing import trace as trace
     from commitlake.coordinator.coordinator import Coordinator as Coordinator
     from commitlake.coordinator.coordinator import start as start
     from commitlake.errors import CommitLakeError as CommitLakeError
@@ -69,6 +70,7 @@ _HOMES = {
     "delayed": "commitlake.reading.questions.delayed",
     "sink": "commitlake.clients.delta.sink",
     "delta_transaction": "commitlake.clients.delta.delta_transaction",
+    "trace": "commitlake.clients.tracing",
     **dict.fromkeys(
         (
             "AsyncTransactionMQProducer",

@@ -24,7 +24,7 @@ LAYERS = {
         ("coordinator",),
         ("tools",),
     ),
-    "clients": (("producer", "consumer"), ("delta", "gateway")),
+    "clients": (("tracing",), ("producer", "consumer"), ("delta", "gateway")),
     "coordinator": (
         ("counters", "dedup", "resolving", "rounds"),
         ("landing",),

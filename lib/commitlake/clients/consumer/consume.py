@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from commitlake import config as configuration
+from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import Start, checked_group, seconds, start_ms, topics_of
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.filters import Filter
@@ -199,7 +200,7 @@ class Consumer:
             ConsumerError: an argument can't be used, or the group's tables can't be written.
             WarehouseError: the topic can't be read.
         """
-        runner = Runner(handler, threads, most, pauses, ordered, self._stop)
+        runner = Runner(tracing.handling(handler, self.group), threads, most, pauses, ordered, self._stop)
         with self, stopped_by_signals(self._stop):  # until the last handler has returned
             runner.run(self)
 

@@ -136,7 +136,7 @@ class AsyncTransactionMQProducer:
             raise RefusedSend(NO_LISTENER)
         half = await producer.sending(lambda: producer.send_half(message))
         try:
-            decision = await producer.executed(message, arg)
+            decision = await producer.executed(half, arg)
         except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
             await producer.ended(Ending.of([half], *failed(error)), log_lost)
             raise

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from commitlake.clients import tracing
 from commitlake.clients.producer.link import KafkaLink, Late
 from commitlake.clients.producer.message import Message, SendResult, SendStatus
 from commitlake.clients.producer.record_maker import RecordMaker, check_group
@@ -108,12 +109,7 @@ class DefaultMQProducer:
         timeout = None if timeout is None else milliseconds("timeout", timeout)
         if isinstance(message, Message):
             return self._send_one(message, timeout)
-        with self._refusing() as maker:
-            record, ids = maker.batch(list(message))
-        at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
-        return SendResult(
-            send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
-        )
+        return self._send_batch(list(message), timeout)
 
     def split(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
@@ -121,7 +117,7 @@ class DefaultMQProducer:
         Raises:
             RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
         """
-        with self._refusing() as maker:
+        with self._refusing(tracing.reserved()) as maker:
             return list(maker.split(messages))
 
     def recall(self, recall_handle: str) -> str:
@@ -176,9 +172,11 @@ class DefaultMQProducer:
         self.shutdown()
 
     def _send_one(self, message: Message, timeout: int | None) -> SendResult:
-        with self._refusing() as maker:
-            record = maker.message(message)
-        at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
+        with tracing.sending(message.topic) as span:
+            with self._refusing(tracing.carried()) as maker:
+                record = maker.message(message)
+            span.sends(record)
+            at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
         recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
         return SendResult(
             send_status=SendStatus.SEND_OK,
@@ -186,6 +184,15 @@ class DefaultMQProducer:
             queue_id=at.queue,
             queue_offset=at.offset,
             recall_handle=encode_handle(recall) if maker.is_delayed(record) else None,
+        )
+
+    def _send_batch(self, messages: list[Message], timeout: int | None) -> SendResult:
+        with tracing.sending(messages[0].topic if messages else "", len(messages)):
+            with self._refusing(tracing.carried()) as maker:
+                record, ids = maker.batch(messages)
+            at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
+        return SendResult(
+            send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
         )
 
     def _send_record(
@@ -200,10 +207,10 @@ class DefaultMQProducer:
         return self._link.send(topic, None, record, within_ms, advice, late)
 
     @contextmanager
-    def _refusing(self) -> Iterator[RecordMaker]:
-        """A maker of records, whose refusals are raised as RefusedSend."""
+    def _refusing(self, trace: Mapping[str, str]) -> Iterator[RecordMaker]:
+        """A maker of records that carry a trace, whose refusals are raised as RefusedSend."""
         try:
-            yield RecordMaker(self.group, self._link.settings)
+            yield RecordMaker(self.group, self._link.settings, trace)
         except RecordError as error:
             msg = f"{error.reason or 'refused'}: {error}; nothing was sent"
             raise RefusedSend(msg, error.reason) from error

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
+from commitlake.clients.tracing import Traced
 
 log = logging.getLogger(__name__)
 
@@ -69,19 +71,23 @@ class Verdict(NamedTuple):
     remark: str | None
 
 
-def decide(call: Callable[[], LocalTransactionState | None]) -> Verdict:
+def decide(call: Callable[[], LocalTransactionState | None], span: AbstractContextManager[Traced]) -> Verdict:
     """Call a listener, and return the state and a remark: for an exception, or no state, UNKNOW and the reason."""
     try:
-        return judged(call())
+        with span as traced:
+            return judged(call(), traced)
     except Exception as error:
         return failed(error)
 
 
-def judged(state: object) -> Verdict:
+def judged(state: object, traced: Traced) -> Verdict:
     """The decision for what a listener has returned."""
     if isinstance(state, LocalTransactionState):
-        return Verdict(state, None)
-    return Verdict(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
+        verdict = Verdict(state, None)
+    else:
+        verdict = Verdict(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
+    traced.note({"commitlake.decision": verdict.state.value})
+    return verdict
 
 
 def failed(error: BaseException) -> Verdict:

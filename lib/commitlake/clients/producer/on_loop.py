@@ -7,17 +7,19 @@ import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from commitlake.clients import tracing
 from commitlake.clients.producer.check_progress import Calls
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
-from commitlake.clients.producer.message import Message, MessageExt
+from commitlake.clients.producer.message import MessageExt
+from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.errors import FailedSend, MQClientException
 from commitlake.protocol import wire
@@ -124,14 +126,15 @@ class ProducerOnLoop(TransactionMQProducer):
 
     def _queued(self, call: Callable[[], T]) -> Future[T]:
         try:
-            return self._senders.submit(call)
+            return self._senders.submit(copy_context().run, call)  # the span that is current here is so there
         except RuntimeError as error:
             raise FailedSend(_SHUT) from error
 
-    async def executed(self, message: Message, arg: object) -> Verdict:
+    async def executed(self, half: HalfMessage, arg: object) -> Verdict:
         """Runs the local transaction."""
         assert self._listener is not None
-        return await self._decided_by(self._listener.execute_local_transaction, message, arg)
+        span = tracing.executing(half.record)
+        return await self._decided_by(span, self._listener.execute_local_transaction, half.message, arg)
 
     async def ended(self, ending: Ending, done: Done) -> None:
         """Calls the hooks, and sends a decision."""
@@ -156,9 +159,12 @@ class ProducerOnLoop(TransactionMQProducer):
         found = await asyncio.wrap_future(self._callers.submit(copy_context().run, function, *args))
         return await found if inspect.isawaitable(found) else found
 
-    async def _decided_by(self, function: Callable[..., Any], *args: Any) -> Verdict:
+    async def _decided_by(
+        self, span: AbstractContextManager[tracing.Traced], function: Callable[..., Any], *args: Any
+    ) -> Verdict:
         try:
-            return judged(await self._called(function, *args))
+            with span as traced:
+                return judged(await self._called(function, *args), traced)
         except Exception as error:
             return failed(error)
 
@@ -169,7 +175,8 @@ class ProducerOnLoop(TransactionMQProducer):
             assert self._listener is not None
             with calls.one():
                 try:
-                    found = await self._decided_by(self._listener.check_local_transaction, message)
+                    span, listener = tracing.checking(check), self._listener
+                    found = await self._decided_by(span, listener.check_local_transaction, message)
                 except BaseException as error:  # CancelledError, SystemExit: of this check only
                     found = failed(error)
         await self.ended(self._answered(check, message, *found), done)

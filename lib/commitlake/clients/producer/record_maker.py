@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from numbers import Integral
 from typing import Any
 
 from commitlake.clients.producer.message import Message, id_problem
+from commitlake.clients.tracing import TRACEPARENT
 from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.clock import now_ms
@@ -56,10 +57,16 @@ class RecordMaker:
 
     Every method gives each message that has no id a new one, which it keeps, and raises `RecordError` with landing's
     reason when the message would be rejected.
+
+    Attributes:
+        group: producer group.
+        settings: what the coordinator publishes.
+        trace: user properties that each message gets which has no trace of its own.
     """
 
     group: str
     settings: wire.Settings
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     def message(self, message: Message) -> wire.MessageRecord:
         """The record of a normal or delayed message."""
@@ -101,7 +108,7 @@ class RecordMaker:
             _check_id(message)
             _check_body(message.body)
             _check_member(message, first)
-        members = [_member(message) for message in messages]
+        members = [self._member(message) for message in messages]
         body = message_batch.pack(members)
         self._check(first, body)
         record = wire.MessageRecord(**_common(first, self.group), msg_id=new_id(), body=body, batch=len(members))
@@ -110,7 +117,7 @@ class RecordMaker:
     def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
         """Cut `messages` into lists, each of which fits into one batch."""
         most = self.settings.max_message_size
-        return message_batch.split(messages, lambda message: message_batch.packed_size(_member(message)), most)
+        return message_batch.split(messages, lambda message: message_batch.packed_size(self._member(message)), most)
 
     def is_delayed(self, record: wire.MessageRecord) -> bool:
         """Whether the record has a delay, so that it can be recalled."""
@@ -130,9 +137,18 @@ class RecordMaker:
             "body": _bytes(message.body),
             "tags": message.tags,
             "keys": message.keys,
-            "properties": dict(message.properties),
+            "properties": self._properties(message),
             "delays": delays,
         }
+
+    def _member(self, message: Message) -> message_batch.Member:
+        own = {headers.UNIQ_KEY: identify(message), headers.TAGS: message.tags, headers.KEYS: message.keys}
+        present = {name: value for name, value in own.items() if value is not None}
+        return message_batch.Member(_bytes(message.body), {**self._properties(message), **present})
+
+    def _properties(self, message: Message) -> dict[str, str]:
+        trace = {} if TRACEPARENT in message.properties else self.trace
+        return {**trace, **message.properties}
 
     def _check(self, message: Message, body: bytes | str) -> None:
         """Apply landing's rules, in landing's order, for the destination and the size of the record's value."""
@@ -209,12 +225,6 @@ def _epoch_ms(at: datetime) -> int:
         msg = f"deliver_at is {at.isoformat()} without a time zone; set an aware datetime or ms since epoch"
         raise RecordError(msg, "BAD_DELAY")
     return round(at.timestamp() * 1_000)
-
-
-def _member(message: Message) -> message_batch.Member:
-    own = {headers.UNIQ_KEY: identify(message), headers.TAGS: message.tags, headers.KEYS: message.keys}
-    present = {name: value for name, value in own.items() if value is not None}
-    return message_batch.Member(_bytes(message.body), {**message.properties, **present})
 
 
 def _check_member(message: Message, first: Message) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import Any
 
+from commitlake.clients import tracing
 from commitlake.clients.producer.check_progress import Calls
 from commitlake.clients.producer.check_reader import CheckAnswerer
 from commitlake.clients.producer.daemon_pool import DaemonPool
@@ -155,7 +156,7 @@ class TransactionMQProducer(DefaultMQProducer):
             raise RefusedSend(NO_LISTENER)
         half = self.send_half(message)
         try:
-            decision = decide(lambda: listener.execute_local_transaction(message, arg))
+            decision = decide(lambda: listener.execute_local_transaction(message, arg), tracing.executing(half.record))
         except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
             self._end_with(Ending.of([half], *failed(error)), log_lost)
             raise
@@ -213,9 +214,14 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
         """Send a half message after the first one of its transaction, None for that itself."""
-        with self._refusing() as maker:
+        with tracing.sending(message.topic) as span:
+            return self._send_half(message, first, span)
+
+    def _send_half(self, message: Message, first: HalfMessage | None, span: tracing.Traced) -> HalfMessage:
+        with self._refusing(tracing.carried()) as maker:
             record = maker.half(message, *((first.record, first.at) if first else ()))
             encoded = wire.encode_half(record)
+        span.sends(record)
         message.take_part_in(record.transaction_id)
         late = None if first else partial(self._roll_back_late, message, record)
         send = partial(self._send_record, HALF, encoded, advice=_SEND_AGAIN)
@@ -242,7 +248,7 @@ class TransactionMQProducer(DefaultMQProducer):
         found = self._known(check)
         if found is None:
             with calls.one():
-                found = self._ask(message)
+                found = self._ask(check, message)
         self._end_with(self._answered(check, message, *found), done)
 
     def _known(self, check: wire.CheckRecord) -> Verdict | None:
@@ -254,11 +260,11 @@ class TransactionMQProducer(DefaultMQProducer):
             return Verdict(decided, None)
         return None if self._listener else Verdict(LocalTransactionState.UNKNOW, "this instance has no listener")
 
-    def _ask(self, message: MessageExt) -> Verdict:
+    def _ask(self, check: wire.CheckRecord, message: MessageExt) -> Verdict:
         listener = self._listener
         assert listener is not None
         try:
-            return decide(lambda: listener.check_local_transaction(message))
+            return decide(lambda: listener.check_local_transaction(message), tracing.checking(check))
         except BaseException as error:  # in a thread of the pool, which nobody else watches
             return failed(error)
 

@@ -1,0 +1,215 @@
+"""Spans of OpenTelemetry around what clients do, and the trace that a message carries: `commitlake.trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from commitlake.errors import SetupError
+from commitlake.protocol.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanKind, TracerProvider
+
+    from commitlake.protocol.wire import CheckRecord, HalfRecord, MessageRecord
+
+TRACEPARENT = "traceparent"
+"""The user property of W3C Trace Context; `tracestate` stands beside it."""
+_LONGEST = "0" * 55
+Attributes = Mapping[str, "str | int | None"]
+
+
+class Received(Protocol):
+    """What a consumer gets."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def message_id(self) -> str:
+        """Its id."""
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The id of its transaction, None without one."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """User properties."""
+
+    @property
+    def attempt(self) -> int:
+        """Counted from 1."""
+
+
+R = TypeVar("R", bound=Received)
+
+
+class Traced:
+    """A span that may be told more, or none where nobody traces."""
+
+    def __init__(self, span: Span | None = None) -> None:
+        self._span = span
+
+    def note(self, attributes: Attributes) -> None:
+        """Set those attributes that are not None."""
+        if self._span is not None:
+            self._span.set_attributes(_present(attributes))
+
+    def sends(self, record: MessageRecord) -> None:
+        """Set the ids that the record of a message has got."""
+        if self._span is not None:
+            self.note(_ids(record.msg_id, getattr(record, "transaction_id", None)))
+
+
+class Tracing:
+    """Opens spans, and reads and writes the trace of a message. It is there only where OpenTelemetry is.
+
+    Args:
+        provider: None for the global one.
+    """
+
+    def __init__(self, provider: TracerProvider | None) -> None:
+        from opentelemetry import context, trace
+        from opentelemetry.trace.propagation import tracecontext
+
+        self.kinds = trace.SpanKind
+        self._tracer = trace.get_tracer("commitlake", __version__, provider)
+        self._format = tracecontext.TraceContextTextMapPropagator()
+        self._current = context.get_current
+
+    def carried(self) -> dict[str, str]:
+        """The properties that name the current span; none where there is no span."""
+        found: dict[str, str] = {}
+        self._format.inject(found)
+        return found
+
+    @contextmanager
+    def span(
+        self,
+        operation: str,
+        topic: str,
+        kind: SpanKind,
+        attributes: Attributes,
+        properties: Mapping[str, str] | None = None,
+    ) -> Iterator[Traced]:
+        """A span, which is the current one meanwhile.
+
+        Args:
+            operation: what is done; it begins the name.
+            topic: what it is done with.
+            kind: producer, consumer or internal.
+            attributes: more than these two.
+            properties: of the message whose trace goes on here; None, or without a trace, where the current one does.
+        """
+        parent = None if properties is None else self._format.extract(properties, self._current())
+        own = {
+            "messaging.system": "commitlake",
+            "messaging.operation.name": operation,
+            "messaging.destination.name": topic,
+            **attributes,
+        }
+        with self._tracer.start_as_current_span(f"{operation} {topic}", parent, kind, _present(own)) as span:
+            try:
+                yield Traced(span)
+            except Exception as error:  # the span itself notes its text
+                span.set_attribute("error.type", type(error).__qualname__)
+                raise
+
+
+class _Switch:
+    """Where the tracing of this process is, once it is on."""
+
+    on: Tracing | None = None
+
+
+_SWITCH = _Switch()
+_NOTHING = nullcontext(Traced())
+
+
+def trace(tracer_provider: TracerProvider | None = None) -> None:
+    """Trace all producers and consumers of this process with OpenTelemetry, from now on.
+
+    A send is a span, and its message carries the trace on in the user properties `traceparent` and `tracestate`, unless
+    the application has set `traceparent` itself. Local transactions, answers to checks and handlers of
+    `Consumer.run` are spans of that trace, also in other processes.
+
+    Args:
+        tracer_provider: of OpenTelemetry; by default the global one, which may also be set later. As long as there is
+            none, nothing is recorded, and messages carry the trace that is current.
+
+    Raises:
+        SetupError: OpenTelemetry is missing.
+    """
+    try:
+        _SWITCH.on = Tracing(tracer_provider)
+    except ModuleNotFoundError as error:
+        msg = f"commitlake.trace needs the module {error.name}; install it with pip install 'commitlake[opentelemetry]'"
+        raise SetupError(msg) from error
+
+
+def carried() -> Mapping[str, str]:
+    """The properties with which a message carries the current trace; none where nobody traces."""
+    return {} if (on := _SWITCH.on) is None else on.carried()
+
+
+def reserved() -> Mapping[str, str]:
+    """Properties at least as long as those that a send from here will add, whose span does not exist yet."""
+    return {} if (on := _SWITCH.on) is None else {TRACEPARENT: _LONGEST, **on.carried()}
+
+
+def sending(topic: str, batch: int | None = None) -> AbstractContextManager[Traced]:
+    """The span of a send, until Kafka has acknowledged it.
+
+    Args:
+        topic: where the message goes.
+        batch: how many messages it has; None for a single one.
+    """
+    if (on := _SWITCH.on) is None:
+        return _NOTHING
+    attributes = {"messaging.operation.type": "send", "messaging.batch.message_count": batch}
+    return on.span("send", topic, on.kinds.PRODUCER, attributes)
+
+
+def executing(half: HalfRecord) -> AbstractContextManager[Traced]:
+    """The span of a local transaction, in the trace of its half message."""
+    if (on := _SWITCH.on) is None:
+        return _NOTHING
+    ids = _ids(half.msg_id, half.transaction_id)
+    return on.span("execute", half.topic, on.kinds.INTERNAL, ids, half.properties)
+
+
+def checking(check: CheckRecord) -> AbstractContextManager[Traced]:
+    """The span of a listener that is asked about a transaction, in the trace of its first half message."""
+    if (on := _SWITCH.on) is None:
+        return _NOTHING
+    attributes = {**_ids(check.msg_id, check.transaction_id), "commitlake.check_id": check.check_id}
+    return on.span("check", check.topic, on.kinds.INTERNAL, attributes, check.properties)
+
+
+def handling(handler: Callable[[R], object], group: str) -> Callable[[R], object]:
+    """A handler whose calls are spans, each in the trace of its message; the handler itself where nobody traces."""
+    on = _SWITCH.on
+    if on is None:
+        return handler
+    own = {"messaging.operation.type": "process", "messaging.consumer.group.name": group}
+
+    @wraps(handler)
+    def traced(message: R) -> object:
+        ids = _ids(message.message_id, message.transaction_id)
+        attributes = {**own, **ids, "commitlake.attempt": message.attempt}
+        with on.span("process", message.topic, on.kinds.CONSUMER, attributes, message.properties):
+            return handler(message)
+
+    return traced
+
+
+def _ids(message_id: str, transaction_id: str | None) -> dict[str, str | None]:
+    return {"messaging.message.id": message_id, "commitlake.transaction_id": transaction_id}
+
+
+def _present(attributes: Attributes) -> dict[str, str | int]:
+    return {name: value for name, value in attributes.items() if value is not None}
