@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import context, propagate
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 from tests.support.collector import Collector, attributes, parent, traceparent
 from tests.support.published import SETTINGS
@@ -138,8 +139,6 @@ def test_a_message_that_is_sent_again_is_not_changed_and_gets_a_trace_of_its_own
 
 
 def test_the_state_of_a_trace_goes_along_and_without_a_provider_the_current_trace_does(collector: Collector) -> None:
-    from opentelemetry import context, propagate
-
     commitlake.trace(NoOpTracerProvider())
     token = context.attach(propagate.extract({"traceparent": TRACE, "tracestate": "a=1"}))
     lake = InMemoryCoordinator()
@@ -148,6 +147,19 @@ def test_the_state_of_a_trace_goes_along_and_without_a_provider_the_current_trac
     context.detach(token)
     assert lake.messages("orders")[0].properties == {"traceparent": TRACE, "tracestate": "a=1"}
     assert collector.spans == []
+
+
+def test_the_state_of_another_trace_is_not_put_beside_the_one_that_the_application_set(collector: Collector) -> None:
+    other = propagate.extract({"traceparent": TRACE.replace("0af", "1af"), "tracestate": "a=1"})
+    token = context.attach(other)
+    lake = InMemoryCoordinator()
+    with lake.producer("shop") as producer:
+        producer.send(Message("orders", "", properties={"traceparent": TRACE}))
+        producer.send(Message("points", ""))
+    context.detach(token)
+    assert lake.messages("orders")[0].properties == {"traceparent": TRACE}
+    assert lake.messages("points")[0].properties["tracestate"] == "a=1"
+    assert len(collector.spans) == 2
 
 
 def test_without_a_provider_and_without_a_trace_nothing_is_added(collector: Collector) -> None:
