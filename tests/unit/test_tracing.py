@@ -23,6 +23,7 @@ import commitlake
 from commitlake import LocalTransactionState, Message, MessageExt, RefusedSend, TransactionListener
 from commitlake.clients import tracing
 from commitlake.clients.producer import AsyncTransactionMQProducer
+from commitlake.clients.producer.check_progress import Calls
 from commitlake.config import KafkaConfig
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -284,24 +285,53 @@ class AsyncShop:
             await asyncio.sleep(0.01)
         return COMMIT
 
+    async def check_local_transaction(self, message: Message) -> Any:
+        with self.tracer.start_as_current_span("look up"):
+            await asyncio.sleep(0.01)
+        raise ValueError("no such table")
 
-def test_sends_of_asyncio_carry_the_span_of_the_task_that_awaits_them(collector: Collector) -> None:
-    records: list[wire.Encoded] = []
+
+def on_loop(collector: Collector, records: list[wire.Encoded]) -> AsyncTransactionMQProducer:
+    """A producer over a Kafka that is a list."""
 
     def append(topic: str, queue: int, record: wire.Encoded) -> Position:
         records.append(record)
         return Position(queue, len(records) - 1)
+
+    sender = AsyncTransactionMQProducer("group", AsyncShop(collector), threads=2, bootstrap_servers="memory:9092")
+    sender._producer._answer_checks = lambda: None  # type: ignore[method-assign]
+    conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
+    sender._producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, append), lambda: SETTINGS)
+    return sender
+
+
+def test_a_coroutine_that_answers_a_check_runs_in_the_trace_of_the_send(collector: Collector) -> None:
+    records: list[wire.Encoded] = []
+    check = wire.CheckRecord(
+        transaction_id="t", producer_group="group", msg_id="m", topic="orders", body=b"", half=Position(0, 0),
+        half_messages=(Position(0, 0),), check_times=1, check_id="0-0-0-1", properties={"traceparent": TRACE},
+    )  # fmt: skip
+
+    async def serve() -> None:
+        async with on_loop(collector, records) as sender:
+            await sender._producer._answer(check, Calls(1), lambda _: None)
+
+    asyncio.run(serve())
+    span = collector.one("check orders")
+    assert (parent(span), parent(collector.one("look up"))) == (TRACE, traceparent(span))
+    assert (span.status.status_code, attributes(span, "error.type")) == (StatusCode.ERROR, ["ValueError"])
+    assert b"UNKNOWN" in records[0].value
+
+
+def test_sends_of_asyncio_carry_the_span_of_the_task_that_awaits_them(collector: Collector) -> None:
+    records: list[wire.Encoded] = []
 
     async def request(sender: AsyncTransactionMQProducer, name: str) -> None:
         with collector.tracer.start_as_current_span(f"request {name}"):
             await sender.send_message_in_transaction(Message(name, "", keys=name))
 
     async def serve() -> None:
-        sender = AsyncTransactionMQProducer("group", AsyncShop(collector), threads=2, bootstrap_servers="memory:9092")
-        sender._producer._answer_checks = lambda: None  # type: ignore[method-assign]
-        conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
-        sender._producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, append), lambda: SETTINGS)
-        async with sender:
+        async with on_loop(collector, records) as sender:
             await asyncio.gather(*(request(sender, name) for name in ("a", "b", "c")))
 
     asyncio.run(serve())
