@@ -420,6 +420,7 @@ def test_a_batch_is_one_record_with_ids_for_itself_and_each_member(kafka: Namesp
     (record,) = kafka.read("messages")
     sent = codecs.decode_message(record.key, record.value, record.headers)
     members = codecs.unpack(sent, {})
+    assert record.value.endswith(b"body 0body 1body 2")
     assert [member.body for member in members] == [b"body 0", b"body 1", b"body 2"]
     ids = [member.properties["UNIQ_KEY"] for member in members]
     assert result.msg_id == ",".join(ids) == ",".join(message.msg_id or "" for message in messages)
