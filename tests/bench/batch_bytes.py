@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=1_000, help="messages in a batch; 1 is a batch of one")
     parser.add_argument("--turns", type=int, default=15, help="how often each is made; the median counts")
     given = parser.parse_args()
-    figures = {}
+    figures: dict[str, dict[str, float]] = {}
     for size in (256, 1_024):
         for kind, made in (("random", os.urandom), ("typical", order)):
             figures |= measure(f"{kind}, {size} B", [made(size) for _ in range(given.members)], given.turns)
