@@ -124,6 +124,7 @@ def test_the_published_settings_are_what_producers_must_respect(broker: Embedded
         "topics_max": 1_000,
         "topics": ["a", "b"],
         "check_topics": [],
+        "batch_head": True,
     }
 
 

@@ -117,6 +117,11 @@ def attack(hostile: Hostile) -> None:
     hostile.message("batch of a long number", f'{{"messages":[{DIGITS}]}}'.encode(), BATCH=b"1")
     hostile.message("batch of many", b'{"messages":[' + b"0," * MANY + b"0]}", BATCH=str(MANY + 1).encode())
 
+    for name, ends in (("deep", DEEP), ("long", f"[{DIGITS}]"), ("many", "[" + "0," * MANY + "0]")):
+        head = f'{{"ends":{ends},"properties":{ends}}}'.encode()
+        count = str(MANY + 1 if name == "many" else 1).encode()
+        hostile.message(f"{name} head", head, BATCH=count, BATCH_HEAD=str(len(head)).encode())
+
     mine = lake.half("mine", group="honest")
     hostile.op("another group", mine, transaction="mine", group="hostile")
     hostile.op("another id", mine, transaction="yours", group="honest")
@@ -152,6 +157,9 @@ def hostile(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytes
         ("deep batch", "BAD_BATCH"),
         ("batch of a long number", "BAD_BATCH"),
         ("batch of many", "BAD_BATCH"),
+        ("deep head", "BAD_BATCH"),
+        ("long head", "BAD_BATCH"),
+        ("many head", "BAD_BATCH"),
         ("another group", "WRONG_PRODUCER_GROUP"),
         ("another id", "WRONG_TRANSACTION_ID"),
         *[(f"to {name}", "ILLEGAL_TOPIC") for name in ILLEGAL_TOPICS],

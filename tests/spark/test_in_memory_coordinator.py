@@ -110,7 +110,11 @@ class Traffic:
         kind = self.rng.randrange(5)
         if kind == 0:
             members = [message_batch.Member(b"x", {"UNIQ_KEY": f"{name}-{n}", "KEYS": f"{name}{n}"}) for n in range(2)]
-            batch = wire.MessageRecord(topic=topic, msg_id=name, body=message_batch.pack(members), batch=2)
+            joined = message_batch.join(members, name)
+            value, head = self.rng.choice(
+                [joined, (message_batch.pack(members), None), (joined.value[:-1], joined.head)]
+            )
+            batch = wire.MessageRecord(topic=topic, msg_id=name, body=value, batch=2, batch_head=head)
             self.lake.send("messages", wire.encode_message(batch), 1)
         elif kind == 1:
             self.lake.op("COMMIT", name, NEVER)

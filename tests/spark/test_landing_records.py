@@ -71,6 +71,14 @@ def batch(members: Any, count: Any = 1, **headers: Any) -> Sent:
     return message(json.dumps({"messages": members}).encode(), BATCH=count, **headers)
 
 
+def joined(properties: Any, bodies: bytes = b"", ends: Any = None, count: Any = None, **headers: Any) -> Sent:
+    """A batch with `BATCH_HEAD`; one body a byte where no ends are given."""
+    ends = list(range(1, len(bodies) + 1)) if ends is None else ends
+    head = json.dumps({"ends": ends, "properties": properties}).encode()
+    named = {"BATCH": len(properties) if count is None else count, "BATCH_HEAD": len(head), **headers}
+    return message(head + bodies, **named)
+
+
 def member(body: Any = A, **properties: Any) -> dict[str, Any]:
     return {"body": body, "properties": {"UNIQ_KEY": "k", **properties}}
 
@@ -122,6 +130,29 @@ REJECTED = {
     "a delayed batch": (batch([member()], TIMER_DELAY_MS=5), "BAD_BATCH"),
     "a transactional batch": (batch([member()], FIRST_HALF="0-1"), "BAD_BATCH"),
     "a batch for a retry topic": (batch([member()], REAL_TOPIC="%RETRY%g"), "BAD_BATCH"),
+    "a joined batch of another length": (joined([{}, {}], b"ab", count=3), "BAD_BATCH"),
+    "a joined batch with fewer ends": (joined([{}, {}], b"a"), "BAD_BATCH"),
+    "a joined batch with more ends": (joined([{}], b"ab", count=1), "BAD_BATCH"),
+    "an empty joined batch": (joined([], count=0), "BAD_BATCH"),
+    "a joined batch with bytes behind the last body": (joined([{}], b"ab", ends=[1]), "BAD_BATCH"),
+    "a joined batch that is cut short": (joined([{}, {}], b"ab", ends=[1, 3]), "BAD_BATCH"),
+    "a joined batch whose ends fall": (joined([{}, {}, {}], b"abc", ends=[2, 1, 3]), "BAD_BATCH"),
+    "a joined batch with a negative end": (joined([{}, {}], b"a", ends=[-1, 1]), "BAD_BATCH"),
+    "a joined batch with an end of 64 bits": (joined([{}, {}], b"a", ends=[2**63 - 1, 1]), "BAD_BATCH"),
+    "a joined batch with an end of 65 bits": (joined([{}, {}], b"a", ends=[2**64, 1]), "BAD_BATCH"),
+    "a joined batch with an end that is a text": (joined([{}], b"a", ends=["1"]), "BAD_BATCH"),
+    "a joined batch with an end that is no whole number": (joined([{}], b"a", ends=[1.0]), "BAD_BATCH"),
+    "a joined batch without ends": (joined([{}], b"a", ends=7), "BAD_BATCH"),
+    "a joined batch whose head is no number": (joined([{}], b"a", BATCH_HEAD="x"), "BAD_BATCH"),
+    "a joined batch whose head is larger than it": (joined([{}], b"a", BATCH_HEAD=999_999_999), "BAD_BATCH"),
+    "a joined batch with a head of 0": (joined([{}], b"a", BATCH_HEAD=0), "BAD_BATCH"),
+    "a joined batch with an empty id": (joined([{"UNIQ_KEY": ""}], b"a"), "BAD_BATCH"),
+    "a joined batch whose ids get too long": (joined([{}], b"a", UNIQ_KEY="k" * 254), "BAD_BATCH"),
+    "a joined batch with a number as a property": (joined([{"a": 7}], b"a"), "BAD_BATCH"),
+    "a joined batch whose properties are none": (joined([None], b"a"), "BAD_BATCH"),
+    "a joined batch with a delayed member": (joined([{"DELAY": "1"}], b"a"), "BAD_BATCH"),
+    "a joined batch with a member for another topic": (joined([{"REAL_TOPIC": "pay1"}], b"a"), "BAD_BATCH"),
+    "a delayed joined batch": (joined([{}], b"a", DELAY=1), "BAD_BATCH"),
     "one bad member among good ones": (batch([member(), member("?")], 2), "BAD_BATCH"),
     "a delay level that is no number": (half(DELAY="1s"), "BAD_DELAY"),
     "a broken delay": (message(TIMER_DELAY_SEC="1.5"), "BAD_DELAY"),
@@ -211,6 +242,13 @@ ACCEPTED = {
     "a delayed message": (message(DELAY=3), "delayed"),
     "a message due in the past": (message(TIMER_DELIVER_MS=1_000), "delayed"),
     "a batch": (batch([member(TAGS="t", color="red"), member("", KEYS="x")], 2, color="blue"), "topic"),
+    "a joined batch": (
+        joined(
+            [{"TAGS": "t", "color": "red"}, {"UNIQ_KEY": "own", "KEYS": "x"}, {}], b"\xff\0b", [2, 2, 3], color="blue"
+        ),
+        "topic",
+    ),
+    "a message with the header of a batch": (message(BATCH_HEAD="x"), "topic"),
     "an op": (op(from_check=True, remark="why"), "op"),
     "an op with more fields": (op(more={"decision": 7}), "op"),
     "an op whose transaction id looks like a number": (op(transaction_id="7"), "op"),
@@ -386,6 +424,15 @@ def test_topic_rows_are_one_a_message_and_one_a_batch_member(classified: DataFra
     assert (first["message_id"], first["tags"], first["body"], first["source_index"]) == ("k", "t", b"a", 0)
     assert (first["properties"], first["producer_group"], first["queue_id"]) == ({"color": "red"}, "g", 1)
     assert (second["keys"], second["body"], second["source_index"]) == ("x", b"", 1)
+
+
+def test_a_joined_batch_has_bodies_as_they_are_and_ids_by_index(classified: DataFrame) -> None:
+    rows = rows_by_case(landed_rows.topic_rows(classified, STORED_MS).where("topic = 'orders'"), "source_offset")
+    first, second, third = sorted(rows["a joined batch"], key=lambda row: row["source_index"])
+    assert [each["body"] for each in (first, second, third)] == [b"\xff\0", b"", b"b"]
+    assert [each["message_id"] for each in (first, second, third)] == ["m1-0", "own", "m1-2"]
+    assert (first["tags"], first["properties"], first["producer_group"]) == ("t", {"color": "red"}, "g")
+    assert (second["keys"], third["tags"], third["properties"]) == ("x", None, {})
 
 
 def test_nothing_is_visible_before_it_was_stored(classified: DataFrame) -> None:

@@ -103,7 +103,8 @@ class Traffic:
         members = [
             message_batch.Member(f"{name} b{number}".encode(), {"UNIQ_KEY": f"{name} b{number}"}) for number in range(3)
         ]
-        record = wire.MessageRecord(topic="a", msg_id=f"{name} b", body=message_batch.pack(members), batch=len(members))
+        value, head = message_batch.join(members, f"{name} b")
+        record = wire.MessageRecord(topic="a", msg_id=f"{name} b", body=value, batch=len(members), batch_head=head)
         packed = self.lake.send("messages", wire.encode_message(record), 1).position
         self.shown["messages", packed] = b"".join(member.body for member in members)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from commitlake.errors import RecordError
 from commitlake.protocol import message_batch
 from commitlake.protocol.message_batch import Member
+from commitlake.protocol.wire import MessageRecord
 from commitlake.testing import codecs
 
 BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
@@ -22,8 +25,9 @@ def member(body: bytes = b"x", **properties: str) -> Member:
     return Member(body, {"UNIQ_KEY": "id", **properties})
 
 
-def unpack(value: bytes, count: Any = 1, topic: Any = "orders", **headers: str) -> list[Member]:
-    return codecs.unpack(value, count, topic, headers)
+def unpack(value: bytes, count: Any = 1, topic: Any = "orders", head: int | None = None) -> list[Member]:
+    record = MessageRecord(topic=topic, msg_id="batch", body=value, batch=count, batch_head=head)
+    return codecs.unpack(record, {})
 
 
 @given(BODIES)
@@ -32,23 +36,83 @@ def test_what_is_packed_is_read_back(bodies: list[bytes]) -> None:
     assert unpack(message_batch.pack(members), len(members)) == members
 
 
-@given(BODIES, st.integers(min_value=110, max_value=600))
-def test_a_long_list_is_split_in_order_into_the_fewest_batches(bodies: list[bytes], most: int) -> None:
+PROPERTIES = st.dictionaries(st.sampled_from(["TAGS", "KEYS", "color"]), st.text('aü\0"', max_size=5))
+
+
+@given(st.lists(st.tuples(st.binary(max_size=40), PROPERTIES, st.booleans()), min_size=1, max_size=30))
+def test_both_forms_of_a_batch_are_read_back_as_the_same_members(given_ones: list[Any]) -> None:
+    members = [
+        member(body, **properties, UNIQ_KEY=f"own {at}" if has_own else message_batch.member_id("batch", at))
+        for at, (body, properties, has_own) in enumerate(given_ones)
+    ]
+    value, head = message_batch.join(members, "batch")
+    joined = unpack(value, len(members), head=head)
+    assert joined == unpack(message_batch.pack(members), len(members)) == members
+
+
+@pytest.mark.parametrize("size", [256, 1_024])
+def test_a_joined_batch_takes_at_most_a_tenth_more_than_its_bodies(size: int) -> None:
+    members = [member(os.urandom(size), UNIQ_KEY=message_batch.member_id("batch", at)) for at in range(1_000)]
+    value, _ = message_batch.join(members, "batch")
+    assert len(value) <= 1.1 * 1_000 * size
+
+
+PACK: Any = (False, message_batch.pack)
+JOIN: Any = (True, lambda members: message_batch.join(members, "batch").value)
+
+
+@pytest.mark.parametrize(("is_joined", "form"), [PACK, JOIN])
+@given(bodies=BODIES, most=st.integers(min_value=60, max_value=600))
+def test_a_long_list_is_split_in_order_into_the_fewest_batches(
+    is_joined: bool, form: Any, bodies: list[bytes], most: int
+) -> None:
+    def split() -> Iterator[list[Member]]:
+        return message_batch.split(members, lambda each: each, most, is_joined=is_joined)
+
     members = [member(body) for body in bodies]
-    if any(len(message_batch.pack([each])) > most for each in members):
+    if any(len(form([each])) > most for each in members):
         with pytest.raises(RecordError) as error:
-            message_batch.split(members, message_batch.packed_size, most)
+            split()
         assert error.value.reason == "BODY_TOO_LARGE"
         return
-    parts = list(message_batch.split(members, message_batch.packed_size, most))
+    parts = list(split())
     assert [each for part in parts for each in part] == members
-    assert all(len(message_batch.pack(part)) <= most for part in parts)
+    assert all(len(form(part)) <= most for part in parts)
     for part, following in itertools.pairwise(parts):
-        assert len(message_batch.pack([*part, following[0]])) > most
+        assert len(form([*part, following[0]])) > most
 
 
-def test_an_empty_list_is_split_into_no_batches() -> None:
-    assert list(message_batch.split([], message_batch.packed_size, 10)) == []
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_an_empty_list_is_split_into_no_batches(is_joined: bool) -> None:
+    assert list(message_batch.split([], lambda each: each, 10, is_joined=is_joined)) == []
+
+
+@pytest.mark.parametrize(
+    ("ends", "properties", "bodies"),
+    [
+        ([1], [{}], b""),
+        ([1], [{}], b"ab"),
+        ([2, 1, 3], [{}, {}, {}], b"abc"),
+        ([-1, 1], [{}, {}], b"a"),
+        ([1.0], [{}], b"a"),
+        ([True], [{}], b"a"),
+        (["1"], [{}], b"a"),
+        (None, [{}], b"a"),
+        ([1], {}, b"a"),
+        ([1], [None], b"a"),
+        ([1], [{"UNIQ_KEY": ""}], b"a"),
+        ([1], [{"a": 7}], b"a"),
+        ([1], [{"DELAY": "1"}], b"a"),
+        ([1], [{"REAL_TOPIC": "points"}], b"a"),
+        ([1, 2], [{}], b"ab"),
+        ([], [], b""),
+    ],
+)
+def test_a_joined_batch_with_bad_ends_or_properties_is_refused(ends: Any, properties: Any, bodies: bytes) -> None:
+    head = json.dumps({"ends": ends, "properties": properties}).encode()
+    with pytest.raises(RecordError) as error:
+        unpack(head + bodies, len(ends or [1]), head=len(head))
+    assert error.value.reason == "BAD_BATCH"
 
 
 @pytest.mark.parametrize("count", [0, 2, -1])
@@ -108,10 +172,13 @@ def test_a_value_that_is_no_batch_is_refused(value: bytes) -> None:
     assert error.value.reason == "BAD_BATCH"
 
 
+GOOD_BATCH = message_batch.pack([member()])
+
+
 @pytest.mark.parametrize("header", ["DELAY", "TIMER_DELIVER_MS", "TRAN_MSG", "__transactionId__"])
 def test_a_batch_with_a_delay_or_a_transaction_of_its_own_is_refused(header: str) -> None:
     with pytest.raises(RecordError) as error:
-        unpack(message_batch.pack([member()]), **{header: "1"})
+        codecs.unpack(MessageRecord(topic="orders", msg_id="batch", body=GOOD_BATCH, batch=1), {header: "1"})
     assert error.value.reason == "BAD_BATCH"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.recall_handle import decode_handle, encode_handle
 from commitlake.protocol.wire import RecallRecord
+from commitlake.testing import codecs
 
 MAKER = RecordMaker("group", SETTINGS)
 
@@ -108,6 +110,36 @@ def test_members_of_a_batch_keep_their_ids_and_the_batch_has_another_one_each_ti
     assert ids == again == [message.message_id for message in members]
     assert ids[1] == "two"
     assert len({record.msg_id, second.msg_id, *ids}) == 4
+
+
+JOINING = RecordMaker("group", replace(SETTINGS, batch_head=True))
+
+
+@pytest.mark.parametrize("maker", [MAKER, JOINING])
+def test_members_without_an_id_have_that_of_the_batch_and_their_index(maker: RecordMaker) -> None:
+    twice = Message("orders", b"2")
+    record, ids = maker.batch([Message("orders", b"1", message_id="own"), twice, twice])
+    assert ids == ["own", f"{record.msg_id}-1", f"{record.msg_id}-1"]
+    assert [each.properties["UNIQ_KEY"] for each in codecs.unpack(record, {})] == ids
+    assert twice.message_id == ids[1]
+
+
+def test_bodies_are_joined_only_for_a_coordinator_that_says_it_reads_them() -> None:
+    messages = [Message("orders", b"\xff"), Message("orders", b"b")]
+    old, new = MAKER.batch(messages)[0], JOINING.batch(messages)[0]
+    assert old.batch_head is None and json.loads(old.body)["messages"][0]["body"] == "/w=="
+    assert new.batch_head is not None and new.body[new.batch_head :] == b"\xffb"
+    assert codecs.unpack(old, {}) == codecs.unpack(new, {})
+
+
+@pytest.mark.parametrize("maker", [MAKER, JOINING])
+def test_each_part_of_a_split_list_fits_and_a_refused_batch_gives_no_ids(maker: RecordMaker) -> None:
+    messages = [Message("orders", b"x" * 90) for _ in range(40)]
+    with pytest.raises(RecordError, match="max_message_size"):
+        maker.batch(messages)
+    assert {message.message_id for message in messages} == {None}
+    for part in maker.split(messages):
+        assert len(maker.batch(part)[0].body) <= SETTINGS.max_message_size
 
 
 BAD_IDS = [("", "0 characters"), ("x" * 256, "256 characters"), (17, "int"), (b"17", "bytes"), ("\udcff", "surrogate")]

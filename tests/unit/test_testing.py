@@ -26,7 +26,7 @@ from commitlake import (
     TransactionNotFoundError,
     UncertainSend,
 )
-from commitlake.protocol import wire
+from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import Crash, Fault, InMemoryCoordinator, InMemoryProducer, Outcome
 from commitlake.testing.codecs import encode_check
@@ -203,6 +203,15 @@ def test_delays_recalls_and_batches(lake: InMemoryCoordinator, producer: InMemor
     assert lake.rejected == []
 
 
+def test_batches_of_both_forms_are_shown_alike(lake: InMemoryCoordinator, producer: InMemoryProducer) -> None:
+    bodies = [b"\xff\0", b"", b"b"]
+    producer.send([Message("orders", body, keys="k") for body in bodies])
+    members = [message_batch.Member(body, {"UNIQ_KEY": str(at), "KEYS": "k"}) for at, body in enumerate(bodies)]
+    old = wire.MessageRecord(topic="orders", msg_id="old", body=message_batch.pack(members), batch=3)
+    lake.append("messages", 0, wire.encode_message(old))
+    assert [(m.body, m.keys) for m in lake.messages("orders")] == [(body, "k") for body in bodies] * 2
+
+
 def test_a_name_is_shown_once_where_the_configuration_says_so() -> None:
     lake = InMemoryCoordinator({"topics.dedup": {"orders": {"by": "message_id", "window": "1d"}}})
     producer, message = lake.producer("shop", fault=Fault.UNACKNOWLEDGED), Message("orders", "x")
@@ -306,13 +315,13 @@ def test_the_check_of_the_vectors_is_the_one_that_is_asked() -> None:
 def test_messages_of_the_vectors_are_shown_when_they_are_due() -> None:
     lake = at_the_vectors_offsets()
     assert put(lake, "message_delay_level") == Position(0, 7)
-    for name in ("message", "batch", "message_delay_relative", "message_delay_absolute"):
+    for name in ("message", "batch", "batch_with_head", "message_delay_relative", "message_delay_absolute"):
         put(lake, name)
-    assert len(lake.messages("orders")) == 4  # the absolute time has passed
+    assert len(lake.messages("orders")) == 6  # the absolute time has passed
     put(lake, "op_recall")
     lake.advance("3h")
     ids = [m.message_id[-2:] for m in lake.messages("orders")]
-    assert ids == ["00", "11", "12", "23", "22"]
+    assert ids == ["00", "11", "12", "11", "-1", "23", "22"]
     half = InMemoryCoordinator()
     put(half, "half_delayed")
     half.append("op", 0, wire.encode_op(a_commit_of(VECTORS["half_delayed"]["headers"])))

@@ -209,7 +209,9 @@ def test_settings_of_a_newer_version_are_read_and_of_an_older_one_refused() -> N
     vector = json.loads((VECTORS[0].parent / "settings.json").read_text())
     content = json.loads(vector["value"])
     assert wire.decode_settings(json.dumps({**content, "later": 1}).encode()).queues == content["queues"]
-    del content["check_topics"]  # a coordinator of contract version 3
+    del content["batch_head"]  # a coordinator of contract version 4
+    assert wire.decode_settings(json.dumps(content).encode()).batch_head is False
+    del content["check_topics"]  # and 3
     assert wire.decode_settings(json.dumps(content).encode()).check_topics == ()
     del content["queues"]
     with pytest.raises(RecordError, match="queues"):

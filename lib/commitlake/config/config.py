@@ -97,6 +97,7 @@ class Config:
             topics_max=self.topics.max,
             topics=tuple(sorted(topics)),
             check_topics=self.kafka.check_topics,
+            batch_head=True,
         )
 
     def describe(self) -> str:

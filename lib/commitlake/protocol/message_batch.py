@@ -1,15 +1,21 @@
-"""A batch: several messages for one topic in one Kafka record, so that all of them land or none does."""
+"""A batch: several messages for one topic in one Kafka record, so that all of them land or none does.
+
+Its value has one of two forms. Joined, the bodies follow a head as they are: 1 000 members of 256 B take 1.04 times
+their bytes. As JSON, with bodies in base64, they take 1.65 times; coordinators of version 4 of the contract read only
+that.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from commitlake.errors import RecordError
+from commitlake.protocol import headers
 from commitlake.protocol.encoding import to_json
 
-_WRAPPING = len(b'{"messages":[]}')
 T = TypeVar("T")
 
 
@@ -20,47 +26,98 @@ class Member(NamedTuple):
     properties: Mapping[str, str]
 
 
+class Joined(NamedTuple):
+    """The value of a batch record, and how many of its bytes come before the bodies."""
+
+    value: bytes
+    head: int
+
+
+def member_id(batch_id: str, index: int) -> str:
+    """The id of a member, from 0, of the joined form that names none; `batch_id` is the record's `UNIQ_KEY`."""
+    return f"{batch_id}-{index}"
+
+
+def join(members: Sequence[Member], batch_id: str) -> Joined:
+    """The joined form; an id that `member_id` gives back is left out."""
+    ends = list(accumulate(len(member.body) for member in members))
+    properties = [_without_own_id(member, member_id(batch_id, at)) for at, member in enumerate(members)]
+    head = to_json({"ends": ends, "properties": properties})
+    return Joined(b"".join([head, *(member.body for member in members)]), len(head))
+
+
 def pack(members: Iterable[Member]) -> bytes:
-    """Value of the batch record."""
+    """The form that is JSON."""
     return to_json({"messages": [_entry(member) for member in members]})
 
 
-def packed_size(member: Member) -> int:
-    """Bytes that `member` adds to the value of its batch, with the comma that follows it."""
-    return len(to_json(_entry(member))) + 1
-
-
-def split(items: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+def split(items: Sequence[T], member: Callable[[T], Member], most: int, *, is_joined: bool) -> Iterator[list[T]]:
     """Cut `items` into lists, in order, that each fit into one batch.
 
     Args:
         items: messages of any kind.
-        size: the `packed_size` of an item, in bytes.
+        member: what an item is in a batch; in the joined form without `UNIQ_KEY` where `member_id` gives its id.
         most: the largest value of a batch record, in bytes.
+        is_joined: whether it is for the joined form.
 
     Raises:
         RecordError: `BODY_TOO_LARGE`, before anything is yielded, when one item alone is larger.
     """
-    sizes = [size(item) for item in items]
-    largest = max(sizes, default=0) - 1 + _WRAPPING
+    measured, wrapping = (_joined_size, _HEAD) if is_joined else (_json_size, _WRAPPING)
+    sizes = [measured(member(item)) for item in items]
+    largest = max((size.behind(0) for size in sizes), default=0) + wrapping
     if sizes and largest > most:
         msg = f"one message packs to {largest} bytes, more than max_message_size = {most}; send it alone, or shorten it"
         raise RecordError(msg, "BODY_TOO_LARGE")
-    return _split(items, sizes, most)
+    return _split(items, sizes, most - wrapping)
 
 
-def _split(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[list[T]]:
+class _Size(NamedTuple):
+    """Bytes that a member adds to the value: its commas and properties, and its body."""
+
+    fixed: int
+    body: int
+    is_joined: bool
+
+    def behind(self, bodies: int) -> int:
+        """All of them, also its end, behind so many bytes of other bodies."""
+        return self.fixed + self.body + (len(str(bodies + self.body)) if self.is_joined else 0)
+
+
+_WRAPPING = len(b'{"messages":[]}') - 1
+"""Around the members; no comma follows the last one."""
+_HEAD = len(b'{"ends":[],"properties":[]}') - 2
+
+
+def _json_size(member: Member) -> _Size:
+    return _Size(len(to_json(_entry(member))) + 1, 0, is_joined=False)
+
+
+def _joined_size(member: Member) -> _Size:
+    return _Size(len(to_json(dict(member.properties))) + 2, len(member.body), is_joined=True)
+
+
+def _split(items: Sequence[T], sizes: Sequence[_Size], most: int) -> Iterator[list[T]]:
     part: list[T] = []
-    used = _WRAPPING - 1
-    for item, own in zip(items, sizes, strict=True):
-        if used + own > most:
+    used = bodies = 0
+    for item, size in zip(items, sizes, strict=True):
+        if used + size.behind(bodies) > most:
             yield part
-            part, used = [], _WRAPPING - 1
+            part, used, bodies = [], 0, 0
         part.append(item)
-        used += own
+        used += size.behind(bodies)
+        bodies += size.body
     if part:
         yield part
 
 
 def _entry(member: Member) -> dict[str, object]:
     return {"body": base64.b64encode(member.body).decode(), "properties": dict(member.properties)}
+
+
+def _without_own_id(member: Member, own_id: str) -> dict[str, str]:
+    """The properties, without an id that goes without saying."""
+    named = dict(member.properties)
+    if named.get(headers.UNIQ_KEY) == own_id:
+        del named[headers.UNIQ_KEY]
+    return named

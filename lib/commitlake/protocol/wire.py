@@ -62,6 +62,7 @@ class MessageRecord:
         delays: delay headers by name, as they are on the wire.
         born_timestamp: when the producer made it, ms since epoch, UTC.
         batch: number of members; None: no batch.
+        batch_head: bytes of the value before the bodies of a batch's joined form; None: another form, or no batch.
     """
 
     topic: str
@@ -76,6 +77,7 @@ class MessageRecord:
     delays: Mapping[str, str] = field(default_factory=dict)
     born_timestamp: int | None = None
     batch: int | None = None
+    batch_head: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +182,7 @@ class Settings:
         topics_max: how many destination topics there may be.
         topics: those that exist.
         check_topics: producer groups with a check topic of their own; a coordinator of version 0.2 publishes none.
+        batch_head: whether landing reads the joined form of batches; a coordinator of version 0.2 publishes nothing.
     """
 
     max_message_size: int
@@ -192,6 +195,7 @@ class Settings:
     topics_max: int
     topics: tuple[str, ...]
     check_topics: tuple[str, ...] = ()
+    batch_head: bool = False
 
 
 def encode_message(record: MessageRecord) -> Encoded:
@@ -295,6 +299,7 @@ def _message_headers(record: MessageRecord) -> dict[str, object]:
         **record.delays,
         headers.BORN_TIMESTAMP: record.born_timestamp,
         headers.BATCH: record.batch,
+        headers.BATCH_HEAD: record.batch_head,
     }
 
 

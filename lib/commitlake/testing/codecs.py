@@ -29,7 +29,7 @@ from commitlake.protocol.encoding import (
     to_json,
     utf8,
 )
-from commitlake.protocol.message_batch import Member
+from commitlake.protocol.message_batch import Member, member_id
 from commitlake.protocol.wire import (
     MAX_HALF_MESSAGES,
     CheckRecord,
@@ -89,7 +89,7 @@ def decode_message(
     record = MessageRecord(**_message_fields(key, value, found, limits))
     if limits:
         if record.batch is not None:
-            unpack(record.body, record.batch, record.topic, found)
+            unpack(record, found)
         limits.delay(record)
     return record
 
@@ -146,22 +146,41 @@ def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallR
     )
 
 
-def unpack(value: bytes, count: int, topic: str, given: Mapping[str, str]) -> list[Member]:
-    """Read the members of a batch record, else `BAD_BATCH`.
+def unpack(record: MessageRecord, given: Mapping[str, str]) -> list[Member]:
+    """Read the members of a batch, else `BAD_BATCH`; `given` are all headers of the record."""
+    if record.topic.startswith(topic_names.RETRY_PREFIX) or headers.FORBIDDEN_IN_BATCH & given.keys():
+        _refuse_batch(f"topic {record.topic!r} or one of {sorted(given)} is not allowed")
+    members = _packed(record) if record.batch_head is None else _joined(record, record.batch_head)
+    if len(members) != record.batch or not members:
+        _refuse_batch(f"{headers.BATCH} is {record.batch}, but there are not as many messages, or none")
+    return members
 
-    Args:
-        value: value of the record.
-        count: its header `BATCH`.
-        topic: its header `REAL_TOPIC`.
-        given: all its headers.
-    """
-    content = from_json(value, "BAD_BATCH")
+
+def _packed(record: MessageRecord) -> list[Member]:
+    content = from_json(record.body, "BAD_BATCH")
     entries = content.get("messages") if isinstance(content, dict) else None
-    if topic.startswith(topic_names.RETRY_PREFIX) or headers.FORBIDDEN_IN_BATCH & given.keys():
-        _refuse_batch(f"topic {topic!r} or one of {sorted(given)} is not allowed")
-    if not isinstance(entries, list) or len(entries) != count or count == 0:
-        _refuse_batch(f"{headers.BATCH} is {count}, but there are not as many messages, or none")
-    return [_member(entry, topic) for entry in entries]
+    if not isinstance(entries, list):
+        _refuse_batch(f"{str(content)[:200]} has no list of messages")
+    return [_member(entry, record.topic) for entry in entries]
+
+
+def _joined(record: MessageRecord, head: int) -> list[Member]:
+    content, bodies = from_json(record.body[:head], "BAD_BATCH"), record.body[head:]
+    ends, properties = (content.get("ends"), content.get("properties")) if isinstance(content, dict) else (None, None)
+    if not isinstance(ends, list) or not isinstance(properties, list) or len(ends) != len(properties):
+        _refuse_batch(f"{str(content)[:200]} has no ends and properties, as many of each")
+    begins = [0, *ends]
+    are_numbers = all(type(end) is int for end in ends)
+    if not ends or not are_numbers or begins != sorted(begins) or begins[-1] != len(record.body) - head:
+        _refuse_batch(f"the ends are {str(ends)[:200]}; they must be whole numbers that grow to {len(bodies)}")
+    return [
+        Member(bodies[begins[at] : ends[at]], _checked(_with_id(each, record.msg_id, at), record.topic))
+        for at, each in enumerate(properties)
+    ]
+
+
+def _with_id(properties: object, batch_id: str, index: int) -> object:
+    return {headers.UNIQ_KEY: member_id(batch_id, index), **properties} if isinstance(properties, dict) else properties
 
 
 def _message_fields(
@@ -195,6 +214,7 @@ def _message_fields(
         "delays": {name: found[name] for name in headers.DELAY_HEADERS if name in found},
         "born_timestamp": natural(found.get(headers.BORN_TIMESTAMP)),
         "batch": _whole(found.get(headers.BATCH), "BAD_BATCH"),
+        "batch_head": _whole(found.get(headers.BATCH_HEAD), "BAD_BATCH") if found.get(headers.BATCH) else None,
     }
 
 
@@ -249,18 +269,24 @@ def _name(content: Mapping[str, object], key: str) -> str:
 
 def _member(entry: object, topic: str) -> Member:
     body, properties = (entry.get("body"), entry.get("properties")) if isinstance(entry, dict) else (None, None)
-    if not isinstance(body, str) or not isinstance(properties, dict):
+    if not isinstance(body, str):
         _refuse_batch(f"{entry} must be an object with a body (base64) and properties")
-    if not all(isinstance(text, str) for text in properties.values()):
-        _refuse_batch(f"{entry} has a property that is not a string")
-    if not 1 <= len(properties.get(headers.UNIQ_KEY, "")) <= MAX_ID_LENGTH:
-        _refuse_batch(f"{entry} has no {headers.UNIQ_KEY} of 1 to {MAX_ID_LENGTH} characters")
-    if headers.FORBIDDEN_IN_BATCH & properties.keys() or properties.get(headers.REAL_TOPIC, topic) != topic:
-        _refuse_batch(f"{entry} is delayed, transactional or for another topic")
+    checked = _checked(properties, topic)
     try:
-        return Member(base64.b64decode(body, validate=True), properties)
+        return Member(base64.b64decode(body, validate=True), checked)
     except (binascii.Error, ValueError):
         _refuse_batch(f"the body of {entry} is not base64")
+
+
+def _checked(properties: object, topic: str) -> dict[str, str]:
+    """The properties of a member."""
+    if not isinstance(properties, dict) or not all(isinstance(text, str) for text in properties.values()):
+        _refuse_batch(f"{properties} must be an object of strings")
+    if not 1 <= len(properties.get(headers.UNIQ_KEY, "")) <= MAX_ID_LENGTH:
+        _refuse_batch(f"{properties} has no {headers.UNIQ_KEY} of 1 to {MAX_ID_LENGTH} characters")
+    if headers.FORBIDDEN_IN_BATCH & properties.keys() or properties.get(headers.REAL_TOPIC, topic) != topic:
+        _refuse_batch(f"{properties} is delayed, transactional or for another topic")
+    return properties
 
 
 def _refuse_op(what: str, value: object, allowed: str) -> NoReturn:

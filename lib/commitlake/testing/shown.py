@@ -114,7 +114,7 @@ def _messages(
 ) -> list[VisibleMessage]:
     members = [Member(record.body, _own(record))]
     if record.batch is not None:
-        members = unpack(record.body, record.batch, record.topic, {})
+        members = unpack(record, {})
     return [
         VisibleMessage(
             topic=record.topic,

@@ -103,21 +103,34 @@ class RecordMaker:
         if not messages:
             msg = "the batch is empty; it needs at least one message"
             raise RecordError(msg, "BAD_BATCH")
-        first = messages[0]
+        first, own_id = messages[0], new_id()
         for message in messages:
             _check_id(message)
             _check_body(message.body)
             _check_member(message, first)
-        members = [self._member(message) for message in messages]
-        body = message_batch.pack(members)
-        self._check(first, body)
-        record = wire.MessageRecord(**_common(first, self.group), msg_id=new_id(), body=body, batch=len(members))
-        return record, [member.properties[headers.UNIQ_KEY] for member in members]
+        ids = _member_ids(messages, own_id)
+        value, head = self._packed([self._member(*pair) for pair in zip(messages, ids, strict=True)], own_id)
+        self._check(first, value)
+        for message, message_id in zip(messages, ids, strict=True):
+            message.message_id = message_id
+        common = _common(first, self.group)
+        return wire.MessageRecord(**common, msg_id=own_id, body=value, batch=len(ids), batch_head=head), ids
 
     def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
         """Cut `messages` into lists, each of which fits into one batch."""
-        most = self.settings.max_message_size
-        return message_batch.split(messages, lambda message: message_batch.packed_size(self._member(message)), most)
+        is_joined, most = self.settings.batch_head, self.settings.max_message_size
+        longest = None if is_joined else message_batch.member_id(new_id(), len(messages))
+
+        def member(message: Message) -> message_batch.Member:
+            return self._member(message, message.message_id or longest)
+
+        return message_batch.split(messages, member, most, is_joined=is_joined)
+
+    def _packed(self, members: Sequence[message_batch.Member], batch_id: str) -> tuple[bytes, int | None]:
+        """The value of a batch, in a form that the coordinator reads, and its head's size."""
+        return (
+            message_batch.join(members, batch_id) if self.settings.batch_head else (message_batch.pack(members), None)
+        )
 
     def is_delayed(self, record: wire.MessageRecord) -> bool:
         """Whether the record has a delay, so that it can be recalled."""
@@ -141,8 +154,8 @@ class RecordMaker:
             "delays": delays,
         }
 
-    def _member(self, message: Message) -> message_batch.Member:
-        own = {headers.UNIQ_KEY: identify(message), headers.TAGS: message.tags, headers.KEYS: message.keys}
+    def _member(self, message: Message, message_id: str | None) -> message_batch.Member:
+        own = {headers.UNIQ_KEY: message_id, headers.TAGS: message.tags, headers.KEYS: message.keys}
         present = {name: value for name, value in own.items() if value is not None}
         return message_batch.Member(_bytes(message.body), {**self._properties(message), **present})
 
@@ -225,6 +238,14 @@ def _epoch_ms(at: datetime) -> int:
         msg = f"deliver_at is {at.isoformat()} without a time zone; set an aware datetime or ms since epoch"
         raise RecordError(msg, "BAD_DELAY")
     return round(at.timestamp() * 1_000)
+
+
+def _member_ids(messages: Sequence[Message], batch_id: str) -> list[str]:
+    """Ids of the members; an object that is there twice is one message."""
+    known: dict[int, str] = {}
+    for at, message in enumerate(messages):
+        known.setdefault(id(message), message.message_id or message_batch.member_id(batch_id, at))
+    return [known[id(message)] for message in messages]
 
 
 def _check_member(message: Message, first: Message) -> None:

@@ -98,7 +98,10 @@ def classification(rules: LandingRules) -> Steps:
     """
     is_op = F.col("source").isin("op", "admin")
     delay = parse.delay({name: F.col(f"n_{name}") for name in headers.DELAY_HEADERS}, rules.levels_ms)
-    members = parse.members(F.col("json"), F.col("batch"), header(headers.REAL_TOPIC))
+    has_head, batch = header(headers.BATCH_HEAD).isNotNull(), (F.col("batch"), header(headers.REAL_TOPIC))
+    joined = parse.JoinedBatch(F.col("value"), F.col("head"), F.col("json"), F.col("ends"), header(headers.UNIQ_KEY))
+    members = F.when(has_head, joined.members(*batch)).otherwise(parse.members(F.col("json"), *batch))
+    json = F.when(has_head, parse.head(F.col("value"), F.col("head"))).otherwise(F.col("value"))
     return [
         {
             **{alias(name): parse.text(F.col("headers"), name) for name in _HEADERS},
@@ -107,15 +110,17 @@ def classification(rules: LandingRules) -> Steps:
         {
             **{f"n_{name}": parse.signed(header(name)) for name in headers.DELAY_HEADERS},
             "batch": parse.whole(header(headers.BATCH), 9),
+            "head": parse.whole(header(headers.BATCH_HEAD), 9).cast("int"),
             "op": parse.op(F.col("op_json"), F.col("value")),
         },
         {
-            "json": F.when(F.col("batch").isNotNull(), parse.json(F.col("value"))),
+            "json": F.when(F.col("batch").isNotNull(), parse.json(json)),
             "delay_ms": delay.relative_ms,
             "deliver_ms": delay.absolute_ms,
             "queue_id": parse.whole(header(headers.REAL_QID), 9).cast("int"),
             "first": _first_half(),
         },
+        {"ends": F.when(has_head & F.col("batch").isNotNull(), parse.ends(F.col("json")))},
         {"members": F.when(F.col("batch").isNotNull(), members)},
         {"verdict": _verdict_of_any(rules)},
         _outcome() | message_columns(),
@@ -193,8 +198,8 @@ def message_cases(rules: LandingRules) -> list[Case]:
             "BAD_BATCH",
             header(headers.BATCH).isNotNull() & bad_batch,
             F.lit(
-                "BATCH must be the number of members, each with UNIQ_KEY and a base64 body, none delayed, "
-                "transactional or for another topic"
+                "BATCH must be the number of members, each with UNIQ_KEY and a base64 body (with BATCH_HEAD: each "
+                "with an end), none delayed, transactional or for another topic"
             ),
         ),
         *_delay_cases(rules),
@@ -332,7 +337,7 @@ def _outcome() -> dict[str, Column]:
 
 
 _JUDGED_BY = (
-    *("json", "op_json", "batch", "verdict", "first"),
+    *("json", "op_json", "batch", "head", "ends", "verdict", "first"),
     *(alias(name) for name in _HEADERS),
     *(f"n_{name}" for name in headers.DELAY_HEADERS),
 )

@@ -156,23 +156,75 @@ def members(content: Column, count: Column, topic: Column) -> Column:
         topic: the topic that its header names.
     """
     entries = _get(content, "$.v.messages", "array<variant>")
-    read = F.transform(entries, _member)
-    good = F.forall(read, lambda member: _is_good(member, topic))
-    return F.when((F.size(entries) == count) & (count > 0) & good, read)
+    return _all_good(F.transform(entries, _member), (count > 0) & (F.size(entries) == count), topic)
 
 
 def _member(entry: Column) -> Column:
     body = _typed(entry, "$.body", "STRING", "string")
     # `to_binary` alone would take blanks and missing padding.
     base64 = F.when((F.length(body) % 4 == 0) & body.rlike(r"^[A-Za-z0-9+/]*+={0,2}\z"), body)
-    properties = _get(entry, "$.properties", "map<string, variant>")
-    return F.struct(
-        F.try_to_binary(base64, F.lit("base64")).alias("body"),
-        F.when(
-            F.forall(F.map_values(properties), lambda value: F.schema_of_variant(value) == "STRING"),
-            _get(entry, "$.properties", "map<string, string>"),
-        ).alias("properties"),
+    properties = _properties(entry, "$.properties")
+    return F.struct(F.try_to_binary(base64, F.lit("base64")).alias("body"), properties.alias("properties"))
+
+
+def head(value: Column, size: Column) -> Column:
+    """The part of a batch's value that is JSON, by its header `BATCH_HEAD`."""
+    return F.substr(value, F.lit(1), size)
+
+
+def ends(content: Column) -> Column:
+    """Where the bodies of a joined batch end, null when that is no list of whole numbers up to 10^9.
+
+    It must be a column of a projection of its own: inlined, the JSON is read again for each member. Larger numbers,
+    added to a head's size, would not fit the 32 bits of a place in a value, and the query would end.
+    """
+    are_numbers = F.forall(
+        _get(content, "$.v.ends", "array<variant>"), lambda end: F.schema_of_variant(end) == "BIGINT"
     )
+    read = F.when(are_numbers, _get(content, "$.v.ends", "array<bigint>"))
+    return F.when(F.forall(read, lambda end: end.between(0, 10**9)), read)
+
+
+class JoinedBatch(NamedTuple):
+    """A batch whose bodies follow a head: its value, the head's size and JSON, its `ends`, and the record's id."""
+
+    value: Column
+    head: Column
+    content: Column
+    ends: Column
+    message_id: Column
+
+    def members(self, count: Column, topic: Column) -> Column:
+        """As `members`, which see."""
+        entries = _get(self.content, "$.v.properties", "array<variant>")
+        is_whole = F.try_element_at(self.ends, F.lit(-1)) == F.octet_length(self.value) - self.head
+        are_many = (count > 0) & (F.size(entries) == count) & (F.size(self.ends) == count)
+        # A column of bytes is copied whole each time it is read, and one that the optimizer has inlined is worked out
+        # again: for each member. A variable of a lambda is neither.
+        whole = F.array(F.struct(*(column.alias(name) for name, column in self._asdict().items() if name != "content")))
+        read = F.transform(whole, lambda it: F.transform(entries, lambda entry, at: self._member(it, entry, at)))
+        return _all_good(F.get(read, F.lit(0)), are_many & is_whole, topic)
+
+    @staticmethod
+    def _member(whole: Column, entry: Column, index: Column) -> Column:
+        begin, end = F.coalesce(F.get(whole["ends"], index - 1), F.lit(0)), F.get(whole["ends"], index)
+        body = F.substr(whole["value"], (whole["head"] + begin + 1).cast("int"), (end - begin).cast("int"))
+        own_id = F.concat_ws("-", whole["message_id"], index.cast(StringType()))
+        named = F.map_concat(F.create_map(F.lit(headers.UNIQ_KEY), own_id), _properties(entry, "$"))  # the last wins
+        return F.struct(F.when(begin <= end, body).alias("body"), named.alias("properties"))
+
+
+def _properties(variant: Column, path: str) -> Column:
+    """A member's properties, null when they are not all strings."""
+    found = _get(variant, path, "map<string, variant>")
+    are_strings = F.forall(F.map_values(found), lambda value: F.schema_of_variant(value) == "STRING")
+    return F.when(are_strings, _get(variant, path, "map<string, string>"))
+
+
+def _all_good(read: Column, are_many: Column, topic: Column) -> Column:
+    """The members, null when they are not as many as named, or one is bad."""
+    good = F.forall(read, lambda member: _is_good(member, topic))
+    return F.when(are_many & good, read)
 
 
 def _is_good(member: Column, topic: Column) -> Column:
