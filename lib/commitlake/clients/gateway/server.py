@@ -15,6 +15,7 @@ import grpc
 
 from commitlake.clients.gateway.access import Access
 from commitlake.clients.gateway.checks import Checks
+from commitlake.clients.gateway.entry import Entry
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.service import MessagingService
 from commitlake.clients.gateway.stubs import servicers
@@ -127,11 +128,12 @@ async def opened(kafka: KafkaConfig, entrance: Entrance, start_ms: int = START_M
 async def listening(link: KafkaLink, entrance: Entrance) -> AsyncIterator[int]:
     """The same over a connection that has started."""
     producers = Producers(link)
-    service = MessagingService(Access(entrance.access_keys), producers, Checks(link, producers))
+    access = Access(entrance.access_keys)
+    service = MessagingService(access, producers, Checks(link, producers))
     # Twice the limit, so that a body that is somewhat too large gets its status, and not gRPC's.
     most = 2 * link.settings.max_message_size + _OVERHEAD
     options = [*_CONNECTIONS, ("grpc.max_receive_message_length", most)]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
+    server = grpc.aio.server(interceptors=[Entry(access)], options=options, maximum_concurrent_rpcs=_MOST_CALLS)
     servicers.add_MessagingServiceServicer_to_server(service, server)
     port = entrance.open(server)
     await server.start()
