@@ -99,8 +99,8 @@ def test_a_port_that_is_taken_is_said() -> None:
 
     async def twice() -> None:
         async with (
-            listening(kafka.link, Entrance(listen="127.0.0.1:0")) as port,
-            listening(kafka.link, Entrance(listen=f"127.0.0.1:{port}")),
+            listening(kafka.link, kafka.coordinator.config, Entrance(listen="127.0.0.1:0")) as port,
+            listening(kafka.link, kafka.coordinator.config, Entrance(listen=f"127.0.0.1:{port}")),
         ):
             pass
 
@@ -119,7 +119,7 @@ def test_tls(tmp_path: Path) -> None:
         entrance = Entrance(listen="127.0.0.1:0", certificate=certificate, private_key=key)
         trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
         async with (
-            listening(kafka.link, entrance) as port,
+            listening(kafka.link, kafka.coordinator.config, entrance) as port,
             grpc.aio.secure_channel(f"localhost:{port}", trusted) as channel,
         ):
             stub = servicers.MessagingServiceStub(channel)
@@ -145,7 +145,10 @@ async def _raw(body: bytes, name: str = "SendMessage") -> Any:
     """The answer to bytes that need not be a request, of a caller without a key."""
     kafka = Kafka()
     entrance = Entrance(listen="127.0.0.1:0", access_keys={"shop": "s3cret"})
-    async with listening(kafka.link, entrance) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with (
+        listening(kafka.link, kafka.coordinator.config, entrance) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
         call = channel.unary_unary(f"/apache.rocketmq.v2.MessagingService/{name}", request_serializer=bytes)
         return await call(body, metadata=CLIENT, timeout=20)
 

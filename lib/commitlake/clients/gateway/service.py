@@ -9,18 +9,24 @@ from typing import Any
 
 from commitlake.clients.gateway.access import Access, Caller
 from commitlake.clients.gateway.checks import Checks
+from commitlake.clients.gateway.consumers import Consumers
 from commitlake.clients.gateway.handles import TransactionHandle
 from commitlake.clients.gateway.messages import group_of, is_half, topic_name
 from commitlake.clients.gateway.producers import Producers
-from commitlake.clients.gateway.routes import route
+from commitlake.clients.gateway.receiving import consumer_settings
+from commitlake.clients.gateway.routes import assignment, route
 from commitlake.clients.gateway.sending import send
-from commitlake.clients.gateway.sessions import NO_CONSUMERS, Session, settled
+from commitlake.clients.gateway.sessions import Session, producer_settings
 from commitlake.clients.gateway.status import ok, status_of
 from commitlake.clients.gateway.stubs import Proto, definitions, servicers, services
+from commitlake.config import Config
 from commitlake.errors import GatewayRefusal
 from commitlake.protocol.recall_handle import decode_handle
 
 _DECISIONS = {definitions.COMMIT: "COMMIT", definitions.ROLLBACK: "ROLLBACK"}
+
+_ONLY = "pull consumers, offsets and lite topics are not supported; use a push consumer or a simple consumer"
+_NOTHING = definitions.Status(code=definitions.MESSAGE_NOT_FOUND, message="no message came in time")
 
 Call = Callable[["MessagingService", Any, Caller], Awaitable[Any]]
 
@@ -46,18 +52,20 @@ def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., 
 
 
 class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc, name-defined]
-    """What producers call; it keeps nothing that another gateway would need.
+    """What clients call; it keeps nothing for producers that another gateway would need.
 
     Args:
         access: who may call.
         producers: send to Kafka.
         checks: ask the producers.
+        settings: the coordinator's configuration: where the tables are from which consumers read.
     """
 
-    def __init__(self, access: Access, producers: Producers, checks: Checks) -> None:
+    def __init__(self, access: Access, producers: Producers, checks: Checks, settings: Config) -> None:
         self._access = access
         self._producers, self._checks = producers, checks
         self._sessions: dict[str, set[Session]] = {}
+        self._consumers = Consumers(settings, self._sessions.__contains__)
 
     def caller(self, context: Any) -> Caller:
         """Who calls.
@@ -86,6 +94,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         """A client that ends is asked no more."""
         for session in list(self._sessions.get(caller.client, ())):
             self._checks.leave(session)
+        self._consumers.client_ended(caller.client)
         return services.NotifyClientTerminationResponse(status=ok())
 
     @_answered(services.SendMessageResponse)
@@ -115,6 +124,45 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         message_id = await self._producers.recall(request.recall_handle)
         return services.RecallMessageResponse(status=ok(), message_id=message_id)
 
+    @_answered(services.QueryAssignmentResponse)
+    async def QueryAssignment(self, request: Proto, caller: Caller) -> Proto:
+        """What a push consumer asks for messages."""
+        return assignment(request, self._producers.limits)
+
+    async def ReceiveMessage(self, request: Proto, context: Any) -> AsyncIterator[Proto]:
+        """Messages for a consumer, which waits for the first one."""
+        try:
+            caller, limits = self.caller(context), self._producers.limits
+            taken = await self._consumers.receive(request, caller, limits, context.time_remaining())
+        except Exception as error:
+            yield services.ReceiveMessageResponse(status=status_of(error))
+            return
+        unsent = taken
+        try:
+            yield services.ReceiveMessageResponse(status=ok() if taken else _NOTHING)
+            for each in taken:
+                yield services.ReceiveMessageResponse(message=each.message)
+            unsent = []
+            if taken:
+                yield _delivered_now()
+        finally:
+            self._consumers.undo(unsent)
+
+    @_answered(services.AckMessageResponse)
+    async def AckMessage(self, request: Proto, caller: Caller) -> Proto:
+        """Messages are done."""
+        return self._consumers.acknowledge(request, caller)
+
+    @_answered(services.ChangeInvisibleDurationResponse)
+    async def ChangeInvisibleDuration(self, request: Proto, caller: Caller) -> Proto:
+        """A message is to come again at another time."""
+        return self._consumers.change(request, caller)
+
+    @_answered(services.ForwardMessageToDeadLetterQueueResponse)
+    async def ForwardMessageToDeadLetterQueue(self, request: Proto, caller: Caller) -> Proto:
+        """A message is a dead letter."""
+        return self._consumers.give_up(request, caller)
+
     async def Telemetry(self, requests: AsyncIterator[Proto], context: Any) -> AsyncIterator[Proto]:
         """The stream on which a client tells its settings, and is asked for its transactions."""
         try:
@@ -139,7 +187,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         """End the streams, and ask nobody any more."""
         for session in [session for sessions in self._sessions.values() for session in sessions]:
             self._checks.leave(session)
-        await self._checks.close()
+        await asyncio.gather(self._checks.close(), self._consumers.close())
 
     def _can_be_asked(self, client: str, group: str) -> None:
         for session in self._sessions.get(client, ()):
@@ -156,7 +204,9 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     def _settled(self, given: Proto, session: Session) -> Proto:
         try:
-            answer = settled(given, self._producers.limits)
+            if given.HasField("subscription"):
+                return consumer_settings(given)
+            answer = producer_settings(given, self._producers.limits)
             topics = session.set_topics(given.publishing.topics)
         except Exception as error:
             return services.TelemetryCommand(status=status_of(error))
@@ -165,10 +215,16 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         return answer
 
 
+def _delivered_now() -> Proto:
+    response = services.ReceiveMessageResponse()
+    response.delivery_timestamp.GetCurrentTime()
+    return response
+
+
 def _refused(response: Callable[..., Proto]) -> Callable[..., Awaitable[Proto]]:
     @_answered(response)
     async def refuse(service: MessagingService, request: Proto, caller: Caller) -> Proto:
-        raise GatewayRefusal(NO_CONSUMERS, "UNSUPPORTED")
+        raise GatewayRefusal(_ONLY, "UNSUPPORTED")
 
     return refuse
 
@@ -183,15 +239,10 @@ def _refused_stream(response: Callable[..., Proto]) -> Callable[..., AsyncIterat
 
 
 for _name in (
-    "QueryAssignment",
-    "AckMessage",
-    "ForwardMessageToDeadLetterQueue",
-    "ChangeInvisibleDuration",
     "UpdateOffset",
     "GetOffset",
     "QueryOffset",
     "SyncLiteSubscription",
 ):
     setattr(MessagingService, _name, _refused(getattr(services, f"{_name}Response")))
-for _name in ("ReceiveMessage", "PullMessage"):
-    setattr(MessagingService, _name, _refused_stream(getattr(services, f"{_name}Response")))
+MessagingService.PullMessage = _refused_stream(services.PullMessageResponse)

@@ -11,7 +11,7 @@ from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.status import ok
 from commitlake.clients.gateway.stubs import Proto, definitions, services
-from commitlake.errors import GatewayRefusal, MQClientException, RecordError
+from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import topic_names
 from commitlake.protocol.wire import CheckRecord, Settings
 
@@ -23,11 +23,10 @@ MOST_UNSENT, MOST_UNSENT_BYTES = 200, 16 << 20
 """Commands that one client has not taken yet; a single one may be larger."""
 _ATTEMPTS, _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 3, 10, 1_000
 """How a client sends again by itself what has failed; RocketMQ's own defaults."""
-NO_CONSUMERS = "the gateway is for producers; consumers read with commitlake.consume, or from the tables"
 
 
 class Session:
-    """One telemetry stream of a producer.
+    """One telemetry stream of a client.
 
     Args:
         caller: who has opened it.
@@ -111,14 +110,8 @@ def _legal(topic: str) -> str:
     return topic
 
 
-def settled(given: Proto, limits: Settings) -> Proto:
-    """The answer to a producer's settings: what the coordinator allows, and nothing of what may be of any size.
-
-    Raises:
-        GatewayRefusal: `UNSUPPORTED`, they are those of a consumer.
-    """
-    if not given.HasField("publishing"):
-        raise GatewayRefusal(NO_CONSUMERS, "UNSUPPORTED")
+def producer_settings(given: Proto, limits: Settings) -> Proto:
+    """The answer to a producer's settings: what the coordinator allows, and nothing of what may be of any size."""
     settings = definitions.Settings(client_type=given.client_type, request_timeout=given.request_timeout)
     settings.publishing.max_body_size = limits.max_message_size
     settings.publishing.validate_message_type = True
