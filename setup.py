@@ -18,7 +18,7 @@ POSTGRESQL = ["adbc-driver-postgresql>=1.2", "psycopg[binary]>=3.2,<4"]
 # A faster wire for producers: librdkafka.
 CONFLUENT = ["confluent-kafka>=2.6,<3"]
 # RocketMQ 5's message definitions and stubs are in the package of its Python client.
-GATEWAY = ["grpcio>=1.78", "rocketmq-python-client>=5.1.2,<5.2"]
+GATEWAY = [*CONSUMER, "grpcio>=1.78", "rocketmq-python-client>=5.1.2,<5.2"]
 # The traces of messages: the API only, an application chooses the SDK and where its spans go.
 OPENTELEMETRY = ["opentelemetry-api>=1.30,<2"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.gateway import gateway
+from tests.support.gateway_consuming import outcomes
 from tests.support.killing import ROOT, kill
 from tests.support.namespace import Namespace, check
 from tests.support.polling import wait_for
 from tests.support.tables import rows
+from tests.support.topic_table import message, write
 
 if TYPE_CHECKING:
     from commitlake.coordinator.coordinator import Coordinator
@@ -105,3 +107,30 @@ def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroke
     }
     assert [record.value for record in kafka.read("half")] == [b"half"]
     assert sorted(getattr(op, "decision", "RECALL") for op in kafka.ops()) == ["COMMIT", "COMMIT", "RECALL"]
+
+
+@pytest.mark.soak  # Maven fetches a package
+def test_the_java_client_consumes(broker: EmbeddedBroker, jars: Path, tmp_path: Path) -> None:
+    kafka, warehouse, keys = Namespace(broker), tmp_path / "warehouse", tmp_path / "keys"
+    kafka.publish()
+    keys.write_text("shop: s3cret\n")
+    names = [f"01{n:032X}" for n in range(3)]  # the client reads no other ids than its own kind
+    rows_ = [message(n, queue=n % 2, message_id=names[n], tags="paid" if n == 2 else "new") for n in range(3)]
+    write(warehouse, "orders", rows_)
+    options = (f"--set=warehouse={warehouse}", f"--access-keys=file:{keys}")
+    with gateway(kafka.servers, kafka.prefix, *options) as running:
+        address = f"127.0.0.1:{running.port}"
+        command = ["java", "-cp", f"{jars}/*", str(SOURCES / "Points.java"), address, "orders", "shop", "s3cret", "3"]
+        pipe = subprocess.PIPE
+        points = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path, start_new_session=True)
+        try:
+            assert points.stdin is not None and points.stdout is not None
+            said = [points.stdout.readline().split() for _ in range(8)]
+            assert sorted(said[:6]) == sorted(["simple", names[n], str(n), str(t)] for n in range(3) for t in (1, 2))
+            assert said[6:] == [["push", names[2], "2", "1"], ["push", names[2], "2", "2"]]
+            wait_for(lambda: [state for _, state, _ in outcomes(warehouse)].count("DONE") == 4)
+            points.stdin.close()
+            assert points.wait(60) == 0
+            assert running.end() == 0
+        finally:
+            kill(points)

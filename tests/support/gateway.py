@@ -96,3 +96,47 @@ def transaction(producer: Any, given: Any) -> Any:
     begun = producer.begin_transaction()
     producer.send(given, begun)
     return begun
+
+
+@contextmanager
+def simple_consumer(
+    port: int, topic: str, group: str = "points", keys: tuple[str, str] = ("", ""), wait_s: int = 3, **more: Any
+) -> Iterator[Any]:
+    """A simple consumer of RocketMQ's Python client that has started.
+
+    Args:
+        port: of the gateway.
+        topic: from which it receives.
+        group: of consumers.
+        keys: access key and secret.
+        wait_s: for a message, s.
+        more: of the filter expression.
+    """
+    import rocketmq
+
+    configuration = rocketmq.ClientConfiguration(f"127.0.0.1:{port}", rocketmq.Credentials(*keys))
+    subscription = {topic: rocketmq.FilterExpression(**more)}
+    consumer = rocketmq.SimpleConsumer(configuration, group, subscription, await_duration=wait_s)
+    consumer.startup()
+    try:
+        yield consumer
+    finally:
+        consumer.shutdown()
+
+
+@contextmanager
+def push_consumer(port: int, topic: str, consume: Callable[[Any], bool], group: str = "points") -> Iterator[Any]:
+    """A push consumer of RocketMQ's Python client that has started; `consume` says whether it went well."""
+    import rocketmq
+
+    class Listener(rocketmq.MessageListener):  # type: ignore[misc]
+        def consume(self, message: Any) -> Any:
+            return rocketmq.ConsumeResult.SUCCESS if consume(message) else rocketmq.ConsumeResult.FAILURE
+
+    configuration = rocketmq.ClientConfiguration(f"127.0.0.1:{port}", rocketmq.Credentials("", ""))
+    consumer = rocketmq.PushConsumer(configuration, group, Listener(), {topic: rocketmq.FilterExpression()})
+    consumer.startup()
+    try:
+        yield consumer
+    finally:
+        consumer.shutdown()

@@ -42,7 +42,7 @@ class Kafka:
     @asynccontextmanager
     async def stub(self, **entrance: Any) -> AsyncIterator[Any]:
         async with (
-            listening(self.link, Entrance(listen="127.0.0.1:0", **entrance)) as port,
+            listening(self.link, self.coordinator.config, Entrance(listen="127.0.0.1:0", **entrance)) as port,
             grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
         ):
             yield servicers.MessagingServiceStub(channel)

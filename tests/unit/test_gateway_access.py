@@ -14,6 +14,7 @@ from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 
 from commitlake.clients.gateway.access import parse_keys
 from commitlake.clients.gateway.server import Entrance, listening
+from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
 from commitlake.config import from_mapping
@@ -98,8 +99,8 @@ def test_a_port_that_is_taken_is_said() -> None:
 
     async def twice() -> None:
         async with (
-            listening(kafka.link, Entrance(listen="127.0.0.1:0")) as port,
-            listening(kafka.link, Entrance(listen=f"127.0.0.1:{port}")),
+            listening(kafka.link, kafka.coordinator.config, Entrance(listen="127.0.0.1:0")) as port,
+            listening(kafka.link, kafka.coordinator.config, Entrance(listen=f"127.0.0.1:{port}")),
         ):
             pass
 
@@ -118,7 +119,7 @@ def test_tls(tmp_path: Path) -> None:
         entrance = Entrance(listen="127.0.0.1:0", certificate=certificate, private_key=key)
         trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
         async with (
-            listening(kafka.link, entrance) as port,
+            listening(kafka.link, kafka.coordinator.config, entrance) as port,
             grpc.aio.secure_channel(f"localhost:{port}", trusted) as channel,
         ):
             stub = servicers.MessagingServiceStub(channel)
@@ -138,3 +139,39 @@ def test_the_command_takes_no_keys_on_its_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("NO_KEYS", "s3cret")
     with pytest.raises(ConfigError, match="not a list of keys"):
         gateway.run(settings, "127.0.0.1:0", None, None, "env:NO_KEYS")
+
+
+async def _raw(body: bytes, name: str = "SendMessage") -> Any:
+    """The answer to bytes that need not be a request, of a caller without a key."""
+    kafka = Kafka()
+    entrance = Entrance(listen="127.0.0.1:0", access_keys={"shop": "s3cret"})
+    async with (
+        listening(kafka.link, kafka.coordinator.config, entrance) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        call = channel.unary_unary(f"/apache.rocketmq.v2.MessagingService/{name}", request_serializer=bytes)
+        return await call(body, metadata=CLIENT, timeout=20)
+
+
+@pytest.mark.parametrize("body", [b"\xff no request", b"x" * 20_000_000], ids=["broken", "too large"])
+def test_who_may_not_call_is_refused_before_the_body_is_read(body: bytes) -> None:
+    answer = s.SendMessageResponse.FromString(asyncio.run(_raw(body)))
+    assert code(answer) == "UNAUTHORIZED"
+
+
+def test_a_client_id_belongs_to_the_key_of_its_session() -> None:
+    async def work(stub: Any) -> Any:
+        stream = stub.Telemetry(metadata=signed())
+        await stream.write(s.TelemetryCommand(settings=d.Settings(publishing={})))
+        await stream.read()
+        other = signed("bank", "b4nk")
+        ended = await stub.NotifyClientTermination(s.NotifyClientTerminationRequest(), metadata=other)
+        second = await stub.Telemetry(metadata=other).read()
+        own = await stub.Heartbeat(s.HeartbeatRequest(), metadata=signed())
+        await stream.done_writing()
+        assert await stream.read() == grpc.aio.EOF
+        after = await stub.Heartbeat(s.HeartbeatRequest(), metadata=other)
+        return [code(each) for each in (ended, second, own, after)]
+
+    answers = Kafka().serve(work, access_keys={"shop": "s3cret", "bank": "b4nk"})
+    assert answers == ["FORBIDDEN", "FORBIDDEN", "OK", "OK"]

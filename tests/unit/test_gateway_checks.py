@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.support.gateway_in_memory import Kafka
 
+from commitlake.clients.gateway import checks as module
+from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.checks import Checks
 from commitlake.clients.gateway.handles import TransactionHandle
 from commitlake.clients.gateway.producers import Producers
@@ -33,9 +35,9 @@ class Asked:
         self.outcomes: list[BaseException | None] = []
 
     def connect(self, name: str, *, has_checker: bool = False) -> Session:
-        session = Session(name)
+        session = Session(Caller(name, None))
         session.has_checker = has_checker
-        session.tell = lambda command: self.told.append((name, command))  # type: ignore[method-assign]
+        session.ask = lambda command: not self.told.append((name, command))  # type: ignore[func-returns-value, method-assign]
         self.checks.join(session, "orders")
         return session
 
@@ -119,5 +121,33 @@ def test_when_a_producer_goes_another_is_asked_and_then_nobody(monkeypatch: pyte
         assert {name for name, _ in asked.told} == {"a", "b"}
         assert (asked.outcomes, asked.ops()) == ([None], [])
         await asked.checks.close()
+
+    asyncio.run(work())
+
+
+def test_who_does_not_read_is_passed_over_and_its_silence_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        asked = Asked(monkeypatch)
+        slow = asked.connect("slow", has_checker=True)
+        slow.ask = lambda command: False  # type: ignore[method-assign]
+        await asked.ask()
+        assert (asked.ops(), asked.outcomes) == ([], [None])
+        asked.connect("b")
+        await asked.ask()
+        assert [name for name, _ in asked.told] == ["b"]
+
+    asyncio.run(work())
+
+
+def test_one_client_does_not_take_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        asked = Asked(monkeypatch)
+        monkeypatch.setattr(module, "MOST_OF_SESSION", 3)
+        first, other = asked.connect("a"), asked.connect("b")
+        for _ in range(2):  # to be there already takes no place
+            for number in range(5):
+                asked.checks.join(first, f"group-{number}")
+        asked.checks.join(other, "group-4")
+        assert set(asked.checks._groups) == {"orders", "group-0", "group-1", "group-4"}
 
     asyncio.run(work())

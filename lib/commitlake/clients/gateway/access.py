@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import yaml
 
@@ -38,6 +39,18 @@ def parse_keys(text: str) -> dict[str, str]:
     raise ConfigError(msg)
 
 
+class Caller(NamedTuple):
+    """Who calls.
+
+    Attributes:
+        client: the id that the client gives itself.
+        key: its access key; None where the gateway has none.
+    """
+
+    client: str
+    key: str | None
+
+
 class Access:
     """Checks the metadata of each call.
 
@@ -51,28 +64,31 @@ class Access:
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._keys = keys
 
-    def client(self, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-        """The id of the client that calls.
+    def caller(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
+        """Who calls.
 
         Raises:
             GatewayRefusal: `UNAUTHORIZED`, or `CLIENT_ID_REQUIRED`.
         """
         values = {name: value for name, value in metadata if isinstance(value, str)}
-        if self._keys and not self._is_signed(values):
+        key = self._signer(values)
+        if self._keys and key is None:
             msg = "the call has no valid signature; set the client's credentials to a key of the gateway's access keys"
             raise GatewayRefusal(msg, "UNAUTHORIZED")
         client = values.get(CLIENT_ID, "")
         if not client:
             msg = f"the call has no {CLIENT_ID}; RocketMQ 5's clients send it"
             raise GatewayRefusal(msg, "CLIENT_ID_REQUIRED")
-        return client
+        return Caller(client, key)
 
-    def _is_signed(self, values: Mapping[str, str]) -> bool:
+    def _signer(self, values: Mapping[str, str]) -> str | None:
+        """The key whose secret has signed; None where none has."""
         given = _AUTHORIZATION.fullmatch(values.get("authorization", ""))
         if given is None:
-            return False
-        secret = self._keys.get(given["key"].partition("/")[0])  # some clients add a region and a service
+            return None
+        key = given["key"].partition("/")[0]  # some clients add a region and a service
+        secret = self._keys.get(key)
         if secret is None:
-            return False
+            return None
         expected = hmac.new(secret.encode(), values.get(_DATE_TIME, "").encode(), "sha1").hexdigest()
-        return hmac.compare_digest(expected, given["signature"].lower())
+        return key if hmac.compare_digest(expected, given["signature"].lower()) else None

@@ -32,6 +32,8 @@ ASKED = 100
 """Checks of a group that may wait for an answer at a time."""
 _MOST_GROUPS = 1_000
 """Each has a Kafka consumer and a thread, and clients choose their names."""
+MOST_OF_SESSION = 100
+"""Groups of one client, so that one alone does not take all places."""
 _STOP_S = 5.0
 _SILENT = f"the producer has not answered within {ANSWER_S:.0f} s"
 
@@ -56,15 +58,19 @@ class Checks:
 
     def join(self, session: Session, group: str) -> None:
         """Let a producer be asked for its group; does nothing when it is already."""
-        if session.gone.done():
+        if session.gone.done() or session in self._members(group):
+            return
+        if session.groups >= MOST_OF_SESSION:
+            log.warning("checks of %.100s are not asked of a client that has %d groups already", group, MOST_OF_SESSION)
             return
         if group not in self._groups:
             if len(self._groups) >= _MOST_GROUPS:
-                log.warning("checks of %s are not answered here: there are %d groups already", group, _MOST_GROUPS)
+                log.warning("checks of %.100s are not answered here: there are %d groups already", group, _MOST_GROUPS)
                 return
             self._groups[group] = _Group(self._reader(group))
             self._groups[group].reader.start()
         self._groups[group].sessions[session] = None
+        session.groups += 1
 
     def leave(self, session: Session) -> None:
         """Ask a producer no more."""
@@ -109,9 +115,11 @@ class Checks:
             each(error)
 
     async def _ask(self, check: CheckRecord, answer: asyncio.Future[None]) -> MQClientException | None:
-        silent: list[Session] = []
-        while not answer.done() and len(silent) < _MOST_ASKED and (session := self._next(check, silent)):
-            session.tell(check_command(check, session.topic_of(check)))
+        silent, busy = list[Session](), list[Session]()
+        while not answer.done() and len(silent) < _MOST_ASKED and (session := self._next(check, silent + busy)):
+            if not session.ask(check_command(check, session.topic_of(check))):
+                busy.append(session)  # it reads too slowly, and has not been asked: that is no silence
+                continue
             both = [answer, session.gone]
             heard, _ = await asyncio.wait(both, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
             if not heard:
@@ -120,9 +128,12 @@ class Checks:
             return await self._say_unknown(check)
         return None
 
-    def _next(self, check: CheckRecord, silent: Sequence[Session]) -> Session | None:
+    def _members(self, group: str) -> dict[Session, None]:
+        return self._groups[group].sessions if group in self._groups else {}
+
+    def _next(self, check: CheckRecord, passed: Sequence[Session]) -> Session | None:
         group = self._groups.get(check.producer_group)
-        return group.next(silent) if group else None
+        return group.next(passed) if group else None
 
     async def _say_unknown(self, check: CheckRecord) -> MQClientException | None:
         try:
@@ -145,8 +156,8 @@ class _Group:
         self.sessions: dict[Session, None] = {}
         self._turn = itertools.count()
 
-    def next(self, silent: Sequence[Session]) -> Session | None:
-        """One that has not been asked, of those with a checker if there is any."""
-        left = [session for session in self.sessions if session not in silent]
+    def next(self, passed: Sequence[Session]) -> Session | None:
+        """One that was not passed, of those with a checker if there is any."""
+        left = [session for session in self.sessions if session not in passed]
         best = [session for session in left if session.has_checker] or left
         return best[next(self._turn) % len(best)] if best else None

@@ -19,21 +19,44 @@ def route(request: Proto, limits: Settings) -> Proto:
         GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the client does not say by which address it calls.
         MQClientException: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
     """
-    if not request.endpoints.addresses:
-        msg = "the request names no endpoints; RocketMQ 5's clients send the address that they were given"
-        raise GatewayRefusal(msg, "ILLEGAL_ACCESS_POINT")
-    _check_topic(topic_name(request.topic), limits)
-    broker = definitions.Broker(name="commitlake", id=0, endpoints=request.endpoints)
+    broker = _broker(request)
+    check_topic(topic_name(request.topic), limits)
     queues = [
         definitions.MessageQueue(
-            topic=request.topic, id=number, permission=definitions.WRITE, broker=broker, accept_message_types=_KINDS
+            topic=request.topic,
+            id=number,
+            permission=definitions.READ_WRITE,
+            broker=broker,
+            accept_message_types=_KINDS,
         )
         for number in range(limits.queues)
     ]
     return services.QueryRouteResponse(status=ok(), message_queues=queues)
 
 
-def _check_topic(topic: str, limits: Settings) -> None:
+def assignment(request: Proto, limits: Settings) -> Proto:
+    """What a push consumer asks for messages: one queue that stands for all, as RocketMQ's proxy has it.
+
+    Raises:
+        GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the client does not say by which address it calls.
+        MQClientException: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
+    """
+    check_topic(topic_name(request.topic), limits)
+    queue = definitions.MessageQueue(
+        topic=request.topic, id=-1, permission=definitions.READ_WRITE, broker=_broker(request)
+    )
+    return services.QueryAssignmentResponse(status=ok(), assignments=[definitions.Assignment(message_queue=queue)])
+
+
+def _broker(request: Proto) -> Proto:
+    if not request.endpoints.addresses:
+        msg = "the request names no endpoints; RocketMQ 5's clients send the address that they were given"
+        raise GatewayRefusal(msg, "ILLEGAL_ACCESS_POINT")
+    return definitions.Broker(name="commitlake", id=0, endpoints=request.endpoints)
+
+
+def check_topic(topic: str, limits: Settings) -> None:
+    """Raise `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`, as MQClientException, where there may be no such topic."""
     try:
         topic_names.check_name(topic)
         topic_names.check_admitted(topic, limits.topics_allowed, limits.topics, limits.topics_max)

@@ -15,17 +15,18 @@ import grpc
 
 from commitlake.clients.gateway.access import Access
 from commitlake.clients.gateway.checks import Checks
+from commitlake.clients.gateway.entry import Entry
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.service import MessagingService
 from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.producer.link import KafkaLink
-from commitlake.config import KafkaConfig
+from commitlake.config import Config
 from commitlake.errors import ConfigError
 
 START_MS = 10_000
 """For Kafka, and for the coordinator's settings."""
 _MOST_CALLS = 4_000
-"""At a time, a telemetry stream for each client among them: each call may hold a body in memory."""
+"""At a time, a telemetry stream for each client and what consumers wait for among them: a call may hold a body."""
 _GRACE_S = 5.0
 """For calls under way when the gateway ends; each takes less."""
 _STOP_S = 10.0
@@ -102,11 +103,11 @@ class Entrance:
 
 
 @asynccontextmanager
-async def opened(kafka: KafkaConfig, entrance: Entrance, start_ms: int = START_MS) -> AsyncIterator[int]:
+async def opened(settings: Config, entrance: Entrance, start_ms: int = START_MS) -> AsyncIterator[int]:
     """A gateway that takes calls; gives its port.
 
     Args:
-        kafka: where the coordinator's Kafka is.
+        settings: the coordinator's configuration: where Kafka is, and where the tables are.
         entrance: where and to whom it opens.
         start_ms: how long to wait for Kafka.
 
@@ -114,24 +115,25 @@ async def opened(kafka: KafkaConfig, entrance: Entrance, start_ms: int = START_M
         MQClientException: Kafka is out of reach, or no coordinator has ever run there.
         ConfigError: the address can't be listened on.
     """
-    link = KafkaLink(kafka, start_ms, {})
+    link = KafkaLink(settings.kafka, start_ms, {})
     await asyncio.to_thread(link.start, start_ms)
     try:
-        async with listening(link, entrance) as port:
+        async with listening(link, settings, entrance) as port:
             yield port
     finally:
         await asyncio.to_thread(link.stop, _STOP_S)
 
 
 @asynccontextmanager
-async def listening(link: KafkaLink, entrance: Entrance) -> AsyncIterator[int]:
+async def listening(link: KafkaLink, settings: Config, entrance: Entrance) -> AsyncIterator[int]:
     """The same over a connection that has started."""
     producers = Producers(link)
-    service = MessagingService(Access(entrance.access_keys), producers, Checks(link, producers))
+    access = Access(entrance.access_keys)
+    service = MessagingService(access, producers, Checks(link, producers), settings)
     # Twice the limit, so that a body that is somewhat too large gets its status, and not gRPC's.
     most = 2 * link.settings.max_message_size + _OVERHEAD
     options = [*_CONNECTIONS, ("grpc.max_receive_message_length", most)]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
+    server = grpc.aio.server(interceptors=[Entry(access)], options=options, maximum_concurrent_rpcs=_MOST_CALLS)
     servicers.add_MessagingServiceServicer_to_server(service, server)
     port = entrance.open(server)
     await server.start()
@@ -142,11 +144,11 @@ async def listening(link: KafkaLink, entrance: Entrance) -> AsyncIterator[int]:
         await server.stop(_GRACE_S)
 
 
-async def serve(kafka: KafkaConfig, entrance: Entrance) -> None:
+async def serve(settings: Config, entrance: Entrance) -> None:
     """Listen until SIGTERM or SIGINT."""
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with opened(kafka, entrance) as port:
+    async with opened(settings, entrance) as port:
         print(f"READY gateway on port {port}", flush=True)
         await ended.wait()

@@ -7,22 +7,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-from commitlake.clients.gateway.access import Access
+from commitlake.clients.gateway.access import Access, Caller
 from commitlake.clients.gateway.checks import Checks
+from commitlake.clients.gateway.consumers import Consumers
 from commitlake.clients.gateway.handles import TransactionHandle
 from commitlake.clients.gateway.messages import group_of, is_half, topic_name
 from commitlake.clients.gateway.producers import Producers
-from commitlake.clients.gateway.routes import route
+from commitlake.clients.gateway.receiving import consumer_settings
+from commitlake.clients.gateway.routes import assignment, route
 from commitlake.clients.gateway.sending import send
-from commitlake.clients.gateway.sessions import NO_CONSUMERS, Session, settled
+from commitlake.clients.gateway.sessions import Session, producer_settings
 from commitlake.clients.gateway.status import ok, status_of
 from commitlake.clients.gateway.stubs import Proto, definitions, servicers, services
+from commitlake.config import Config
 from commitlake.errors import GatewayRefusal
 from commitlake.protocol.recall_handle import decode_handle
 
 _DECISIONS = {definitions.COMMIT: "COMMIT", definitions.ROLLBACK: "ROLLBACK"}
 
-Call = Callable[["MessagingService", Any, str], Awaitable[Any]]
+_ONLY = "pull consumers, offsets and lite topics are not supported; use a push consumer or a simple consumer"
+_NOTHING = definitions.Status(code=definitions.MESSAGE_NOT_FOUND, message="no message came in time")
+
+Call = Callable[["MessagingService", Any, Caller], Awaitable[Any]]
 
 
 def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., Awaitable[Proto]]]:
@@ -36,7 +42,7 @@ def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., 
         @wraps(call)
         async def answer(service: MessagingService, request: Proto, context: Any) -> Proto:
             try:
-                return await call(service, request, service.access.client(context.invocation_metadata()))
+                return await call(service, request, service.caller(context))
             except Exception as error:
                 return response(status=status_of(error))
 
@@ -46,55 +52,70 @@ def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., 
 
 
 class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc, name-defined]
-    """What producers call; it keeps nothing that another gateway would need.
+    """What clients call; it keeps nothing for producers that another gateway would need.
 
     Args:
         access: who may call.
         producers: send to Kafka.
         checks: ask the producers.
+        settings: the coordinator's configuration: where the tables are from which consumers read.
     """
 
-    def __init__(self, access: Access, producers: Producers, checks: Checks) -> None:
-        self.access = access
+    def __init__(self, access: Access, producers: Producers, checks: Checks, settings: Config) -> None:
+        self._access = access
         self._producers, self._checks = producers, checks
         self._sessions: dict[str, set[Session]] = {}
+        self._consumers = Consumers(settings, self._sessions.__contains__)
+
+    def caller(self, context: Any) -> Caller:
+        """Who calls.
+
+        Raises:
+            GatewayRefusal: it may not, or not under this client id.
+        """
+        caller = self._access.caller(context.invocation_metadata())
+        if any(session.caller.key != caller.key for session in self._sessions.get(caller.client, ())):
+            msg = f"the client id {caller.client!r:.100} is in use under another access key; give each client its own"
+            raise GatewayRefusal(msg, "FORBIDDEN")
+        return caller
 
     @_answered(services.QueryRouteResponse)
-    async def QueryRoute(self, request: Proto, client: str) -> Proto:
+    async def QueryRoute(self, request: Proto, caller: Caller) -> Proto:
         """Where a topic is."""
         return route(request, self._producers.limits)
 
     @_answered(services.HeartbeatResponse)
-    async def Heartbeat(self, request: Proto, client: str) -> Proto:
+    async def Heartbeat(self, request: Proto, caller: Caller) -> Proto:
         """A sign of life; the telemetry stream says the same."""
         return services.HeartbeatResponse(status=ok())
 
     @_answered(services.NotifyClientTerminationResponse)
-    async def NotifyClientTermination(self, request: Proto, client: str) -> Proto:
+    async def NotifyClientTermination(self, request: Proto, caller: Caller) -> Proto:
         """A client that ends is asked no more."""
-        for session in list(self._sessions.get(client, ())):
+        for session in list(self._sessions.get(caller.client, ())):
             self._checks.leave(session)
+        self._consumers.client_ended(caller.client)
         return services.NotifyClientTerminationResponse(status=ok())
 
     @_answered(services.SendMessageResponse)
-    async def SendMessage(self, request: Proto, client: str) -> Proto:
+    async def SendMessage(self, request: Proto, caller: Caller) -> Proto:
         """Messages of one topic; a half message also lets its client be asked for its group."""
         response = await send(request.messages, self._producers)
         if is_half(request.messages[0]):
-            self._can_be_asked(client, group_of(request.messages[0]))
+            self._can_be_asked(caller.client, group_of(request.messages[0]))
         return response
 
     @_answered(services.EndTransactionResponse)
-    async def EndTransaction(self, request: Proto, client: str) -> Proto:
+    async def EndTransaction(self, request: Proto, caller: Caller) -> Proto:
         """A decision of the application, or the answer to a check."""
         handle = TransactionHandle.parse(request.transaction_id)
         await self._producers.end(handle, _DECISIONS.get(request.resolution, "UNKNOWN"))
         self._checks.answered(handle)
-        self._can_be_asked(client, handle.group)
+        self._can_be_asked(caller.client, handle.group)
         return services.EndTransactionResponse(status=ok())
 
     @_answered(services.RecallMessageResponse)
-    async def RecallMessage(self, request: Proto, client: str) -> Proto:
+    async def RecallMessage(self, request: Proto, caller: Caller) -> Proto:
         """Takes a delayed message back."""
         topic = decode_handle(request.recall_handle).topic
         if topic != topic_name(request.topic):
@@ -103,14 +124,53 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         message_id = await self._producers.recall(request.recall_handle)
         return services.RecallMessageResponse(status=ok(), message_id=message_id)
 
+    @_answered(services.QueryAssignmentResponse)
+    async def QueryAssignment(self, request: Proto, caller: Caller) -> Proto:
+        """What a push consumer asks for messages."""
+        return assignment(request, self._producers.limits)
+
+    async def ReceiveMessage(self, request: Proto, context: Any) -> AsyncIterator[Proto]:
+        """Messages for a consumer, which waits for the first one."""
+        try:
+            caller, limits = self.caller(context), self._producers.limits
+            taken = await self._consumers.receive(request, caller, limits, context.time_remaining())
+        except Exception as error:
+            yield services.ReceiveMessageResponse(status=status_of(error))
+            return
+        unsent = taken
+        try:
+            yield services.ReceiveMessageResponse(status=ok() if taken else _NOTHING)
+            for each in taken:
+                yield services.ReceiveMessageResponse(message=each.message)
+            unsent = []
+            if taken:
+                yield _delivered_now()
+        finally:
+            self._consumers.undo(unsent)
+
+    @_answered(services.AckMessageResponse)
+    async def AckMessage(self, request: Proto, caller: Caller) -> Proto:
+        """Messages are done."""
+        return self._consumers.acknowledge(request, caller)
+
+    @_answered(services.ChangeInvisibleDurationResponse)
+    async def ChangeInvisibleDuration(self, request: Proto, caller: Caller) -> Proto:
+        """A message is to come again at another time."""
+        return self._consumers.change(request, caller)
+
+    @_answered(services.ForwardMessageToDeadLetterQueueResponse)
+    async def ForwardMessageToDeadLetterQueue(self, request: Proto, caller: Caller) -> Proto:
+        """A message is a dead letter."""
+        return self._consumers.give_up(request, caller)
+
     async def Telemetry(self, requests: AsyncIterator[Proto], context: Any) -> AsyncIterator[Proto]:
         """The stream on which a client tells its settings, and is asked for its transactions."""
         try:
-            session = Session(self.access.client(context.invocation_metadata()))
+            session = Session(self.caller(context))
         except GatewayRefusal as error:
             yield services.TelemetryCommand(status=status_of(error))
             return
-        of_client = self._sessions.setdefault(session.client_id, set())
+        of_client = self._sessions.setdefault(session.caller.client, set())
         of_client.add(session)
         reading = asyncio.create_task(self._read(requests, session))
         try:
@@ -121,13 +181,13 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
             self._checks.leave(session)
             of_client.discard(session)
             if not of_client:
-                self._sessions.pop(session.client_id, None)
+                self._sessions.pop(session.caller.client, None)
 
     async def close(self) -> None:
         """End the streams, and ask nobody any more."""
         for session in [session for sessions in self._sessions.values() for session in sessions]:
             self._checks.leave(session)
-        await self._checks.close()
+        await asyncio.gather(self._checks.close(), self._consumers.close())
 
     def _can_be_asked(self, client: str, group: str) -> None:
         for session in self._sessions.get(client, ()):
@@ -144,19 +204,27 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     def _settled(self, given: Proto, session: Session) -> Proto:
         try:
-            answer = settled(given, self._producers.limits)
+            if given.HasField("subscription"):
+                return consumer_settings(given)
+            answer = producer_settings(given, self._producers.limits)
+            topics = session.set_topics(given.publishing.topics)
         except Exception as error:
             return services.TelemetryCommand(status=status_of(error))
-        session.set_topics(given.publishing.topics)
-        for topic in given.publishing.topics:
-            self._checks.join(session, topic_name(topic))
+        for topic in topics:
+            self._checks.join(session, topic)
         return answer
+
+
+def _delivered_now() -> Proto:
+    response = services.ReceiveMessageResponse()
+    response.delivery_timestamp.GetCurrentTime()
+    return response
 
 
 def _refused(response: Callable[..., Proto]) -> Callable[..., Awaitable[Proto]]:
     @_answered(response)
-    async def refuse(service: MessagingService, request: Proto, client: str) -> Proto:
-        raise GatewayRefusal(NO_CONSUMERS, "UNSUPPORTED")
+    async def refuse(service: MessagingService, request: Proto, caller: Caller) -> Proto:
+        raise GatewayRefusal(_ONLY, "UNSUPPORTED")
 
     return refuse
 
@@ -171,15 +239,10 @@ def _refused_stream(response: Callable[..., Proto]) -> Callable[..., AsyncIterat
 
 
 for _name in (
-    "QueryAssignment",
-    "AckMessage",
-    "ForwardMessageToDeadLetterQueue",
-    "ChangeInvisibleDuration",
     "UpdateOffset",
     "GetOffset",
     "QueryOffset",
     "SyncLiteSubscription",
 ):
     setattr(MessagingService, _name, _refused(getattr(services, f"{_name}Response")))
-for _name in ("ReceiveMessage", "PullMessage"):
-    setattr(MessagingService, _name, _refused_stream(getattr(services, f"{_name}Response")))
+MessagingService.PullMessage = _refused_stream(services.PullMessageResponse)

@@ -3,71 +3,116 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
+from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.status import ok
 from commitlake.clients.gateway.stubs import Proto, definitions, services
-from commitlake.errors import GatewayRefusal
+from commitlake.errors import MQClientException, RecordError
+from commitlake.protocol import topic_names
 from commitlake.protocol.wire import CheckRecord, Settings
 
+log = logging.getLogger(__name__)
+
+MOST_TOPICS = 100
+"""Of one client, whose checks it can be asked for."""
+MOST_UNSENT, MOST_UNSENT_BYTES = 200, 16 << 20
+"""Commands that one client has not taken yet; a single one may be larger."""
 _ATTEMPTS, _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 3, 10, 1_000
 """How a client sends again by itself what has failed; RocketMQ's own defaults."""
-NO_CONSUMERS = "the gateway is for producers; consumers read with commitlake.consume, or from the tables"
 
 
 class Session:
-    """One telemetry stream of a producer.
+    """One telemetry stream of a client.
 
     Args:
-        client_id: of the client that has opened it.
+        caller: who has opened it.
 
     Attributes:
         gone: done when the stream has ended.
+        groups: how many groups it is asked for.
         has_checker: whether the client has shown that it can be asked: it has sent a half message, or answered.
     """
 
-    def __init__(self, client_id: str) -> None:
-        self.client_id = client_id
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_checker = False
+        self.groups = 0
         self._topics: dict[str, Proto] = {}
-        self._commands: asyncio.Queue[Proto | None] = asyncio.Queue()
+        self._commands: deque[Proto] = deque()
+        self._unsent_bytes = 0
+        self._has_news = asyncio.Event()
+
+    def ask(self, command: Proto) -> bool:
+        """Send a command to the client; False, and nothing is sent, where it has not taken those before."""
+        size = command.ByteSize()
+        is_full = len(self._commands) >= MOST_UNSENT or self._unsent_bytes + size > MOST_UNSENT_BYTES
+        if self._commands and is_full:
+            return False
+        self._commands.append(command)
+        self._unsent_bytes += size
+        self._has_news.set()
+        return True
 
     def tell(self, command: Proto) -> None:
-        """Send a command to the client."""
-        self._commands.put_nowait(command)
+        """Send what the client has asked for; the stream of one that asks and does not read ends."""
+        if not self.ask(command):
+            log.warning("the stream of client %.100r ends: it does not read what it asks for", self.caller.client)
+            self.end()
 
     async def commands(self) -> AsyncIterator[Proto]:
         """What is to be sent, until the stream ends."""
-        while (command := await self._commands.get()) is not None:
-            yield command
+        while True:
+            await self._has_news.wait()
+            while self._commands and not self.gone.done():
+                command = self._commands.popleft()
+                self._unsent_bytes -= command.ByteSize()
+                yield command
+            if self.gone.done():
+                return
+            self._has_news.clear()
 
     def end(self) -> None:
         """Let the stream end; a second time changes nothing."""
         if not self.gone.done():
             self.gone.set_result(None)
-            self._commands.put_nowait(None)
+            self._has_news.set()
 
-    def set_topics(self, topics: Sequence[Proto]) -> None:
-        """Note the topics to which the client sends."""
-        self._topics = {topic_name(topic): topic for topic in topics}
+    def set_topics(self, topics: Sequence[Proto]) -> list[str]:
+        """Note the topics to which the client sends; the names of those that count.
+
+        Raises:
+            MQClientException: `ILLEGAL_TOPIC`.
+        """
+        if len(topics) > MOST_TOPICS:
+            text = "of the %d topics of client %.100r only the first %d have their checks answered"
+            log.warning(text, len(topics), self.caller.client, MOST_TOPICS)
+        named = {_legal(topic_name(topic)): topic for topic in topics[:MOST_TOPICS]}
+        self._topics = {name: definitions.Resource() for name in named}
+        for name, topic in named.items():
+            self._topics[name].CopyFrom(topic)  # a part would keep all of the request in memory
+        return list(named)
 
     def topic_of(self, check: CheckRecord) -> Proto:
         """The topic of a check, as the client names it."""
         return self._topics.get(check.topic) or definitions.Resource(name=check.topic)
 
 
-def settled(given: Proto, limits: Settings) -> Proto:
-    """The answer to a producer's settings: its own, with what the coordinator allows.
+def _legal(topic: str) -> str:
+    try:
+        topic_names.check_name(topic)
+    except RecordError as error:
+        raise MQClientException(str(error), error.reason) from error
+    return topic
 
-    Raises:
-        GatewayRefusal: `UNSUPPORTED`, they are those of a consumer.
-    """
-    if not given.HasField("publishing"):
-        raise GatewayRefusal(NO_CONSUMERS, "UNSUPPORTED")
-    settings = definitions.Settings()
-    settings.CopyFrom(given)
+
+def producer_settings(given: Proto, limits: Settings) -> Proto:
+    """The answer to a producer's settings: what the coordinator allows, and nothing of what may be of any size."""
+    settings = definitions.Settings(client_type=given.client_type, request_timeout=given.request_timeout)
     settings.publishing.max_body_size = limits.max_message_size
     settings.publishing.validate_message_type = True
     settings.backoff_policy.max_attempts = _ATTEMPTS

@@ -17,7 +17,7 @@ def run(
 ) -> int:
     """Listen until a signal; the exit code."""
     need_address(settings)
-    for module in ("grpc", "rocketmq"):
+    for module in ("grpc", "rocketmq", "deltalake"):
         if importlib.util.find_spec(module) is None:
             msg = f"the Python module {module} is missing; install it with pip install 'commitlake[gateway]'"
             raise SetupError(msg)
@@ -26,7 +26,7 @@ def run(
 
     keys = parse_keys(_text(access_keys)) if access_keys else {}
     entrance = Entrance(listen=listen, certificate=certificate, private_key=private_key, access_keys=keys)
-    asyncio.run(serve(settings.kafka, entrance))
+    asyncio.run(serve(settings, entrance))
     return 0
 
 

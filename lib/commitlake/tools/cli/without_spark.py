@@ -220,7 +220,7 @@ def gateway(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Let RocketMQ 5's own clients send, by their gRPC protocol.
+    """Let RocketMQ 5's own clients send and consume, by gRPC.
 
     Needs no Spark; runs beside the coordinator, any number of times. Ends with SIGTERM or Ctrl-C.
     """

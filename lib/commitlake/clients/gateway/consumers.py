@@ -1,0 +1,195 @@
+"""What the gateway is to topics: an instance of each group that its clients consume for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from commitlake.clients.consumer.consume import consume
+from commitlake.clients.gateway.access import Caller
+from commitlake.clients.gateway.deliveries import Deliveries
+from commitlake.clients.gateway.messages import topic_name
+from commitlake.clients.gateway.reader import Reader
+from commitlake.clients.gateway.receiving import (
+    MOST_RECEIVED,
+    Subscribed,
+    check_filter,
+    group_name,
+    invisible_s,
+    received,
+    subscribed,
+    wait_s,
+)
+from commitlake.clients.gateway.status import ok, status_of
+from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.config import Config
+from commitlake.errors import ConfigError, GatewayRefusal, WarehouseError
+from commitlake.protocol.wire import Settings
+
+IDLE_S = 15.0
+"""After this an instance for which no client asks, and of which none has a message, leaves its group."""
+POLL = "500ms"
+"""How often the tables are looked at."""
+LEASE = "15s"
+"""An instance without a sign of life for so long loses its queues: a gateway that was killed."""
+_MOST_READERS, _MOST_OF_CLIENT = 500, 50
+"""Each has two threads; one client alone does not take all places."""
+_LOOK_S = 1.0
+_LEAVE_S = 12.0
+_DEAD = "the client gave it up"
+
+
+class Taken(NamedTuple):
+    """A message for a client, and its receipt handle."""
+
+    message: Proto
+    handle: str
+
+
+class Consumers:
+    """Receives for clients, and notes what became of what they got.
+
+    Args:
+        settings: the coordinator's configuration: where the tables are.
+        is_connected: whether a client has a telemetry stream, by its id.
+    """
+
+    def __init__(self, settings: Config, is_connected: Callable[[str], bool]) -> None:
+        self._settings = settings
+        self._deliveries = Deliveries(is_connected)
+        self._readers: dict[Subscribed, Reader] = {}
+        self._ending: set[asyncio.Future[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def receive(self, request: Proto, caller: Caller, limits: Settings, left_s: float | None) -> list[Taken]:
+        """Messages for a call, which waits for the first one; none where none comes in time.
+
+        Args:
+            request: of `ReceiveMessage`.
+            caller: who calls.
+            limits: which topics there may be.
+            left_s: until the call's deadline, s; None where it has none.
+
+        Raises:
+            GatewayRefusal: it can't be received so.
+            MQClientException: the topic can't be used.
+            ConsumerError: the group's tables can't be written.
+            WarehouseError: the topic can't be read.
+        """
+        what = subscribed(request, limits)
+        duration_s = None if request.auto_renew else invisible_s(request.invisible_duration)
+        reader = self._reader(what, caller)
+        most = max(1, min(request.batch_size, MOST_RECEIVED))
+        taken = []
+        for message in await reader.take(most, wait_s(request, left_s)):
+            handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
+            taken.append(Taken(received(message, request.message_queue.topic, handle, duration_s), handle))
+        return taken
+
+    def undo(self, taken: Sequence[Taken]) -> None:
+        """Let come again what its client may not have got."""
+        for each in taken:
+            self._deliveries.undo(each.handle)
+
+    def acknowledge(self, request: Proto, caller: Caller) -> Proto:
+        """The answer to `AckMessage`, with a status for each entry."""
+        topic, group = topic_name(request.topic), group_name(request.group)
+        entries = [self._acknowledged(entry, topic, group, caller) for entry in request.entries]
+        codes = {entry.status.code for entry in entries}
+        status = entries[0].status if len(codes) == 1 else definitions.Status(code=definitions.MULTIPLE_RESULTS)
+        return services.AckMessageResponse(status=status if entries else ok(), entries=entries)
+
+    def change(self, request: Proto, caller: Caller) -> Proto:
+        """The answer to `ChangeInvisibleDuration`.
+
+        Raises:
+            GatewayRefusal: `INVALID_RECEIPT_HANDLE` or `ILLEGAL_INVISIBLE_TIME`.
+        """
+        duration_s = invisible_s(request.invisible_duration)
+        names = topic_name(request.topic), group_name(request.group)
+        handle = self._deliveries.change(request.receipt_handle, *names, caller, duration_s)
+        return services.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=handle)
+
+    def give_up(self, request: Proto, caller: Caller) -> Proto:
+        """The answer to `ForwardMessageToDeadLetterQueue`.
+
+        Raises:
+            GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
+        """
+        names = topic_name(request.topic), group_name(request.group)
+        found = self._deliveries.end(request.receipt_handle, *names, caller)
+        found.message.retry(most=1, remark=_DEAD)
+        return services.ForwardMessageToDeadLetterQueueResponse(status=ok())
+
+    def client_ended(self, client: str) -> None:
+        """What a push consumer has comes again at once."""
+        self._deliveries.client_ended(client)
+
+    async def close(self) -> None:
+        """Write what is finished, and leave all groups; calls that wait get nothing."""
+        self._is_closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for what in list(self._readers):
+            self._end(what)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=_LEAVE_S)
+
+    def _acknowledged(self, entry: Proto, topic: str, group: str, caller: Caller) -> Proto:
+        status = ok()
+        try:
+            self._deliveries.end(entry.receipt_handle, topic, group, caller).message.done()
+        except GatewayRefusal as error:
+            status = status_of(error)
+        return services.AckMessageResultEntry(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+        )
+
+    def _reader(self, what: Subscribed, caller: Caller) -> Reader:
+        if self._is_closed:
+            msg = "the gateway ends; call another one"
+            raise GatewayRefusal(msg, "HA_NOT_AVAILABLE")
+        if what not in self._readers or self._readers[what].is_over:
+            self._end(what)
+            self._check_room(caller)
+            check_filter(what.tags, what.where)
+            self._readers[what] = self._begun(what, caller)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._look_after())
+        return self._readers[what]
+
+    def _check_room(self, caller: Caller) -> None:
+        readers = list(self._readers.values())
+        of_client = sum(reader.client == caller.client for reader in readers)
+        if len(readers) + len(self._ending) >= _MOST_READERS or of_client >= _MOST_OF_CLIENT:
+            msg = f"a client may have {_MOST_OF_CLIENT} subscriptions at a time, and all {_MOST_READERS}; use fewer"
+            raise GatewayRefusal(msg, "TOO_MANY_REQUESTS")
+
+    def _begun(self, what: Subscribed, caller: Caller) -> Reader:
+        group, topic, tags, where = what
+        try:
+            consumer = consume(self._settings, topic, group=group, tags=tags, where=where, poll=POLL, lease=LEASE)
+        except (ConfigError, WarehouseError) as error:  # where the tables are can't be read without Spark
+            raise GatewayRefusal(str(error), "UNSUPPORTED") from error
+        return Reader(consumer, caller.client)
+
+    async def _look_after(self) -> None:
+        """Let queues and groups go that no client needs here."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for what, reader in list(self._readers.items()):
+                reader.give_back()
+                if reader.is_over or reader.is_idle(IDLE_S):
+                    self._end(what)
+
+    def _end(self, what: Subscribed) -> None:
+        reader = self._readers.pop(what, None)
+        if reader is None:
+            return
+        self._deliveries.forget(reader)
+        reader.stop()
+        if not reader.left.done():
+            self._ending.add(reader.left)
+            reader.left.add_done_callback(self._ending.discard)

@@ -1,0 +1,137 @@
+"""Messages that clients have: each under a receipt handle, which is good until its invisible duration is over."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.gateway.access import Caller
+from commitlake.clients.gateway.reader import Reader
+from commitlake.errors import GatewayRefusal
+
+MOST_ATTEMPTS = 16
+"""After the last one a message is a dead letter; RocketMQ's default."""
+LONGEST_S = 12 * 3_600.0
+"""Of an invisible duration, as in RocketMQ's proxy."""
+RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
+"""How often, and for how long, the duration of what a push consumer has is renewed; the second as in the proxy."""
+_AT_ONCE_S = 0.001
+_SILENT = "not acknowledged within its invisible duration"
+_GONE = "the client has ended without an acknowledgement"
+_FAILED = "the client could not consume it"
+
+
+@dataclass(eq=False)
+class HeldMessage:
+    """A message in the hands of a client.
+
+    Attributes:
+        message: the message.
+        reader: which has read it.
+        group: for which group.
+        caller: who has it.
+        is_renewed: whether its duration is renewed while the client is connected: it is a push consumer.
+        until: when renewing ends, by the loop's clock.
+        timer: calls when the duration is over.
+    """
+
+    message: ReceivedMessage
+    reader: Reader
+    group: str
+    caller: Caller
+    is_renewed: bool
+    until: float
+    timer: asyncio.TimerHandle
+
+
+class Deliveries:
+    """All that clients of this gateway have and have not finished. A handle says nothing, and can't be guessed.
+
+    Args:
+        is_connected: whether a client has a telemetry stream, by its id.
+    """
+
+    def __init__(self, is_connected: Callable[[str], bool]) -> None:
+        self._is_connected = is_connected
+        self._open: dict[str, HeldMessage] = {}
+
+    def begin(
+        self, message: ReceivedMessage, reader: Reader, group: str, caller: Caller, invisible_s: float | None
+    ) -> str:
+        """A client gets a message; returns the receipt handle.
+
+        Args:
+            message: the message.
+            reader: which has read it.
+            group: for which group.
+            caller: who gets it.
+            invisible_s: after so long it comes again, s; None: not while the client is connected.
+        """
+        handle, loop = secrets.token_urlsafe(18), asyncio.get_running_loop()
+        timer = loop.call_later(RENEW_S if invisible_s is None else invisible_s, self._run_out, handle)
+        until = loop.time() + MOST_RENEWED_S
+        self._open[handle] = HeldMessage(message, reader, group, caller, invisible_s is None, until, timer)
+        reader.held += 1
+        return handle
+
+    def end(self, handle: str, topic: str, group: str, caller: Caller) -> HeldMessage:
+        """The message of a handle, which is good no more.
+
+        Raises:
+            GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
+        """
+        found = self._open.get(handle)
+        if found is None or (found.message.topic, found.group, found.caller.key) != (topic, group, caller.key):
+            msg = (
+                f"{handle!r:.60} is no good receipt handle of group {group!r:.100} and topic {topic!r:.100}: its time "
+                "is over, it was used before, or another gateway gave it; what was not done comes again"
+            )
+            raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
+        return self._close(handle)
+
+    def change(self, handle: str, topic: str, group: str, caller: Caller, invisible_s: float) -> str:
+        """Let a message come again after so many seconds from now; returns the handle that is good until then.
+
+        A push consumer says so only of what it could not consume: that counts at once, and does not depend on this
+        gateway.
+
+        Raises:
+            GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
+        """
+        found = self.end(handle, topic, group, caller)
+        if found.is_renewed:
+            found.message.retry(max(invisible_s, _AT_ONCE_S), MOST_ATTEMPTS, _FAILED)
+            return handle
+        return self.begin(found.message, found.reader, group, caller, invisible_s)
+
+    def undo(self, handle: str) -> None:
+        """Let a message come again that its client may not have got; does nothing when it was finished."""
+        if handle in self._open:
+            self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _GONE)
+
+    def client_ended(self, client: str) -> None:
+        """Let come again what a push consumer has, which finishes nothing any more."""
+        for handle, each in list(self._open.items()):
+            if each.is_renewed and each.caller.client == client:
+                self.undo(handle)
+
+    def forget(self, reader: Reader) -> None:
+        """No handle of a reader that is over is good any more: its messages come again elsewhere."""
+        for handle in [handle for handle, each in self._open.items() if each.reader is reader]:
+            self._close(handle)
+
+    def _close(self, handle: str) -> HeldMessage:
+        found = self._open.pop(handle)
+        found.timer.cancel()
+        found.reader.held -= 1
+        return found
+
+    def _run_out(self, handle: str) -> None:
+        found, loop = self._open[handle], asyncio.get_running_loop()
+        if found.is_renewed and loop.time() < found.until and self._is_connected(found.caller.client):
+            found.timer = loop.call_later(RENEW_S, self._run_out, handle)
+        else:
+            self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _SILENT)

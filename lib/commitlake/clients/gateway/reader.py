@@ -1,0 +1,126 @@
+"""One instance of a consumer group, for all clients that want the same of it: it reads ahead a little."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+from commitlake.clients.consumer.consume import Consumer
+from commitlake.clients.consumer.message import ReceivedMessage
+
+AHEAD = 64
+"""Messages that are read and wait for a client."""
+
+
+class Reader:
+    """Reads messages in a thread of its own, and hands them to whoever asks first.
+
+    Args:
+        consumer: what it reads with; it leaves the group when the reader is closed.
+        client: the id of the client for which it was begun.
+
+    Attributes:
+        held: messages that clients have and have not finished.
+        is_over: whether it reads no more: it was closed, or has failed.
+        left: done when it has left the group.
+    """
+
+    def __init__(self, consumer: Consumer, client: str) -> None:
+        self.client, self.held, self.is_over = client, 0, False
+        self._consumer, self._loop = consumer, asyncio.get_running_loop()
+        self.left: asyncio.Future[None] = self._loop.create_future()
+        self._messages: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
+        self._room = threading.Semaphore(AHEAD)
+        self._asking, self._asked_at = 0, time.monotonic()
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, name="commitlake-gateway-reader", daemon=True).start()
+
+    async def take(self, most: int, wait_s: float) -> list[ReceivedMessage]:
+        """Messages that are there now, else the next one; none where none comes in time.
+
+        Args:
+            most: how many at most, 1 or more.
+            wait_s: for the first one, s.
+
+        Raises:
+            ConsumerError: the group's tables can't be written.
+            WarehouseError: the topic can't be read.
+        """
+        self._asking += 1
+        found: list[ReceivedMessage] = []
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._take_first(found)
+        except TimeoutError:
+            pass
+        finally:
+            self._asking -= 1
+            self._asked_at = time.monotonic()
+        while found and len(found) < most and (message := self._take_now()):
+            found.append(message)
+        return found
+
+    def is_idle(self, since_s: float) -> bool:
+        """Whether no client has asked for so long, or has a message."""
+        return not (self._asking or self.held) and time.monotonic() - self._asked_at > since_s
+
+    def give_back(self) -> None:
+        """Let messages go that nobody has, and whose queue another instance is due to read."""
+        for _ in range(self._messages.qsize()):
+            message = self._messages.get_nowait()
+            if message is not None and message.give_back():
+                self._room.release()
+            else:
+                self._messages.put_nowait(message)
+
+    def stop(self) -> None:
+        """Read no more, and leave the group soon; what is not finished comes again."""
+        self._consumer.stop()
+        self._room.release()
+        self._end()
+
+    async def _take_first(self, found: list[ReceivedMessage]) -> None:
+        """Fill the list: what a time-out takes from whoever waits must not get lost."""
+        while not found:
+            if self._failure is not None:
+                raise self._failure
+            if self.is_over:
+                return
+            self._accept(await self._messages.get(), found)
+
+    def _take_now(self) -> ReceivedMessage | None:
+        found: list[ReceivedMessage] = []
+        while not (found or self._messages.empty()):
+            self._accept(self._messages.get_nowait(), found)
+        return found[0] if found else None
+
+    def _accept(self, message: ReceivedMessage | None, found: list[ReceivedMessage]) -> None:
+        """Keep a message, unless its queue is due to another instance; None wakes those who wait for nothing."""
+        if message is not None:
+            self._room.release()
+            if not message.give_back():
+                found.append(message)
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        try:
+            with self._consumer as messages:
+                for message in messages:
+                    self._room.acquire()
+                    self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
+        except Exception as error:  # whatever it is, those who ask get it
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._leave, failure)
+
+    def _leave(self, failure: Exception | None) -> None:
+        self._failure = failure
+        self._end()
+        self.left.set_result(None)
+
+    def _end(self) -> None:
+        self.is_over = True
+        for _ in range(self._asking):
+            self._messages.put_nowait(None)

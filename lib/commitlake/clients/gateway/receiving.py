@@ -1,0 +1,173 @@
+"""What consumers ask for, checked, and messages as they get them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from commitlake.clients.consumer.arguments import checked_group
+from commitlake.clients.consumer.filters import Filter
+from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.consumer.runner import PAUSES
+from commitlake.clients.gateway.deliveries import LONGEST_S, MOST_ATTEMPTS
+from commitlake.clients.gateway.messages import topic_name
+from commitlake.clients.gateway.routes import check_topic
+from commitlake.clients.gateway.status import ok
+from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.errors import ConsumerError, GatewayRefusal
+from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.wire import Settings
+
+MOST_RECEIVED = 32
+"""Messages of one call, as in RocketMQ."""
+POLL_S = 20.0
+"""How long a call waits that does not say how long."""
+_MARGIN_S = 0.5
+"""Before a call's deadline, so that the client hears that there was nothing."""
+_LONGEST_FILTER = 4_096
+_MOST_SUBSCRIPTIONS = 100
+_KINDS = (definitions.PUSH_CONSUMER, definitions.SIMPLE_CONSUMER)
+
+
+class Subscribed(NamedTuple):
+    """What a reader reads.
+
+    Attributes:
+        group: of consumers.
+        topic: its name.
+        tags: a tag expression; None for all.
+        where: a condition on properties; None for all.
+    """
+
+    group: str
+    topic: str
+    tags: str | None
+    where: str | None
+
+
+def subscribed(request: Proto, limits: Settings) -> Subscribed:
+    """What a call of `ReceiveMessage` wants.
+
+    Raises:
+        GatewayRefusal: the group or the filter can't be used.
+        MQClientException: the topic can't.
+    """
+    topic = topic_name(request.message_queue.topic)
+    check_topic(topic, limits)
+    return Subscribed(group_name(request.group), topic, *_filter(request.filter_expression))
+
+
+def group_name(resource: Proto) -> str:
+    """The name of a consumer group; a namespace stands before it.
+
+    Raises:
+        GatewayRefusal: `ILLEGAL_CONSUMER_GROUP`.
+    """
+    try:
+        return checked_group(topic_name(resource))
+    except ConsumerError as error:
+        raise GatewayRefusal(str(error), "ILLEGAL_CONSUMER_GROUP") from error
+
+
+def invisible_s(duration: Proto) -> float:
+    """An invisible duration in seconds.
+
+    Raises:
+        GatewayRefusal: `ILLEGAL_INVISIBLE_TIME`.
+    """
+    seconds: float = duration.ToMilliseconds() / 1_000
+    if not 0 < seconds <= LONGEST_S:
+        msg = f"the invisible duration is {seconds} s; it must be more than 0 and at most {LONGEST_S:.0f}"
+        raise GatewayRefusal(msg, "ILLEGAL_INVISIBLE_TIME")
+    return seconds
+
+
+def wait_s(request: Proto, left_s: float | None) -> float:
+    """How long a call may wait for its first message, s.
+
+    Args:
+        request: of `ReceiveMessage`.
+        left_s: until the call's deadline, s; None where it has none.
+    """
+    asked_s = request.long_polling_timeout.ToMilliseconds() / 1_000
+    poll_s = asked_s if request.HasField("long_polling_timeout") else POLL_S
+    return max(0.0, min(poll_s, LONGEST_S if left_s is None else left_s - _MARGIN_S))
+
+
+def consumer_settings(given: Proto) -> Proto:
+    """The answer to a consumer's settings.
+
+    Raises:
+        GatewayRefusal: it is a kind of consumer that is not supported, or its group or a filter can't be used.
+    """
+    if given.client_type not in _KINDS:
+        msg = "only push consumers and simple consumers are supported; use one of them"
+        raise GatewayRefusal(msg, "UNSUPPORTED")
+    group_name(given.subscription.group)
+    for entry in given.subscription.subscriptions[:_MOST_SUBSCRIPTIONS]:
+        check_filter(*_filter(entry.expression))
+    settings = definitions.Settings(client_type=given.client_type, request_timeout=given.request_timeout)
+    own = settings.subscription
+    own.fifo, own.receive_batch_size = False, MOST_RECEIVED
+    own.long_polling_timeout.FromMilliseconds(int(POLL_S * 1_000))
+    settings.backoff_policy.max_attempts = MOST_ATTEMPTS
+    for pause in PAUSES:
+        settings.backoff_policy.customized_backoff.next.add().FromMilliseconds(duration_ms(pause) or 0)
+    settings.metric.on = False
+    return services.TelemetryCommand(status=ok(), settings=settings)
+
+
+def check_filter(tags: str | None, where: str | None) -> None:
+    """Raise `ILLEGAL_FILTER_EXPRESSION` where a filter can't be used."""
+    try:
+        Filter(tags, where)
+    except (ConsumerError, RecursionError) as error:
+        msg = f"the filter {str(error).removeprefix('where: ')}"
+        raise GatewayRefusal(msg, "ILLEGAL_FILTER_EXPRESSION") from error
+
+
+def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: float | None) -> Proto:
+    """A message as its consumer gets it.
+
+    Args:
+        message: the message.
+        topic: as the consumer names it.
+        handle: the receipt handle.
+        duration_s: the invisible duration, s; None where it is renewed.
+    """
+    body, key = message.body, message.sharding_key
+    own = definitions.SystemProperties(
+        message_id=message.message_id,
+        message_type=_kind(message),
+        body_encoding=definitions.IDENTITY,
+        body_digest=definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(body).hexdigest().upper()),
+        tag=message.tags,
+        keys=(message.keys or "").split(),
+        message_group=None if key is None else key.decode(errors="replace"),
+        delivery_attempt=message.attempt,
+        receipt_handle=handle,
+        queue_id=message.queue_id,
+        queue_offset=message.source_offset,
+    )
+    own.born_timestamp.FromDatetime(message.born_at or message.stored_at)
+    own.store_timestamp.FromDatetime(message.stored_at)
+    if duration_s is not None:
+        own.invisible_duration.FromMilliseconds(int(duration_s * 1_000))
+    return definitions.Message(topic=topic, user_properties=message.properties, system_properties=own, body=body)
+
+
+def _kind(message: ReceivedMessage) -> int:
+    if message.transaction_id is not None:
+        return int(definitions.TRANSACTION)
+    return int(definitions.NORMAL if message.sharding_key is None else definitions.FIFO)
+
+
+def _filter(expression: Proto) -> tuple[str | None, str | None]:
+    """The tags and the condition that a filter expression means."""
+    text = str(expression.expression)
+    if len(text) > _LONGEST_FILTER:
+        msg = f"the filter has {len(text)} characters; it may have {_LONGEST_FILTER}"
+        raise GatewayRefusal(msg, "ILLEGAL_FILTER_EXPRESSION")
+    if expression.type == definitions.SQL:
+        return None, text
+    return (None if text.strip() in ("", "*") else text), None

@@ -1,0 +1,391 @@
+"""Consumers of a gateway: what they get, receipt handles, invisible durations, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.gateway_consuming import ConsumerCalls, attempt, calls, handle, ids, outcomes, run
+from tests.support.gateway_in_memory import CLIENT, Kafka, code
+from tests.support.topic_table import message, write
+
+from commitlake.clients.gateway import consumers, deliveries
+from commitlake.clients.gateway.stubs import definitions as d
+from commitlake.clients.gateway.stubs import services as s
+from commitlake.protocol.topic_names import path_name
+
+OTHER = (("x-mq-client-id", "client-2"),)
+PUSH = d.Settings(client_type=d.PUSH_CONSUMER, subscription={"group": {"name": "points"}})
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """Three messages in two queues."""
+    place = tmp_path / "warehouse"
+    write(place, "orders", [message(n, queue=n % 2, tags="paid" if n else "new") for n in range(3)])
+    return place
+
+
+def test_a_message_comes_with_all_that_it_has(tmp_path: Path) -> None:
+    row = message(
+        7, batch=1, queue=1, tags="paid", keys="k1 k2", properties={"region": "Zürich"}, sharding_key=b"customer-4"
+    )
+    write(tmp_path / "w", path_name("shop%orders"), [row])
+
+    async def work() -> Any:
+        async with calls(tmp_path / "w") as client:
+            client.names["topic"] = d.Resource(name="orders", resource_namespace="shop")
+            return await client.answers()
+
+    status, answer, delivered = run(work())
+    got, own = answer.message, answer.message.system_properties
+    assert (code(status), delivered.HasField("delivery_timestamp")) == ("OK", True)
+    assert (got.topic.name, got.topic.resource_namespace, got.body) == ("orders", "shop", b"7")
+    assert dict(got.user_properties) == {"region": "Zürich"}
+    assert (own.message_id, own.tag, list(own.keys), own.message_group) == ("m7", "paid", ["k1", "k2"], "customer-4")
+    assert (own.queue_id, own.queue_offset, own.delivery_attempt) == (1, 7, 1)
+    assert own.body_digest.checksum == "902BA3CDA1883801594B6E1B452790CC53948FDA"
+    assert own.invisible_duration.seconds == 60
+    assert own.store_timestamp.ToMilliseconds() == 1_767_225_600_007
+
+
+def test_what_is_acknowledged_is_done_and_does_not_come_again(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            got = await client.receive_all(3)
+            assert await client.ack(*got) == ["OK"] * 4
+        async with calls(warehouse) as client:
+            (nothing,) = await client.answers(wait_s=2)
+            assert code(nothing) == "MESSAGE_NOT_FOUND"
+
+    run(work())
+    assert outcomes(warehouse) == [(f"m{n}", "DONE", 1) for n in range(3)]
+
+
+def test_each_group_gets_all_messages_and_its_clients_share_them(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            second = ConsumerCalls(client.stub, OTHER)
+            mine, theirs = await asyncio.gather(client.receive(most=1), second.receive(most=1))
+            rest = await client.receive_all(1)
+            assert {ids(each) for each in mine + theirs + rest} == {"m0", "m1", "m2"}
+            logistics = ConsumerCalls(client.stub, group="logistics")
+            assert len(await logistics.receive_all(3)) == 3
+
+    run(work())
+
+
+def test_a_call_waits_for_the_next_message(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            await client.ack(*await client.receive_all(3))
+            waiting = asyncio.create_task(client.receive(wait_s=20))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            await asyncio.to_thread(write, warehouse, "orders", [message(9)])
+            assert [ids(each) for each in await waiting] == ["m9"]
+
+    run(work())
+
+
+def test_a_call_ends_in_time_for_its_client_to_hear_of_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with calls(tmp_path / "empty") as client:
+            begun = time.monotonic()
+            request = s.ReceiveMessageRequest(
+                group=client.names["group"], message_queue={"topic": client.names["topic"]}, batch_size=1,
+                auto_renew=True,
+            )  # fmt: skip
+            call = client.stub.ReceiveMessage(request, metadata=CLIENT, timeout=2)
+            assert [code(answer) async for answer in call] == ["MESSAGE_NOT_FOUND"]
+            assert 1 < time.monotonic() - begun < 2
+
+    run(work())
+
+
+def test_what_is_not_acknowledged_in_time_comes_again_and_its_handle_is_good_no_more(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            first = await client.receive_all(3, hidden_s=1)
+            again = await client.receive_all(3)
+            assert sorted(map(ids, again)) == ["m0", "m1", "m2"]
+            assert {attempt(each) for each in again} == {2}
+            assert await client.ack(first[0]) == ["INVALID_RECEIPT_HANDLE"] * 2
+            assert await client.ack(again[0], first[0]) == ["MULTIPLE_RESULTS", "OK", "INVALID_RECEIPT_HANDLE"]
+
+    run(work())
+
+
+def test_a_longer_duration_gives_another_handle(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            (got,) = await client.receive(most=1, hidden_s=0.8)
+            changed, new = await client.change(got, 30)
+            assert (changed, new != handle(got)) == ("OK", True)
+            assert await client.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
+            await asyncio.sleep(1)
+            got.system_properties.receipt_handle = new
+            assert await client.ack(got) == ["OK", "OK"]
+            assert await client.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
+            assert await client.change(got, 30) == ("INVALID_RECEIPT_HANDLE", "")
+
+    run(work())
+    assert [state for _, state, _ in outcomes(warehouse)] == ["DONE"]
+
+
+def test_a_shorter_duration_lets_it_come_sooner(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            await client.ack(*(await client.receive_all(3))[1:])
+            async with calls(warehouse, group="other") as other:
+                (got,) = await other.receive(most=1, hidden_s=600)
+                assert (await other.change(got, 0.5))[0] == "OK"
+                again = await other.receive_all(3)
+                assert [attempt(each) for each in again if ids(each) == ids(got)] == [2]
+
+    run(work())
+
+
+def test_a_handle_is_good_only_for_its_topic_group_and_gateway(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client, Kafka(warehouse=str(warehouse)).stub() as other:
+            (got,) = await client.receive(most=1)
+            for stranger in (
+                ConsumerCalls(client.stub, group="logistics"), ConsumerCalls(client.stub, topic="bills"),
+                ConsumerCalls(other),
+            ):  # fmt: skip
+                assert await stranger.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
+                assert await stranger.give_up(got) == "INVALID_RECEIPT_HANDLE"
+            assert await client.ack(got) == ["OK", "OK"]
+
+    run(work())
+
+
+def test_what_a_push_consumer_could_not_consume_comes_again_later(warehouse: Path) -> None:
+    """It is written at once: it does not depend on this gateway any more."""
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            got = await client.receive_all(3, hidden_s=None)
+            assert (await client.change(got[0], 1))[0] == "OK"
+            assert await client.ack(got[0]) == ["INVALID_RECEIPT_HANDLE"] * 2
+            assert await client.ack(*got[1:]) == ["OK"] * 3
+            (again,) = await client.receive_all(1, hidden_s=None)
+            assert (ids(again), attempt(again)) == (ids(got[0]), 2)
+
+    run(work())
+
+
+def test_after_the_last_attempt_it_is_a_dead_letter(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "MOST_ATTEMPTS", 2)
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            for _ in range(2):
+                for got in await client.receive_all(3, hidden_s=None):
+                    await client.change(got, 0.01)
+            assert await client.receive(wait_s=2) == []
+
+    run(work())
+    assert [each for each in outcomes(warehouse) if each[1] == "DEAD"] == [(f"m{n}", "DEAD", 2) for n in range(3)]
+
+
+def test_a_dead_letter_by_request(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            got = await client.receive_all(3)
+            assert [await client.give_up(each) for each in got] == ["OK"] * 3
+
+    run(work())
+    assert outcomes(warehouse) == [(f"m{n}", "DEAD", 1) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (d.TAG, "*", ["m0", "m1", "m2"]),
+        (d.TAG, "", ["m0", "m1", "m2"]),
+        (d.TAG, "paid || shipped", ["m1", "m2"]),
+        (d.SQL, "TAGS = 'paid' AND KEYS <> 'k1'", ["m2"]),
+    ],
+)
+def test_filters(warehouse: Path, kind: int, text: str, expected: list[str]) -> None:
+    async def work() -> list[str]:
+        async with calls(warehouse) as client:
+            wanted = d.FilterExpression(type=kind, expression=text)
+            return [ids(each) for each in await client.receive_all(len(expected), filter_expression=wanted)]
+
+    assert sorted(run(work())) == expected
+
+
+def _filter(text: str, kind: int = d.SQL) -> dict[str, Any]:
+    return {"filter_expression": {"type": kind, "expression": text}}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_filter("a >"), "ILLEGAL_FILTER_EXPRESSION"),
+        (_filter("read_text('/etc/passwd') = ''"), "ILLEGAL_FILTER_EXPRESSION"),
+        (_filter("(" * 2_000 + "a" + ")" * 2_000), "ILLEGAL_FILTER_EXPRESSION"),
+        (_filter("a||" * 2_000, d.TAG), "ILLEGAL_FILTER_EXPRESSION"),
+        ({"group": {"name": ""}}, "ILLEGAL_CONSUMER_GROUP"),
+        ({"group": {"name": "x" * 300}}, "ILLEGAL_CONSUMER_GROUP"),
+        ({"message_queue": {"topic": {"name": "../orders"}}}, "ILLEGAL_TOPIC"),
+        ({"message_queue": {"topic": {"name": "secret"}}}, "TOPIC_NOT_FOUND"),
+        ({"invisible_duration": {"seconds": 0}}, "ILLEGAL_INVISIBLE_TIME"),
+        ({"invisible_duration": {"seconds": 43_201}}, "ILLEGAL_INVISIBLE_TIME"),
+    ],
+)
+def test_what_can_not_be_received_is_refused(warehouse: Path, change: dict[str, Any], expected: str) -> None:
+    fields = {
+        "group": {"name": "points"}, "message_queue": {"topic": {"name": "orders"}}, "batch_size": 1,
+        "invisible_duration": {"seconds": 60}, **change,
+    }  # fmt: skip
+
+    async def work(stub: Any) -> list[str]:
+        call = stub.ReceiveMessage(s.ReceiveMessageRequest(**fields), metadata=CLIENT)
+        return [code(answer) async for answer in call]
+
+    assert Kafka(warehouse=str(warehouse), topics__allowed="orders").serve(work) == [expected]
+
+
+def test_tables_that_only_spark_reads_are_refused() -> None:
+    async def work() -> list[str]:
+        async with Kafka(warehouse="hdfs://namenode/lake").stub() as stub:
+            return [code(answer) for answer in await ConsumerCalls(stub).answers()]
+
+    assert run(work()) == ["UNSUPPORTED"]
+
+
+def test_one_client_does_not_take_all_places(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "_MOST_OF_CLIENT", 1)
+
+    async def work() -> list[str]:
+        async with calls(warehouse) as client:
+            second, other = (ConsumerCalls(client.stub, who, group="second") for who in (CLIENT, OTHER))
+            return [code((await each.answers())[0]) for each in (client, second, other)]
+
+    assert run(work()) == ["OK", "TOO_MANY_REQUESTS", "OK"]
+
+
+def test_a_group_that_nobody_asks_for_is_left_to_other_gateways(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "IDLE_S", 0.5)
+
+    async def work() -> None:
+        async with calls(warehouse) as first, calls(warehouse) as second:
+            (got,) = await first.receive(most=1)
+            asked = asyncio.create_task(second.receive_all(2))  # of the queue that is not held, or later
+            await first.ack(got)
+            begun = time.monotonic()
+            assert {ids(each) for each in await asked} | {ids(got)} == {"m0", "m1", "m2"}
+            assert time.monotonic() - begun < 12, "less than the lease"
+
+    run(work())
+
+
+def test_two_gateways_share_a_group(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as first, calls(warehouse) as second:
+            got: list[str] = []
+
+            async def consume(client: ConsumerCalls) -> None:
+                while len(got) < 43:
+                    messages = await client.receive(most=4, wait_s=1)
+                    await client.ack(*messages)
+                    got.extend(map(ids, messages))
+
+            both = asyncio.gather(consume(first), consume(second))
+            for batch in range(4):
+                await asyncio.sleep(1)
+                rows = [message(100 + 10 * batch + n, queue=n % 2) for n in range(10)]
+                await asyncio.to_thread(write, warehouse, "orders", rows)
+            await both
+            assert sorted(got) == sorted({f"m{n}" for n in (*range(3), *range(100, 140))})
+
+    run(work())
+
+
+def test_a_push_consumer_that_ends_gives_back_what_it_has(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            await client.receive_all(3, hidden_s=None)
+            await client.stub.NotifyClientTermination(s.NotifyClientTerminationRequest(), metadata=CLIENT)
+            again = await ConsumerCalls(client.stub, OTHER).receive_all(3)
+            assert {attempt(each) for each in again} == {2}
+
+    run(work())
+
+
+@pytest.mark.parametrize(("is_connected", "count"), [(True, 0), (False, 3)])
+def test_what_a_push_consumer_has_is_renewed_while_it_is_connected(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, is_connected: bool, count: int
+) -> None:
+    monkeypatch.setattr(deliveries, "RENEW_S", 0.3)
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            stream = client.stub.Telemetry(metadata=CLIENT if is_connected else OTHER)
+            await stream.write(s.TelemetryCommand(settings=PUSH))
+            await stream.read()
+            got = await client.receive_all(3, hidden_s=None)
+            again = await ConsumerCalls(client.stub, OTHER).receive(wait_s=4)
+            assert bool(again) == bool(count)
+            assert (await client.ack(got[0]))[0] == ("INVALID_RECEIPT_HANDLE" if count else "OK")
+            stream.cancel()
+
+    run(work())
+
+
+def test_a_client_that_goes_while_it_waits_takes_nothing(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            await client.ack(*await client.receive_all(3))
+            waiting = asyncio.create_task(client.receive(wait_s=20))
+            await asyncio.sleep(0.3)
+            waiting.cancel()
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(write, warehouse, "orders", [message(9)])
+            (got,) = await ConsumerCalls(client.stub, OTHER).receive()
+            assert (ids(got), attempt(got)) == ("m9", 1)
+
+    run(work())
+
+
+def test_a_consumer_hears_how_to_consume() -> None:
+    async def work(stub: Any) -> Any:
+        stream = stub.Telemetry(metadata=CLIENT)
+        await stream.write(s.TelemetryCommand(settings=PUSH))
+        good = await stream.read()
+        broken = d.FilterExpression(type=d.SQL, expression="a >")
+        entry = d.SubscriptionEntry(topic={"name": "orders"}, expression=broken)
+        bad = d.Settings(client_type=d.PUSH_CONSUMER, subscription={"group": {"name": "g"}, "subscriptions": [entry]})
+        await stream.write(s.TelemetryCommand(settings=bad))
+        refused = await stream.read()
+        await stream.done_writing()
+        return good, refused
+
+    good, refused = Kafka().serve(work)
+    settings = good.settings
+    assert (code(good), settings.subscription.receive_batch_size, settings.subscription.fifo) == ("OK", 32, False)
+    assert settings.backoff_policy.max_attempts == 16
+    assert [each.seconds for each in settings.backoff_policy.customized_backoff.next][:3] == [10, 30, 60]
+    assert code(refused) == "ILLEGAL_FILTER_EXPRESSION"
+
+
+def test_an_assignment_is_one_queue_at_the_address_by_which_the_client_calls() -> None:
+    endpoints = d.Endpoints(scheme=d.IPv4, addresses=[d.Address(host="127.0.0.1", port=8081)])
+
+    def asked(**fields: Any) -> Any:
+        request = s.QueryAssignmentRequest(group={"name": "points"}, **fields)
+        return Kafka(topics__allowed="orders").serve(lambda stub: stub.QueryAssignment(request, metadata=CLIENT))
+
+    (assigned,) = asked(topic={"name": "orders"}, endpoints=endpoints).assignments
+    assert (assigned.message_queue.id, assigned.message_queue.broker.endpoints) == (-1, endpoints)
+    assert code(asked(topic={"name": "secret"}, endpoints=endpoints)) == "TOPIC_NOT_FOUND"
+    assert code(asked(topic={"name": "orders"})) == "ILLEGAL_ACCESS_POINT"
