@@ -20,6 +20,7 @@ from commitlake.protocol.encoding import MAX_OFFSET, Position
 from commitlake.protocol.topic_names import path_name
 
 MANY = 100_000
+MANY_MEMBERS = 800_000
 PARTS = 10_000
 DEEP = "[" * MANY + "]" * MANY
 DIGITS = "9" * 10_000
@@ -122,6 +123,12 @@ def attack(hostile: Hostile) -> None:
         count = str(MANY + 1 if name == "many" else 1).encode()
         hostile.message(f"{name} head", head, BATCH=count, BATCH_HEAD=str(len(head)).encode())
 
+    # Few bytes a member, and a long id for each: 200 MB of ids, if they were made.
+    many = b'{"ends":[' + b"0," * (MANY_MEMBERS - 1) + b'0],"properties":[' + b"{}," * (MANY_MEMBERS - 1) + b"{}]}"
+    size = {"BATCH": str(MANY_MEMBERS).encode(), "BATCH_HEAD": str(len(many)).encode()}
+    hostile.message("batch of empty members", many, **size, UNIQ_KEY=b"i" * 248)
+    twice = b'{"ends":[1],"ends":[1],"properties":[{}]}'
+    hostile.message("head with a name twice", twice + b"a", BATCH=b"1", BATCH_HEAD=str(len(twice)).encode())
     mine = lake.half("mine", group="honest")
     hostile.op("another group", mine, transaction="mine", group="hostile")
     hostile.op("another id", mine, transaction="yours", group="honest")
@@ -160,6 +167,8 @@ def hostile(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytes
         ("deep head", "BAD_BATCH"),
         ("long head", "BAD_BATCH"),
         ("many head", "BAD_BATCH"),
+        ("batch of empty members", "BAD_BATCH"),
+        ("head with a name twice", "BAD_BATCH"),
         ("another group", "WRONG_PRODUCER_GROUP"),
         ("another id", "WRONG_TRANSACTION_ID"),
         *[(f"to {name}", "ILLEGAL_TOPIC") for name in ILLEGAL_TOPICS],

@@ -115,6 +115,23 @@ def test_a_joined_batch_with_bad_ends_or_properties_is_refused(ends: Any, proper
     assert error.value.reason == "BAD_BATCH"
 
 
+@pytest.mark.parametrize(
+    "head", [b'{"ends":[1],"ends":[1],"properties":[{}]}', b'{"ends":[1],"properties":[{}],"x":NaN}']
+)
+def test_a_head_that_landing_does_not_read_is_refused(head: bytes) -> None:
+    with pytest.raises(RecordError, match="a name twice|NaN is no JSON"):
+        unpack(head + b"a", 1, head=len(head))
+
+
+def test_a_joined_batch_has_at_most_65_536_members() -> None:
+    most = message_batch.MOST_MEMBERS
+    parts = list(message_batch.split([Member(b"", {})] * (most + 1), lambda each: each, 1 << 30, is_joined=True))
+    assert [len(part) for part in parts] == [most, 1]
+    value, head = message_batch.join([Member(b"", {"UNIQ_KEY": "m"})] * (most + 1), "b")
+    with pytest.raises(RecordError, match="there are 65537 members"):
+        unpack(value, most + 1, head=head)
+
+
 @pytest.mark.parametrize("count", [0, 2, -1])
 def test_a_count_that_is_not_the_lists_length_is_refused(count: int) -> None:
     with pytest.raises(RecordError) as error:

@@ -124,6 +124,14 @@ def test_members_without_an_id_have_that_of_the_batch_and_their_index(maker: Rec
     assert twice.message_id == ids[1]
 
 
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_list_with_a_message_twice_is_split_into_batches_that_can_be_sent(is_joined: bool) -> None:
+    maker = RecordMaker("group", replace(SETTINGS, batch_head=is_joined, max_message_size=4_000))
+    parts = list(maker.split([Message("orders", b"12345678")] * 400))
+    assert sum(map(len, parts)) == 400
+    assert all(len(maker.batch(part)[0].body) <= 4_000 for part in parts)
+
+
 def test_bodies_are_joined_only_for_a_coordinator_that_says_it_reads_them() -> None:
     messages = [Message("orders", b"\xff"), Message("orders", b"b")]
     old, new = MAKER.batch(messages)[0], JOINING.batch(messages)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from commitlake.errors import RecordError
 
@@ -66,13 +66,27 @@ def to_json(content: object) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def from_json(value: bytes | None, reason: str | None) -> Any:
-    """Read UTF-8 JSON, or raise `RecordError` with `reason`."""
+def from_json(value: bytes | None, reason: str | None, *, is_strict: bool = False) -> Any:
+    """Read UTF-8 JSON, or raise `RecordError` with `reason`; strict, it has no name twice in an object, and no NaN."""
+    rules: dict[str, Any] = {"object_pairs_hook": _once_each, "parse_constant": _no_number} if is_strict else {}
     try:
-        return json.loads((value or b"").decode())
+        return json.loads((value or b"").decode(), **rules)
     except (ValueError, RecursionError) as error:
         msg = f"value is not UTF-8 JSON: {error}"
         raise RecordError(msg, reason) from error
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        msg = "an object has a name twice"
+        raise ValueError(msg)
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    msg = f"{name} is no JSON"
+    raise ValueError(msg)
 
 
 def to_headers(own: Mapping[str, object], properties: Mapping[str, str]) -> list[tuple[str, bytes]]:

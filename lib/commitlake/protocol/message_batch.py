@@ -16,6 +16,8 @@ from commitlake.errors import RecordError
 from commitlake.protocol import headers
 from commitlake.protocol.encoding import to_json
 
+MOST_MEMBERS = 1 << 16
+"""Of the joined form: a member may take 5 bytes there, and its id 255 characters in the tables."""
 T = TypeVar("T")
 
 
@@ -69,7 +71,7 @@ def split(items: Sequence[T], member: Callable[[T], Member], most: int, *, is_jo
     if sizes and largest > most:
         msg = f"one message packs to {largest} bytes, more than max_message_size = {most}; send it alone, or shorten it"
         raise RecordError(msg, "BODY_TOO_LARGE")
-    return _split(items, sizes, most - wrapping)
+    return _split(items, sizes, most - wrapping, MOST_MEMBERS if is_joined else len(items))
 
 
 class _Size(NamedTuple):
@@ -97,11 +99,11 @@ def _joined_size(member: Member) -> _Size:
     return _Size(len(to_json(dict(member.properties))) + 2, len(member.body), is_joined=True)
 
 
-def _split(items: Sequence[T], sizes: Sequence[_Size], most: int) -> Iterator[list[T]]:
+def _split(items: Sequence[T], sizes: Sequence[_Size], most: int, many: int) -> Iterator[list[T]]:
     part: list[T] = []
     used = bodies = 0
     for item, size in zip(items, sizes, strict=True):
-        if used + size.behind(bodies) > most:
+        if used + size.behind(bodies) > most or len(part) == many:
             yield part
             part, used, bodies = [], 0, 0
         part.append(item)

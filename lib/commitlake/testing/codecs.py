@@ -29,7 +29,7 @@ from commitlake.protocol.encoding import (
     to_json,
     utf8,
 )
-from commitlake.protocol.message_batch import Member, member_id
+from commitlake.protocol.message_batch import MOST_MEMBERS, Member, member_id
 from commitlake.protocol.wire import (
     MAX_HALF_MESSAGES,
     CheckRecord,
@@ -157,7 +157,7 @@ def unpack(record: MessageRecord, given: Mapping[str, str]) -> list[Member]:
 
 
 def _packed(record: MessageRecord) -> list[Member]:
-    content = from_json(record.body, "BAD_BATCH")
+    content = from_json(record.body, "BAD_BATCH", is_strict=True)
     entries = content.get("messages") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         _refuse_batch(f"{str(content)[:200]} has no list of messages")
@@ -165,10 +165,12 @@ def _packed(record: MessageRecord) -> list[Member]:
 
 
 def _joined(record: MessageRecord, head: int) -> list[Member]:
-    content, bodies = from_json(record.body[:head], "BAD_BATCH"), record.body[head:]
+    content, bodies = from_json(record.body[:head], "BAD_BATCH", is_strict=True), record.body[head:]
     ends, properties = (content.get("ends"), content.get("properties")) if isinstance(content, dict) else (None, None)
     if not isinstance(ends, list) or not isinstance(properties, list) or len(ends) != len(properties):
         _refuse_batch(f"{str(content)[:200]} has no ends and properties, as many of each")
+    if len(ends) > MOST_MEMBERS:
+        _refuse_batch(f"there are {len(ends)} members; with {headers.BATCH_HEAD} there may be {MOST_MEMBERS}")
     begins = [0, *ends]
     are_numbers = all(type(end) is int for end in ends)
     if not ends or not are_numbers or begins != sorted(begins) or begins[-1] != len(record.body) - head:

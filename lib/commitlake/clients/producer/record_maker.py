@@ -6,6 +6,7 @@ The reasons and their order are landing's, so a refusal comes before the local t
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -103,6 +104,9 @@ class RecordMaker:
         if not messages:
             msg = "the batch is empty; it needs at least one message"
             raise RecordError(msg, "BAD_BATCH")
+        if self.settings.batch_head and len(messages) > message_batch.MOST_MEMBERS:
+            msg = f"the batch has {len(messages)} messages; {message_batch.MOST_MEMBERS} are allowed; send several"
+            raise RecordError(msg, "BAD_BATCH")
         first, own_id = messages[0], new_id()
         for message in messages:
             _check_id(message)
@@ -119,10 +123,13 @@ class RecordMaker:
     def split(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
         """Cut `messages` into lists, each of which fits into one batch."""
         is_joined, most = self.settings.batch_head, self.settings.max_message_size
-        longest = None if is_joined else message_batch.member_id(new_id(), len(messages))
+        longest = message_batch.member_id(new_id(), len(messages))
+        times = Counter(map(id, messages))
 
         def member(message: Message) -> message_batch.Member:
-            return self._member(message, message.message_id or longest)
+            """One that is sent twice keeps the id of its first place, so it names it in the joined form, too."""
+            is_implied = is_joined and times[id(message)] == 1
+            return self._member(message, message.message_id or (None if is_implied else longest))
 
         return message_batch.split(messages, member, most, is_joined=is_joined)
 

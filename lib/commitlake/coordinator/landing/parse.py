@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, StringType
 
 from commitlake.protocol import headers
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
+from commitlake.protocol.message_batch import MOST_MEMBERS
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999: what other readers of a timestamp can still show
 _MANY = 10**15  # more than any duration in ms, and still 64 bits wide when multiplied by 1 000
@@ -198,7 +199,7 @@ class JoinedBatch(NamedTuple):
         """As `members`, which see."""
         entries = _get(self.content, "$.v.properties", "array<variant>")
         is_whole = F.try_element_at(self.ends, F.lit(-1)) == F.octet_length(self.value) - self.head
-        are_many = (count > 0) & (F.size(entries) == count) & (F.size(self.ends) == count)
+        are_many = count.between(1, MOST_MEMBERS) & (F.size(entries) == count) & (F.size(self.ends) == count)
         # A column of bytes is copied whole each time it is read, and one that the optimizer has inlined is worked out
         # again: for each member. A variable of a lambda is neither.
         whole = F.array(F.struct(*(column.alias(name) for name, column in self._asdict().items() if name != "content")))
