@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.cookiejar import CookieJar
 from urllib.parse import urlencode
 
 import pytest
@@ -28,13 +29,18 @@ def served(lake: Lake, *more: str) -> Iterator[Ask]:
     words = [sys.executable, "-m", "commitlake.tools.cli", "report", "--serve", *sets, *more]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        address = server.stdout.readline().strip()
+        printed = server.stdout.readline().strip()
+        address = printed.partition("/?")[0]
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        browser.open(printed, timeout=60).close()
 
-        def ask(path: str, form: dict[str, str] | None = None, host: str | None = None) -> Answer:
+        def ask(
+            path: str, form: dict[str, str] | None = None, host: str | None = None, *, is_stranger: bool = False
+        ) -> Answer:
             request = urllib.request.Request(address + path, urlencode(form).encode() if form is not None else None)
             request.add_header("Host", host or address.removeprefix("http://"))
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with (urllib.request.urlopen if is_stranger else browser.open)(request, timeout=60) as answer:
                     return answer.status, answer.read().decode()
             except urllib.error.HTTPError as error:
                 return error.code, error.read().decode()
@@ -76,22 +82,27 @@ def test_what_was_shown_is_sent_and_nothing_else(spark: SparkSession, story: Lak
         form = fields(ask("/resume")[1]) | {"topic": "orders"}
         assert ask("/resume", form)[0] == 400  # no remark
         form["remark"] = "the database is back"
+        assert ask("/resume", form | {"topic": ""})[0] == 400  # not all that there are
         code, shown = ask("/resume", form)
         assert code == 200 and "2 are chosen" in shown and ">other<" not in shown
-        assert "It has changed meanwhile" in ask("/resume", fields(shown) | {"topic": "bills"})[1]
+        for other in ({"topic": "bills"}, {"remark": "another"}):
+            assert "It has changed meanwhile" in ask("/resume", fields(shown) | other)[1]
         assert "2 are sent" in ask("/resume", fields(shown))[1]
+        assert "or was sent already" in ask("/resume", fields(shown))[1]  # a page that is loaded again
 
         shown = ask("/recall", fields(ask("/recall")[1]) | {"topic": "reminders", "keys": "A"})[1]
-        assert "2 are chosen" in shown
+        assert "2 are chosen" in shown and ">second<" in shown and "deliver at" in shown
         assert "2 are sent" in ask("/recall", fields(shown))[1]
-        assert "0 are chosen" in ask("/recall", fields(shown) | {"topic": "nothing"})[1]
+        assert "nothing is chosen" in ask("/recall", fields(shown) | {"topic": "nothing"})[1]
 
         for path, sent, host in (
-            ("/resume", fields(shown) | {"word": ""}, None),  # a page of another site
+            ("/resume", fields(shown) | {"token": ""}, None),  # a page of another site
             ("/resume", fields(shown), "rebound.example:80"),
             ("/resume", None, "rebound.example:80"),
+            ("/", None, "rebound.example:80"),
         ):
             assert ask(path, sent, host)[0] == 403
+        assert [ask(path, is_stranger=True)[0] for path in ("/", "/resume", "/?token=guessed")] == [403] * 3
         assert ask("/elsewhere")[0] == 404
     story.run(spark)
     assert {row["transaction_id"] for row in story.rows("op") if row["decision"] == "RESUME"} == {"one", "two"}

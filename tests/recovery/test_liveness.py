@@ -16,6 +16,7 @@ from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing import positions
+from commitlake.errors import CommitLakeError
 from commitlake.kafka.embedded import EmbeddedBroker
 
 TIMINGS = {"transaction.timeout": "1s", "transaction.check_interval": "1s", "transaction.op_park_time": "3s"}
@@ -112,3 +113,17 @@ def test_a_hanging_transaction_is_asked_after_a_call_to_the_jvm_failed_once(
         assert failed.wait(30)
         lake.half("hanging")
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
+
+
+def test_a_jvm_that_answers_no_more_is_told(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: Coordinator) -> None:
+        raise Py4JError("An error occurred while calling o1.isActive")
+
+    told: list[CommitLakeError] = []
+    with Coordinator(spark, lake.config, on_failure=told.append).start():
+        monkeypatch.setattr(Coordinator, "_raise_failure", fails)
+        wait_for(lambda: told, 30 * patience())
+    assert "Spark's JVM does not answer" in str(told[0])
+    assert any("the coordinator has stopped" in message for message in caplog.messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -12,8 +13,9 @@ from commitlake.config import from_mapping
 from commitlake.coordinator.metrics.collect import MetricNames, of_tables
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import Kind
-from commitlake.reading.questions import overview
-from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions import overview, transactions
+from commitlake.reading.questions.tables import Tables, opened
+from commitlake.reading.questions.transactions import Wanted
 from commitlake.tools import doctor
 from commitlake.tools.report import figures
 
@@ -58,6 +60,12 @@ def test_a_resumed_transaction_is_as_old_as_its_newest_resume(resumed: Path) -> 
     assert row["topic"] == "orders" and 60 <= row["oldest_s"] < 120 and row["youngest_s"] == row["oldest_s"]
 
 
+def found_for(tables: Tables, older_than_ms: int) -> list[Any]:
+    wanted = Wanted(("PENDING",), older_than_ms=older_than_ms)
+    rows: list[Any] = transactions.found(tables, wanted, now_ms()).to_pylist()
+    return rows
+
+
 def test_everybody_tells_the_same_age(resumed: Path) -> None:
     config, now = from_mapping({"warehouse": str(resumed), "transaction": {"timeout": "1h"}}), now_ms()
     with opened(str(resumed)) as tables:
@@ -68,5 +76,8 @@ def test_everybody_tells_the_same_age(resumed: Path) -> None:
         assert samples["commitlake_pending"][0].value == 1
         page = figures.read(tables, now - WEEK_MS * 2, now)
         assert page.ages == [0, 1, 0, 0, 0] and 59 <= page.oldest[0]["age_s"] < 120
+        assert found_for(tables, 2 * MINUTE_MS) == []
+        (row,) = found_for(tables, MINUTE_MS // 2)
+        assert 59_000 <= row["age_ms"] < 120_000
         (row,) = overview.stats(tables, now - WEEK_MS * 2, now).to_pylist()
         assert 59 <= row["p50_s"] == row["p99_s"] < 120

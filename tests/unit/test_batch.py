@@ -115,11 +115,10 @@ def test_a_joined_batch_with_bad_ends_or_properties_is_refused(ends: Any, proper
     assert error.value.reason == "BAD_BATCH"
 
 
-@pytest.mark.parametrize(
-    "head", [b'{"ends":[1],"ends":[1],"properties":[{}]}', b'{"ends":[1],"properties":[{}],"x":NaN}']
-)
-def test_a_head_that_landing_does_not_read_is_refused(head: bytes) -> None:
-    with pytest.raises(RecordError, match="a name twice|NaN is no JSON"):
+@pytest.mark.parametrize("more", [b'"ends":[1]', b'"x":NaN'])
+def test_a_head_that_landing_does_not_read_is_refused(more: bytes) -> None:
+    head = b'{"ends":[1],"properties":[{}],' + more + b"}"
+    with pytest.raises(RecordError, match=r"a name twice|NaN is no JSON"):
         unpack(head + b"a", 1, head=len(head))
 
 

@@ -56,6 +56,8 @@ _SILENCE_S = 60.0
 """A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
 _CLOCK_S = 600.0
 """A machine that stood still, and a broker whose clock is set, are noticed after that time."""
+_MOST_UNANSWERED = 10
+"""Calls to the JVM that fail one after the other when it is gone; on a busy machine a single one may."""
 _NOBODY_WAITS_S = 3.0
 """After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
 
@@ -92,6 +94,7 @@ class Coordinator:
         self._end_maintenance: Callable[[float], None] = lambda _: None
         self._error: CommitLakeError | None = None
         self._awaited_at, self._asked_at = -_NOBODY_WAITS_S, time.monotonic()
+        self._unanswered = 0
 
     @property
     def epoch(self) -> int:
@@ -271,10 +274,20 @@ class Coordinator:
             return
         try:
             self._raise_failure()
+            self._unanswered = 0
         except CommitLakeError as error:
-            log.error("the coordinator has stopped: %s", error)
-            if self._on_failure is not None:
-                self._on_failure(error)
+            self._tell(error)
+        except Exception as error:  # a call to the JVM failed; when that is gone, all of them do
+            self._unanswered += 1
+            if self._unanswered >= _MOST_UNANSWERED:
+                self._stopping.set()
+                self._error = StreamError("landing", f"Spark's JVM does not answer: {root_reason(error)}")
+                self._tell(self._error)
+
+    def _tell(self, error: CommitLakeError) -> None:
+        log.error("the coordinator has stopped: %s", error)
+        if self._on_failure is not None:
+            self._on_failure(error)
 
     def await_termination(self, timeout: Duration | None = None) -> bool:
         """Waits until a query ends or `stop` is called; returns whether it has within `timeout`, such as 30 (s).
@@ -301,7 +314,8 @@ class Coordinator:
             cause = None if each.isActive else each.exception()
             if cause is not None and not self._stopping.is_set():
                 self._error = self._explained(each.name, cause)
-                self.stop()
+                with suppress(Exception):  # what failed may be in the way of a clean stop, too
+                    self.stop()
                 raise self._error
 
     def _explained(self, name: str, cause: Exception) -> CommitLakeError:

@@ -15,8 +15,8 @@ SELECT topic, state, reason, count(*) AS messages,
 FROM transactions WHERE resolved_at >= {since} GROUP BY ALL)
 """
 _PENDING = f"""
-SELECT topic, state, reason, count(*) AS messages, ({{now}} - max(since_ms)) / 1000.0 AS youngest_s,
-       ({{now}} - min(since_ms)) / 1000.0 AS oldest_s
+SELECT topic, state, reason, count(*) AS messages, round(({{now}} - max(since_ms)) / 1000.0, 1) AS youngest_s,
+       round(({{now}} - min(since_ms)) / 1000.0, 1) AS oldest_s
 FROM {open_transactions.VIEW} GROUP BY ALL ORDER BY messages DESC, topic
 """
 _DISCARDED = """

@@ -37,6 +37,8 @@ _KEYED = f"""
 SELECT DISTINCT queue_offset FROM half WHERE keys = $keys OR (contains(keys, ' ') AND {HAS_KEY})
 """
 _MINUTE_MS = 60_000
+_STORED, _BEGUN = "epoch_ms(stored_at)", "since_ms"
+"""From when the age of a transaction counts: what is pending is as old as its newest RESUME."""
 _FIRST = """
 SELECT e.*, h.tags, h.keys, h.properties
 FROM found e JOIN half h ON h.queue = e.queue AND h.queue_offset = e.queue_offset
@@ -53,7 +55,7 @@ class Wanted:
         group: producer group.
         topic: destination of the first half message.
         reason: why it ended.
-        older_than_ms: its first half message was stored so long ago, or longer.
+        older_than_ms: its first half message was stored, or reopened by a RESUME and is pending, so long ago or longer.
         since_ms: its first half message was stored after that, ms since epoch, UTC.
         keys: a business key of the first half message.
         where: an SQL condition on the columns of `half` and `transactions`.
@@ -68,13 +70,15 @@ class Wanted:
     keys: str | None = None
     where: str | None = None
 
-    def conditions(self, now_ms: int) -> str:
-        """SQL for the columns that pending and ended transactions share."""
+    def conditions(self, now_ms: int, begin: str = _STORED) -> str:
+        """SQL for the columns that pending and ended transactions share; they are as old as `begin`, SQL for ms."""
         pairs = (("producer_group", "group"), ("topic", "topic"), ("reason", "reason"))
         found = [f"{column} = ${name}" for column, name in pairs if getattr(self, name) is not None]
         found += [f"state IN ({', '.join(repr(state) for state in self.states)})"]
         if self.older_than_ms is not None:
-            found.append(f"stored_at <= {moment(now_ms - self.older_than_ms)}")
+            until = now_ms - self.older_than_ms
+            found.append(f"stored_at <= {moment(until)}")  # skips files
+            found.append(f"{begin} <= {until}")
         if self.since_ms is not None:
             found.append(f"stored_at >= {moment(self.since_ms)}")
         return " AND ".join(found)
@@ -102,8 +106,8 @@ def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None)
     parts = []
     if PENDING in wanted.states:
         open_transactions.make(tables)
-        conditions = f"{wanted.conditions(now_ms)} AND {wanted.more()}"
-        sql = f"SELECT {_shown(now_ms)} FROM {open_transactions.VIEW} WHERE {conditions}"
+        conditions = f"{wanted.conditions(now_ms, _BEGUN)} AND {wanted.more()}"
+        sql = f"SELECT {_shown(now_ms, _BEGUN)} FROM {open_transactions.VIEW} WHERE {conditions}"
         parts.append(tables.rows(sql, **wanted.parameters()))
     if set(wanted.states) != {PENDING}:
         parts.append(_ended(tables, wanted, now_ms, limit))
@@ -112,8 +116,8 @@ def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None)
     return rows if limit is None else rows.slice(0, limit)
 
 
-def _shown(now_ms: int) -> str:
-    return f"{', '.join(COLUMNS)}, {now_ms} - epoch_ms(stored_at) AS age_ms, {', '.join(DETAILS)}"
+def _shown(now_ms: int, begin: str = _STORED) -> str:
+    return f"{', '.join(COLUMNS)}, {now_ms} - {begin} AS age_ms, {', '.join(DETAILS)}"
 
 
 def _ended(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -25,12 +25,13 @@ def list_waiting(settings: Config, topic: str | None, keys: str | None, limit: i
         return show(waiting(tables, topic, keys), limit, as_json)
 
 
-def send_recalls(settings: Config, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Recall what rows of `waiting` are about."""
+def send_recalls(settings: Config, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Recall what rows of `waiting` are about; when all are sent comes how many."""
     with many_records(settings.kafka) as send:
         for row in rows:
             record = wire.encode_recall(recall_of(row))
             send(settings.kafka.topic(OP), key=record.key, value=record.value, partition=row["queue"])
+    yield len(rows)
 
 
 def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool) -> int:
@@ -45,6 +46,6 @@ def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool)
         return FOUND if rows else NOTHING
     if ask and not typer.confirm(f"Recall {len(rows)} messages?"):
         return 1
-    send_recalls(settings, rows)
-    print(f"{len(rows)} recalls are sent; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
+    (sent,) = send_recalls(settings, rows)
+    print(f"{sent} recalls are sent; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
     return FOUND

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from commitlake.config import Config
 from commitlake.errors import SetupError
@@ -18,8 +20,8 @@ from commitlake.tools.report.figures import read
 from commitlake.tools.report.page import page
 
 _REFRESH_S = 30
-_MOST_BYTES = 1 << 16
-_ELSEWHERE = "open the address that the command has printed"
+_COOKIE = "commitlake"
+_UNKNOWN = "open the address that the command has printed, with its token"
 
 
 def make(settings: Config, since_ms: int, refresh_s: int | None = None, links: str = "") -> str:
@@ -53,7 +55,8 @@ def serve(settings: Config, since_ms: int, port: int, *, with_actions: bool = Fa
     actions = Actions(settings) if with_actions else None
     made = partial(make, settings, since_ms, _REFRESH_S, LINKS if actions else "")
     with ThreadingHTTPServer(("127.0.0.1", port), partial(ReportHandler, made, actions)) as server:
-        print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+        token = f"/?token={actions.token}" if actions else ""
+        print(f"http://127.0.0.1:{server.server_address[1]}{token}", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -75,41 +78,55 @@ class ReportHandler(BaseHTTPRequestHandler):
         super().__init__(*given)
 
     def do_GET(self) -> None:
-        """Answer a request for a page."""
-        path = urlsplit(self.path).path
-        if self._actions is None or path == "/":
+        """Answer a request for a page; the token in its address becomes a cookie, and so leaves the address."""
+        parts = _parts(self.path)
+        if self._actions is None:
             self._answer(200, self._made())
-        elif not self._is_local():
-            self._answer(403, _ELSEWHERE)
+        elif self._actions.knows(dict(parse_qsl(parts.query)).get("token", "")):
+            cookie = f"{_COOKIE}={self._actions.token}; HttpOnly; SameSite=Strict; Path=/"
+            self._answer(303, "", {"Location": "/", "Set-Cookie": cookie})
+        elif not self._is_known(self._actions):
+            self._answer(403, _UNKNOWN)
         else:
-            found = self._actions.page(path)
+            found = self._made() if parts.path == "/" else self._actions.page(parts.path)
             self._answer(200 if found else 404, found or "there is no such page")
 
     def do_POST(self) -> None:
         """Answer a form."""
         size = self.headers.get("Content-Length", "")
-        if self._actions is None or not size.isdecimal() or int(size) > _MOST_BYTES:
+        if self._actions is None or not re.fullmatch("[0-9]{1,5}", size):
             self._answer(400, "this is no form of the page")
-        elif not self._is_local():
-            self._answer(403, _ELSEWHERE)
+        elif not self._is_known(self._actions):
+            self._answer(403, _UNKNOWN)
         else:
             text = self.rfile.read(int(size)).decode(errors="replace")
-            self._answer(*self._actions.answer(urlsplit(self.path).path, dict(parse_qsl(text, keep_blank_values=True))))
+            form = dict(parse_qsl(text, keep_blank_values=True))
+            self._answer(*self._actions.answer(_parts(self.path).path, form))
 
-    def _is_local(self) -> bool:
-        """Whether the request is for the loopback address, and not for a name that somebody lets lead there."""
+    def _is_known(self, actions: Actions) -> bool:
+        """Whether the request knows the token, and is for the loopback address, no name that leads there now."""
         name, _, port = self.headers.get("Host", "").rpartition(":")
-        return name in ("127.0.0.1", "localhost") and port == str(self.connection.getsockname()[1])
+        is_local = name in ("127.0.0.1", "localhost") and port == str(self.connection.getsockname()[1])
+        kept = dict(parse_qsl(self.headers.get("Cookie", ""), separator=";"))
+        return is_local and actions.knows(kept.get(_COOKIE, kept.get(f" {_COOKIE}", "")))
 
-    def _answer(self, status: int, text: str) -> None:
+    def _answer(self, status: int, text: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Frame-Options", "DENY")
-        self.send_header("Referrer-Policy", "same-origin")
+        fixed = {"X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+        for name, value in {**fixed, **more}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Say nothing of each request."""
+
+
+def _parts(address: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError:  # such as http://[/
+        return urlsplit("/unreadable")

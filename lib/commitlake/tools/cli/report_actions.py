@@ -1,33 +1,36 @@
 """What the served page offers to do: look at what hangs, resume what was discarded, recall what is delayed.
 
-Each is shown first and sent then, and only as it was shown. A form is taken from a page of this server alone: it has a
-word that another site's page can't read, and the request must name the loopback address, as no rebound name does.
+Each is shown first and sent then, once and only as it was shown. Whoever knows the token may do it: the command prints
+it in the page's address, for others on the machine reach the port, too.
 """
 
 from __future__ import annotations
 
 import getpass
 import hashlib
+import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
+
+import duckdb
 
 from commitlake.config import Config
 from commitlake.errors import CommitLakeError
 from commitlake.protocol.clock import now_ms
-from commitlake.reading.questions.delayed import waiting
+from commitlake.reading.questions import delayed as delayed_messages
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
 from commitlake.tools.cli import bulk, delayed
 from commitlake.tools.cli.options import need_address
 from commitlake.tools.report.page import document, table
 
-_MOST_SHOWN = 100
+_MOST_SHOWN, _MOST_SENT = 100, 1_000
 _RATE = 200
 _FILTERS = {"resume": ("group", "topic", "reason", "keys", "remark"), "recall": ("topic", "keys")}
-_NEEDED = {"resume": ("remark",), "recall": ("topic", "keys")}
 _SAID = {"resume": "Resume discarded transactions", "recall": "Recall delayed messages"}
+_COLUMNS = {"resume": (*COLUMNS, "keys"), "recall": delayed_messages.COLUMNS}
 LINKS = '<nav><a href="/hanging">What hangs</a><a href="/resume">Resume</a><a href="/recall">Recall</a></nav>'
 """HTML for the page about the last hours."""
 _BACK = '<nav><a href="/">The last hours</a></nav>'
@@ -41,17 +44,28 @@ class Actions:
 
     Args:
         settings: the coordinator's configuration, with Kafka's address.
+
+    Attributes:
+        token: what a request must know.
     """
 
     def __init__(self, settings: Config) -> None:
         need_address(settings)
         self._settings = settings
-        self._word = secrets.token_urlsafe()
+        self.token = secrets.token_urlsafe()
+        self._offered: set[str] = set()
+
+    def knows(self, token: str) -> bool:
+        """Whether this is the token."""
+        return secrets.compare_digest(token.encode(), self.token.encode())
 
     def page(self, path: str) -> str | None:
         """The page at a path; None where there is none."""
         if path == "/hanging":
-            return _document("What hangs", table(self._hanging(), "nothing hangs"))
+            try:
+                return _document("What hangs", table(self._hanging(), "nothing hangs"))
+            except (CommitLakeError, duckdb.Error) as error:
+                return _document("What hangs", f"<p>{escape(str(error))}</p>")
         name = path.removeprefix("/")
         return _document(_SAID[name], self._form(name, {})) if name in _SAID else None
 
@@ -60,42 +74,44 @@ class Actions:
         name = path.removeprefix("/")
         if name not in _SAID:
             return 404, _document("Not found", "<p>there is no such page</p>")
-        if not secrets.compare_digest(form.get("word", "").encode(), self._word.encode()):
+        if not self.knows(form.get("token", "")):  # a page of another site can't read it
             return 403, _document("Refused", "<p>this form is of another page; load it again</p>")
-        missing = [field for field in _NEEDED[name] if not form.get(field)]
-        if missing:
-            return 400, _document(_SAID[name], f"<p>{missing[0]} is missing</p>{self._form(name, form)}")
+        wrong = _wrong(name, form)
         try:
-            return 200, _document(_SAID[name], self._done(name, form))
-        except CommitLakeError as error:
-            return 400, _document(_SAID[name], f"<p>{escape(str(error))}</p>{self._form(name, form)}")
+            return (400, self._again(name, form, wrong)) if wrong else (200, self._done(name, form))
+        except (CommitLakeError, duckdb.Error) as error:
+            return 400, self._again(name, form, str(error))
+
+    def _again(self, name: str, form: Form, why: str) -> str:
+        return _document(_SAID[name], f"<p>{escape(why)}</p>{self._form(name, form)}")
 
     def _done(self, name: str, form: Form) -> str:
         choose, send = self._steps(name, form)
         rows = choose()
-        shown = _digest(rows)
-        if rows and form.get("shown") == shown:
-            send(rows)
-            return f"<p>{len(rows)} are sent. What came of them is in the tables within some seconds.</p>"
-        changed = "<p>It has changed meanwhile.</p>" if form.get("shown") else ""
-        button = self._form(name, form, shown, f"Send {len(rows)}") if rows else self._form(name, form)
-        listed = [{key: value for key, value in row.items() if key in COLUMNS} for row in rows[:_MOST_SHOWN]]
-        return f"{changed}<p>{len(rows)} are chosen.</p>{table(listed, 'nothing is chosen')}{button}"
+        shown = _digest(name, form, rows)
+        given = form.get("shown")
+        if rows and given == shown and shown in self._offered:
+            self._offered.remove(shown)
+            return _document(_SAID[name], f"<p>{_sent(send(rows), len(rows))}</p>")
+        if not rows:
+            return self._again(name, form, "nothing is chosen")
+        if len(rows) > _MOST_SENT:
+            return self._again(name, form, f"{len(rows)} are chosen, and {_MOST_SENT} can be; choose fewer")
+        self._offered.add(shown)
+        changed = "<p>It has changed meanwhile, or was sent already.</p>" if given else ""
+        listed = [{key: row[key] for key in _COLUMNS[name]} for row in rows[:_MOST_SHOWN]]
+        more = f", {_MOST_SHOWN} of them here" if len(rows) > _MOST_SHOWN else ""
+        button = self._form(name, form, shown, f"Send {len(rows)}")
+        return _document(_SAID[name], f"{changed}<p>{len(rows)} are chosen{more}.</p>{table(listed, '')}{button}")
 
-    def _steps(self, name: str, form: Form) -> tuple[Callable[[], Rows], Callable[[Rows], None]]:
+    def _steps(self, name: str, form: Form) -> tuple[Callable[[], Rows], Callable[[Rows], Iterator[int]]]:
         settings = self._settings
         given = {field: form.get(field) or None for field in _FILTERS[name]}
         if name == "recall":
             return lambda: self._waiting(given), lambda rows: delayed.send_recalls(settings, rows)
         wanted = Wanted(("DISCARDED",), given["group"], given["topic"], given["reason"], keys=given["keys"])
-        told = f"{given['remark']} (by {getpass.getuser()}, on the page)"
-        plan = bulk.BulkDecision("RESUME", wanted, (), None, told, _RATE)
-
-        def send(rows: Rows) -> None:
-            for _ in bulk.send(settings, plan, rows):
-                pass
-
-        return lambda: self._chosen(plan), send
+        plan = bulk.BulkDecision("RESUME", wanted, (), None, f"{given['remark']} (by {_who()}, on the page)", _RATE)
+        return lambda: self._chosen(plan), lambda rows: bulk.send(settings, plan, rows)
 
     def _chosen(self, plan: bulk.BulkDecision) -> Rows:
         with opened(self._settings.warehouse) as tables:
@@ -104,7 +120,7 @@ class Actions:
 
     def _waiting(self, given: Mapping[str, str | None]) -> Rows:
         with opened(self._settings.warehouse) as tables:
-            rows: Rows = waiting(tables, given["topic"], given["keys"]).to_pylist()
+            rows: Rows = delayed_messages.waiting(tables, given["topic"], given["keys"]).to_pylist()
         return rows
 
     def _hanging(self) -> Rows:
@@ -121,15 +137,42 @@ class Actions:
             f'<label>{field}<input name="{field}" value="{escape(form.get(field, ""))}"{fixed}></label>'
             for field in _FILTERS[name]
         )
-        hidden = {"word": self._word, "shown": shown}
+        hidden = {"token": self.token, "shown": shown}
         kept = "".join(f'<input type="hidden" name="{key}" value="{value}">' for key, value in hidden.items())
         return f'<form method="post" action="/{name}">{fields}{kept}<button>{button}</button></form>'
 
 
-def _digest(rows: Rows) -> str:
-    """What tells whether the same is chosen as was shown."""
+def _wrong(name: str, form: Form) -> str:
+    """What is missing in a form, as the commands want it."""
+    if name == "recall":
+        return "" if form.get("topic") and form.get("keys") else "topic and keys are needed"
+    if not form.get("remark"):
+        return "a remark is needed; it is kept in the table op"
+    chosen = any(form.get(field) for field in _FILTERS[name] if field != "remark")
+    return "" if chosen else "choose by group, topic, reason or keys"
+
+
+def _sent(numbers: Iterator[int], many: int) -> str:
+    sent = 0
+    try:
+        for sent in numbers:  # noqa: B007
+            pass
+    except CommitLakeError as error:
+        return f"{sent} of {many} are sent: {escape(str(error))}"
+    return f"{sent} are sent. What came of them is in the tables within some seconds."
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user has no name
+        return f"user {os.getuid()}"
+
+
+def _digest(name: str, form: Form, rows: Rows) -> str:
+    """What tells whether the same is to be sent as was shown."""
     places = sorted((row["queue"], row["queue_offset"], row.get("round", 0)) for row in rows)
-    return hashlib.sha256(repr(places).encode()).hexdigest()
+    return hashlib.sha256(repr((name, [form.get(field) for field in _FILTERS[name]], places)).encode()).hexdigest()
 
 
 def _document(title: str, body: str) -> str:
