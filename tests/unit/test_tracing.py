@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import context, propagate
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 from tests.support.collector import Collector, attributes, parent, traceparent
 from tests.support.published import SETTINGS
@@ -171,6 +172,28 @@ def test_without_a_provider_and_without_a_trace_nothing_is_added(collector: Coll
         producer.send_message_in_transaction(Message("orders", ""))
         lake.advance("10m")
     assert [each.properties for each in lake.messages("orders")] == [{}, {}]
+
+
+@pytest.mark.parametrize("when", ["on_start", "on_end"])
+def test_what_a_span_processor_raises_changes_neither_a_send_nor_a_decision(
+    collector: Collector, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(SpanProcessor):
+        pass
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no collector")
+
+    setattr(Broken, when, fails)
+    collector.provider.add_span_processor(Broken())
+    lake = InMemoryCoordinator({"transaction.timeout": "10s"})
+    with lake.producer("shop", Shop(UNKNOW)) as producer:
+        producer.send(Message("orders", "plain"))
+        producer.send_message_in_transaction(Message("orders", "asked"))
+        assert producer.send_message_in_transaction(Message("orders", "x"), "broken").local_transaction_state == UNKNOW
+        lake.advance("10m")
+    assert sorted(bytes(each.body) for each in lake.messages("orders")) == [b"asked", b"plain", b"x"]
+    assert any("tracing failed, and what was traced goes on" in line for line in caplog.messages)
 
 
 def test_a_send_that_fails_is_a_span_with_an_error(collector: Collector) -> None:

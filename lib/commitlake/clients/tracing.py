@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanKind, TracerProvider
 
     from commitlake.protocol.wire import CheckRecord, HalfRecord, MessageRecord
+
+log = logging.getLogger(__name__)
 
 TRACEPARENT = "traceparent"
 """The user property of W3C Trace Context; `tracestate` stands beside it."""
@@ -57,7 +60,8 @@ class Traced:
     def note(self, attributes: Attributes) -> None:
         """Set those attributes that are not None."""
         if self._span is not None:
-            self._span.set_attributes(_present(attributes))
+            with _telling():
+                self._span.set_attributes(_present(attributes))
 
     def sends(self, record: MessageRecord) -> None:
         """Set the ids that the record of a message has got."""
@@ -84,7 +88,8 @@ class Tracing:
     def carried(self) -> dict[str, str]:
         """The properties that name the current span; none where there is no span."""
         found: dict[str, str] = {}
-        self._format.inject(found)
+        with _telling():
+            self._format.inject(found)
         return found
 
     @contextmanager
@@ -105,19 +110,37 @@ class Tracing:
             attributes: more than these two.
             properties: of the message whose trace goes on here; None, or without a trace, where the current one does.
         """
-        parent = None if properties is None else self._format.extract(properties, self._current())
         own = {
             "messaging.system": "commitlake",
             "messaging.operation.name": operation,
             "messaging.destination.name": topic,
             **attributes,
         }
-        with self._tracer.start_as_current_span(f"{operation} {topic}", parent, kind, _present(own)) as span:
-            try:
-                yield Traced(span)
-            except Exception as error:  # the span itself notes its text
-                span.set_attribute("error.type", type(error).__qualname__)
-                raise
+        stack = ExitStack()
+        traced = Traced()
+        with _telling():
+            parent = None if properties is None else self._format.extract(properties, self._current())
+            opened = self._tracer.start_as_current_span(f"{operation} {topic}", parent, kind, _present(own))
+            traced = Traced(stack.enter_context(opened))
+        try:
+            yield traced
+        except BaseException as error:
+            traced.note({"error.type": type(error).__qualname__})  # the span itself notes its text
+            with _telling(error):
+                stack.__exit__(type(error), error, error.__traceback__)
+            raise
+        with _telling():
+            stack.close()
+
+
+@contextmanager
+def _telling(but: BaseException | None = None) -> Iterator[None]:
+    """Logs what a processor, a sampler or an exporter raises: it must not change a send or a decision."""
+    try:
+        yield
+    except Exception as error:
+        if error is not but:
+            log.warning("tracing failed, and what was traced goes on: %s: %s", type(error).__name__, error)
 
 
 class _Switch:
