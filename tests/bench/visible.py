@@ -3,12 +3,15 @@
     .venv/bin/python -m tests.bench.visible --rate 1000
 
 Both run at the same time; what is appended from `--after` seconds after READY of both on counts, for `--seconds`. Of
-the copy it is the time from an op's append to the commit that holds it. `--alone` leaves the copy out.
+the copy it is the time from an op's append to the commit that holds it. `--alone` measures one after the other, each
+with a broker of its own and nothing beside it.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +29,48 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=1_000, help="transactions a second, 90 %% of them committed")
     parser.add_argument("--after", type=float, default=60, help="seconds from READY to what counts")
     parser.add_argument("--seconds", type=float, default=60, help="how long it counts")
-    parser.add_argument("--alone", action="store_true", help="without the copy")
+    parser.add_argument("--alone", action="store_true", help="one after the other")
     given = parser.parse_args()
     figures: dict[str, dict[str, Any]] = {}
-    with rig.Rig(given) as running:
-        coordinator = running.coordinator()
-        coordinator.ready()
-        children = {"coordinator": coordinator, "load": running.load("--rate", given.rate)}
-        if not given.alone:
-            children["copy"] = running.copy()
-            children["copy"].ready()
-        begin = time.time() + given.after
-        time.sleep(given.after)
-        cores = rig.Cores(
-            broker=running.broker_cpu_seconds, **{name: child.cpu_seconds for name, child in children.items()}
-        )
-        time.sleep(given.seconds)
-        used = cores.figures()
-        shown = all_visible(coordinator, children["load"])
-        sent, end = Sent(running.place / "load.csv"), begin + given.seconds
-        late = Lateness.of(shown, sent, "half", "source_queue", "source_offset").between(begin, end)
-        took = durations(rounds(coordinator.warehouse, begin, end))
-        figures["coordinator"] = late.figures | {"round_s": np.median(took)}
-        if not given.alone:
-            plain = figures["copy"] = copied(running.place / "copy" / "op").between(begin, end).figures
-            figures["ratio"] = {name: late.figures[name] / plain[name] for name in ("p50_s", "p99_s")}
-        figures["load"] = {"tx/s": sent.rate(begin, end)}
-    for name, value in used.items():
-        figures.setdefault(name, {})["cores"] = value
+    for names in [("copy",), ("coordinator",)] if given.alone else [("coordinator", "copy")]:
+        with rig.Rig(given) as running:
+            for name, found in measure(running, given, names).items():
+                figures.setdefault(name, {}).update(found)
+    ours, plain = figures["coordinator"], figures["copy"]
+    figures["ratio"] = {name: ours[name] / plain[name] for name in ("p50_s", "p99_s")}
     rig.report("visible", given, figures)
+
+
+def measure(running: rig.Rig, given: argparse.Namespace, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The figures of what runs, the load, and the cores that each takes."""
+    children: dict[str, rig.Child] = {}
+    if "coordinator" in names:
+        children["coordinator"] = running.coordinator()
+        children["coordinator"].ready()
+    children["load"] = running.load("--rate", given.rate)
+    if "copy" in names:
+        children["copy"] = running.copy()
+        children["copy"].ready()
+    begin, end = time.time() + given.after, time.time() + given.after + given.seconds
+    time.sleep(given.after)
+    cpu = {name: child.cpu_seconds for name, child in children.items()}
+    cores = rig.Cores(broker=running.broker_cpu_seconds, **cpu)
+    time.sleep(given.seconds)
+    figures: dict[str, dict[str, Any]] = {name: {"cores": value} for name, value in cores.figures().items()}
+    if "copy" in names:
+        figures["copy"] |= copied(running.place / "copy" / "op").between(begin, end).figures
+    if "coordinator" in names:
+        coordinator = children["coordinator"]
+        assert isinstance(coordinator, rig.Coordinator)
+        shown = all_visible(coordinator, children["load"])
+        sent = Sent(running.place / "load.csv")
+        figures["coordinator"] |= Lateness.of(shown, sent, "half", "source_queue", "source_offset").between(
+            begin, end
+        ).figures | {"round_s": np.median(durations(rounds(coordinator.warehouse, begin, end)))}
+    else:
+        children["load"].stop()
+    figures["load"]["tx/s"] = Sent(running.place / "load.csv").rate(begin, end)
+    return figures
 
 
 def all_visible(coordinator: rig.Coordinator, load: rig.Child) -> list[Commit]:
