@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "lib" / "commitlake"
@@ -45,3 +48,10 @@ def test_the_walk_of_a_message_names_functions_that_exist() -> None:
     assert len(steps) > 20
     for file, name in steps:
         assert re.search(rf"^\s*(def|class) {name}\b", (PACKAGE / file).read_text(), re.MULTILINE), (file, name)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
+def test_git_keeps_nothing_that_it_ignores() -> None:
+    """A link named .venv was once in a commit: checked out, it took the place of the environment."""
+    words = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
