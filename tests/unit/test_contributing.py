@@ -53,5 +53,5 @@ def test_the_walk_of_a_message_names_functions_that_exist() -> None:
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
 def test_git_keeps_nothing_that_it_ignores() -> None:
     """A link named .venv was once in a commit: checked out, it took the place of the environment."""
-    words = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    words = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
