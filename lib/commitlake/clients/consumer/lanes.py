@@ -233,6 +233,7 @@ class Lanes:
             if not handed.lane.is_closing or not handed.is_open:
                 return False
             handed.is_given_back = True
+            handed.lane.retries.out.discard(handed.place())  # no receipt will say so
             self._count(handed, -1)
             return True
 
