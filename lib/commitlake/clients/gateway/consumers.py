@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from commitlake.clients.gateway.stubs import Proto, definitions, services
 from commitlake.config import Config
 from commitlake.errors import ConfigError, GatewayRefusal, WarehouseError
 from commitlake.protocol.wire import Settings
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 15.0
 """After this an instance for which no client asks, and of which none has a message, leaves its group."""
@@ -85,7 +88,11 @@ class Consumers:
         taken = []
         for message in await reader.take(most, wait_s(request, left_s)):
             handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
-            taken.append(Taken(received(message, request.message_queue.topic, handle, duration_s), handle))
+            try:
+                taken.append(Taken(received(message, request.message_queue.topic, handle, duration_s), handle))
+            except Exception as error:  # whatever is in one record, the others go out
+                log.warning("%r can't be sent to a client: %s", message, error)
+                self._deliveries.fail(handle, f"it can't be sent to a client: {type(error).__name__}")
         return taken
 
     def undo(self, taken: Sequence[Taken]) -> None:

@@ -18,7 +18,7 @@ LONGEST_S = 12 * 3_600.0
 """Of an invisible duration, as in RocketMQ's proxy."""
 RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
 """How often, and for how long, the duration of what a push consumer has is renewed; the second as in the proxy."""
-_AT_ONCE_S = 0.001
+_AT_ONCE_S, _FAILED_S = 0.001, 10.0
 _SILENT = "not acknowledged within its invisible duration"
 _GONE = "the client has ended without an acknowledgement"
 _FAILED = "the client could not consume it"
@@ -111,6 +111,10 @@ class Deliveries:
         """Let a message come again that its client may not have got; does nothing when it was finished."""
         if handle in self._open:
             self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _GONE)
+
+    def fail(self, handle: str, remark: str) -> None:
+        """Let a message come again later that no client can get as it is."""
+        self._close(handle).message.retry(_FAILED_S, MOST_ATTEMPTS, remark)
 
     def client_ended(self, client: str) -> None:
         """Let come again what a push consumer has, which finishes nothing any more."""

@@ -135,7 +135,8 @@ def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: fl
         handle: the receipt handle.
         duration_s: the invisible duration, s; None where it is renewed.
     """
-    body, key = message.body, message.sharding_key
+    body, key = message.body or b"", message.sharding_key
+    texts = {name: value for name, value in message.properties.items() if value is not None}  # Kafka's headers may be
     own = definitions.SystemProperties(
         message_id=message.message_id,
         message_type=_kind(message),
@@ -153,7 +154,7 @@ def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: fl
     own.store_timestamp.FromDatetime(message.stored_at)
     if duration_s is not None:
         own.invisible_duration.FromMilliseconds(int(duration_s * 1_000))
-    return definitions.Message(topic=topic, user_properties=message.properties, system_properties=own, body=body)
+    return definitions.Message(topic=topic, user_properties=texts, system_properties=own, body=body)
 
 
 def _kind(message: ReceivedMessage) -> int:
