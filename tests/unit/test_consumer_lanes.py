@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from tests.support.topic_table import message, table
+import pytest
+from tests.support.consumers import consumer
+from tests.support.topic_table import message, table, write
 
-from commitlake.clients.consumer import assignment
+from commitlake.clients.consumer import assignment, keeper
+from commitlake.clients.consumer.group import Group, kept_receipts
 from commitlake.clients.consumer.lanes import Handed, Lanes
+from commitlake.clients.consumer.receipts import Attempt
 from commitlake.clients.consumer.rows import Chosen, Rows
 
 ALONE: dict[str, Any] = {
@@ -43,3 +48,35 @@ def test_a_queue_goes_to_its_due_owner_once_its_retries_are_given_back() -> None
     assert state["queues"]["1"]["owner"] == "a", "a message of it is in hand"
     assert lanes.give_back(handed)
     assert turn(lanes, state)["queues"]["1"]["owner"] is None
+
+
+def test_a_message_of_a_queue_that_was_lost_is_not_put_off() -> None:
+    """Another instance hands it over, so a RETRY could stand over its DONE; what is done here is done all the same."""
+    lanes, rows = Lanes(), Rows(table([message(n) for n in range(2)]))
+    lanes.follow(ALONE, "a", set())
+    first, second = (Handed(lanes.reading()[0], Chosen(rows, (n,))) for n in range(2))
+    assert lanes.hand_over(first)
+    assert lanes.hand_over(second)
+    lanes.follow({"members": {"a": 15, "b": 15}, "queues": {"0": {"owner": "b", "cursor": None}}}, "a", set())
+    lanes.finish(first, Attempt("RETRY", 1, 0, 1, None, 1))
+    lanes.finish(second, Attempt("DONE", 1, 0, None, None, 1))
+    receipts, _, _ = lanes.take()
+    assert [each.outcome.state for each in receipts] == ["DONE"]
+    assert (lanes.open, lanes.unwritten) == (0, 1)
+
+
+def test_what_stood_still_while_another_instance_took_its_queue_puts_no_message_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has it, and may have done it: a RETRY of the same attempt would bring it once more."""
+    write(tmp_path / "w", "orders", [message(0)])
+    with consumer(tmp_path / "w") as messages:
+        first = next(messages)
+        monkeypatch.setattr(keeper.Keeper, "is_late", lambda _: True)
+        group = Group(f"{tmp_path / 'w'}_receipts", "points", "orders")
+        state = group.read()
+        assert state is not None
+        (me,) = state["members"]
+        group.change(lambda _: assignment.leave(state, me, {}))
+        first.retry("1ms")
+    assert kept_receipts(f"{tmp_path / 'w'}_receipts", "points", "orders").waiting() == []

@@ -14,7 +14,7 @@ from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.receipts import Receipt, Receipts
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -190,12 +190,22 @@ class Keeper:
         """Write receipts; the cursors that hold now, and the queues that must be kept."""
         receipts, cursors, held = self.lanes.take()
         try:
-            self.lanes.note(self._receipts.write(receipts))
+            self.lanes.note(self._receipts.write(self._still_mine(receipts)))
         except BaseException:
             self.lanes.put_back(receipts)
             raise
         self.lanes.written(receipts)
         return cursors, held
+
+    def _still_mine(self, receipts: list[Receipt]) -> list[Receipt]:
+        """Without what puts messages off whose queues others took while this process stood still: they have them now.
+
+        Theirs may be done already, and a RETRY of the same attempt would bring it once more.
+        """
+        if not self.is_late():
+            return receipts
+        mine = assignment.owned(self._group.read() or self._first, self._me)
+        return [each for each in receipts if each.outcome.state != "RETRY" or each.queue_id in mine]
 
     def _show_life(self) -> float:
         """Show that this instance lives, and see who else does, each time a third of the lease is over; when that was.

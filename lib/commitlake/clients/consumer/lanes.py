@@ -91,6 +91,7 @@ class Lane:
         handed: first attempts in order, and what is passed among them.
         retries: what waits for its next attempt, and what is in somebody's hands again.
         is_closing: another instance reads it, or is due to; nothing more is handed over.
+        is_lost: another instance may read it, which gets all that is not done.
     """
 
     cursor: Cursor
@@ -99,6 +100,7 @@ class Lane:
     handed: deque[Handed | Passed] = field(default_factory=deque)
     retries: Retries = field(default_factory=Retries)
     is_closing: bool = False
+    is_lost: bool = False
 
     def settle(self) -> bool:
         """Move the cursor over all that is finished in front; of what is finished behind keep the ends.
@@ -221,11 +223,12 @@ class Lanes:
         with self._lock:
             if handed.is_open:
                 handed.finished = True
-                rows, indexes = handed.chosen
-                self._receipts.append(Receipt(rows.of_receipts, indexes, outcome))
                 self._count(handed, -1)
-                self.unwritten += len(indexes)
                 self.finished += 1
+                if outcome.state != "RETRY" or not handed.lane.is_lost:
+                    rows, indexes = handed.chosen
+                    self._receipts.append(Receipt(rows.of_receipts, indexes, outcome))
+                    self.unwritten += len(indexes)
 
     def give_back(self, handed: Handed) -> bool:
         """Do no more about messages of a queue that another instance is due to read; False where none is."""
@@ -271,7 +274,8 @@ class Lanes:
             first = assignment.first_rounds(state)[-1]
             new = {queue: _lane(mine[queue], first) for queue in mine if queue not in kept}
             for queue, lane in self._lanes.items():
-                lane.is_closing |= queue not in kept or due[queue] != me
+                lane.is_lost |= queue not in kept
+                lane.is_closing |= lane.is_lost or due[queue] != me
             self._lanes = kept | new
             self._set_due()
             return bool(new)

@@ -85,6 +85,11 @@ class Receipt(NamedTuple):
     indexes: Sequence[int]
     outcome: Attempt
 
+    @property
+    def queue_id(self) -> int:
+        """Of the messages: they are of one queue."""
+        return int(self.messages["queue_id"][self.indexes[0]].as_py())
+
 
 class Receipts:
     """The receipts of one group for one topic; the table is made with the first one.
