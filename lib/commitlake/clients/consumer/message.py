@@ -105,6 +105,10 @@ class ReceivedMessage:
         """Do no more about it where another instance is due to read its queue, which gets it; False where none is."""
         return self._outcomes.give_back(self.handed)
 
+    def is_late(self) -> bool:
+        """Whether another instance may have it meanwhile: this one has shown no sign of life for a lease."""
+        return self._outcomes.is_late()
+
     def __repr__(self) -> str:
         """Show where it is from and no content."""
         return f"<ReceivedMessage {self.topic} {self.position} attempt={self.attempt}>"

@@ -49,3 +49,7 @@ class Outcomes:
     def give_back(self, handed: Handed) -> bool:
         """Do no more about a message whose queue another instance is due to read; False where none is."""
         return self._member.lanes.give_back(handed)
+
+    def is_late(self) -> bool:
+        """Whether others may have taken the queues meanwhile."""
+        return self._member.is_late()

@@ -96,7 +96,7 @@ class Consumers:
         return taken
 
     def undo(self, taken: Sequence[Taken]) -> None:
-        """Let come again what its client may not have got."""
+        """Let others have what its client may not have got."""
         for each in taken:
             self._deliveries.undo(each.handle)
 
@@ -131,7 +131,7 @@ class Consumers:
         return services.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
     def client_ended(self, client: str) -> None:
-        """What a push consumer has comes again at once."""
+        """Another client gets at once what a push consumer has."""
         self._deliveries.client_ended(client)
 
     async def close(self) -> None:

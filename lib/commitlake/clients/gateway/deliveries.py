@@ -20,7 +20,6 @@ RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
 """How often, and for how long, the duration of what a push consumer has is renewed; the second as in the proxy."""
 _AT_ONCE_S, _FAILED_S = 0.001, 10.0
 _SILENT = "not acknowledged within its invisible duration"
-_GONE = "the client has ended without an acknowledgement"
 _FAILED = "the client could not consume it"
 
 
@@ -108,16 +107,20 @@ class Deliveries:
         return self.begin(found.message, found.reader, group, caller, invisible_s)
 
     def undo(self, handle: str) -> None:
-        """Let a message come again that its client may not have got; does nothing when it was finished."""
+        """Let another client have a message that its own did not get or begin; does nothing when it was finished.
+
+        No attempt is counted: one that starts and fails all the time would make dead letters of all that it fetches.
+        """
         if handle in self._open:
-            self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _GONE)
+            found = self._close(handle)
+            found.reader.put_back(found.message)
 
     def fail(self, handle: str, remark: str) -> None:
         """Let a message come again later that no client can get as it is."""
         self._close(handle).message.retry(_FAILED_S, MOST_ATTEMPTS, remark)
 
     def client_ended(self, client: str) -> None:
-        """Let come again what a push consumer has, which finishes nothing any more."""
+        """Let others have what a push consumer has that says its end: it has finished what it had begun."""
         for handle, each in list(self._open.items()):
             if each.is_renewed and each.caller.client == client:
                 self.undo(handle)

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 
 from commitlake.clients.consumer.consume import Consumer
 from commitlake.clients.consumer.message import ReceivedMessage
 
 AHEAD = 64
 """Messages that are read and wait for a client."""
+_LOOK_S = 0.1
 
 
 class Reader:
@@ -32,6 +34,7 @@ class Reader:
         self._consumer, self._loop = consumer, asyncio.get_running_loop()
         self.left: asyncio.Future[None] = self._loop.create_future()
         self._messages: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
+        self._returned: deque[ReceivedMessage] = deque()  # they are handed out first
         self._room = threading.Semaphore(AHEAD)
         self._asking, self._asked_at = 0, time.monotonic()
         self._failure: Exception | None = None
@@ -66,8 +69,15 @@ class Reader:
         """Whether no client has asked for so long, or has a message."""
         return not (self._asking or self.held) and time.monotonic() - self._asked_at > since_s
 
+    def put_back(self, message: ReceivedMessage) -> None:
+        """A client did not get a message, or did not begin with it: another one may have it, as the same attempt."""
+        self._returned.append(message)
+        if self._asking:
+            self._messages.put_nowait(None)
+
     def give_back(self) -> None:
         """Let messages go that nobody has, and whose queue another instance is due to read."""
+        self._returned = deque(each for each in self._returned if not each.give_back())
         for _ in range(self._messages.qsize()):
             message = self._messages.get_nowait()
             if message is not None and message.give_back():
@@ -88,20 +98,34 @@ class Reader:
                 raise self._failure
             if self.is_over:
                 return
-            self._accept(await self._messages.get(), found)
+            if not self._returned:
+                self._accept(await self._messages.get())
+            elif self._returned[0].is_late():  # until the next turn in the group tells whose the queues are
+                await asyncio.sleep(_LOOK_S)
+            found.extend(self._next())
 
     def _take_now(self) -> ReceivedMessage | None:
         found: list[ReceivedMessage] = []
-        while not (found or self._messages.empty()):
-            self._accept(self._messages.get_nowait(), found)
+        while not (found or (self._messages.empty() and not self._returned)):
+            if not self._returned:
+                self._accept(self._messages.get_nowait())
+            elif self._returned[0].is_late():
+                break
+            found += self._next()
         return found[0] if found else None
 
-    def _accept(self, message: ReceivedMessage | None, found: list[ReceivedMessage]) -> None:
-        """Keep a message, unless its queue is due to another instance; None wakes those who wait for nothing."""
+    def _accept(self, message: ReceivedMessage | None) -> None:
+        """Take a message over from the thread that reads; None wakes those who wait for nothing."""
         if message is not None:
             self._room.release()
-            if not message.give_back():
-                found.append(message)
+            self._returned.append(message)
+
+    def _next(self) -> list[ReceivedMessage]:
+        """The next message, if there is one, unless its queue is, or may be, due to another instance."""
+        if not self._returned or self._returned[0].is_late():
+            return []
+        message = self._returned.popleft()
+        return [] if message.give_back() else [message]
 
     def _run(self) -> None:
         failure: Exception | None = None

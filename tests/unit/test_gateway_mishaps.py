@@ -1,0 +1,73 @@
+"""Consumers of a gateway when something is amiss: hostile records, standstills, clients that hold much, a stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.gateway_consuming import calls, ids, outcomes, run
+from tests.support.topic_table import message, write
+
+from commitlake.clients.consumer import keeper
+from commitlake.clients.gateway import consumers
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """Three messages in two queues."""
+    place = tmp_path / "warehouse"
+    write(place, "orders", [message(n, queue=n % 2) for n in range(3)])
+    return place
+
+
+def test_a_property_without_a_value_is_left_out(tmp_path: Path) -> None:
+    """Kafka's headers may have none."""
+    write(
+        tmp_path / "w", "orders", [message(n, properties={"none": None, "a": "1"} if n == 1 else {}) for n in range(3)]
+    )
+
+    async def work() -> list[Any]:
+        async with calls(tmp_path / "w") as client:
+            return await client.receive_all(3)
+
+    assert [dict(each.user_properties) for each in run(work())] == [{}, {"a": "1"}, {}]
+
+
+def test_a_message_that_can_not_be_sent_takes_no_other_with_it(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a record has that RocketMQ's messages can't have."""
+    real = consumers.received
+
+    def received(message: Any, *arguments: Any) -> Any:
+        if message.message_id == "m1":
+            raise TypeError
+        return real(message, *arguments)
+
+    monkeypatch.setattr(consumers, "received", received)
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            got = await client.receive_all(2)
+            assert sorted(map(ids, got)) == ["m0", "m2"]
+            assert await client.ack(*got) == ["OK"] * 3
+
+    run(work())
+    assert outcomes(warehouse) == [("m0", "DONE", 1), ("m1", "RETRY", 1), ("m2", "DONE", 1)]
+
+
+def test_no_message_goes_out_while_another_gateway_may_have_it(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a standstill, until the next turn in the group tells whose the queues are."""
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            await client.ack(*await client.receive(most=1))
+            with monkeypatch.context() as patch:
+                patch.setattr(keeper.Keeper, "is_late", lambda _: True)
+                assert await client.receive(wait_s=0.5) == []
+            assert len(await client.receive_all(2)) == 2
+
+    run(work())
