@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.gateway_consuming import calls, ids, outcomes, run
+from tests.support.gateway_in_memory import CLIENT, Kafka, code
 from tests.support.topic_table import message, write
 
 from commitlake.clients.consumer import keeper
-from commitlake.clients.gateway import consumers
+from commitlake.clients.gateway import consumers, receiving
+from commitlake.clients.gateway.stubs import definitions as d
+from commitlake.clients.gateway.stubs import services as s
 
 
 @pytest.fixture
@@ -71,3 +75,31 @@ def test_no_message_goes_out_while_another_gateway_may_have_it(
             assert len(await client.receive_all(2)) == 2
 
     run(work())
+
+
+def test_conditions_of_a_client_let_no_other_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new one is tried in a database of its own: not in the event loop, once, and 20 of one client's settings."""
+    tried: list[tuple[str, threading.Thread]] = []
+
+    def slow(tags: str | None, where: str | None) -> None:
+        tried.append((str(where), threading.current_thread()))
+
+    monkeypatch.setattr(receiving, "Filter", slow)
+    entries = [
+        d.SubscriptionEntry(topic={"name": "orders"}, expression={"type": d.SQL, "expression": f"slow = {n}"})
+        for n in range(50)
+    ]
+    settings = d.Settings(client_type=d.PUSH_CONSUMER, subscription={"group": {"name": "g"}, "subscriptions": entries})
+
+    async def work(stub: Any) -> list[str]:
+        stream = stub.Telemetry(metadata=CLIENT)
+        answers = []
+        for _ in range(3):
+            await stream.write(s.TelemetryCommand(settings=settings))
+            answers.append(code(await stream.read()))
+        await stream.done_writing()
+        return answers
+
+    assert Kafka().serve(work) == ["OK"] * 3
+    assert sorted(where for where, _ in tried) == sorted(f"slow = {n}" for n in range(20))
+    assert threading.main_thread() not in {thread for _, thread in tried}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from commitlake.clients.consumer.consume import consume
+from commitlake.clients.consumer.consume import Consumer, consume
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.deliveries import Deliveries
 from commitlake.clients.gateway.messages import topic_name
@@ -83,7 +83,7 @@ class Consumers:
         """
         what = subscribed(request, limits)
         duration_s = None if request.auto_renew else invisible_s(request.invisible_duration)
-        reader = self._reader(what, caller)
+        reader = await self._reader(what, caller)
         most = max(1, min(request.batch_size, MOST_RECEIVED))
         taken = []
         for message in await reader.take(most, wait_s(request, left_s)):
@@ -154,18 +154,23 @@ class Consumers:
             message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
         )
 
-    def _reader(self, what: Subscribed, caller: Caller) -> Reader:
-        if self._is_closed:
-            msg = "the gateway ends; call another one"
-            raise GatewayRefusal(msg, "HA_NOT_AVAILABLE")
-        if what not in self._readers or self._readers[what].is_over:
-            self._end(what)
+    async def _reader(self, what: Subscribed, caller: Caller) -> Reader:
+        if not self._is_reading(what):
             self._check_room(caller)
-            check_filter(what.tags, what.where)
-            self._readers[what] = self._begun(what, caller)
+            consumer = await asyncio.to_thread(self._consumer, what)
+            if not self._is_reading(what):  # another call may have been faster
+                self._end(what)
+                self._check_room(caller)
+                self._readers[what] = Reader(consumer, caller.client)
         if self._watch is None:
             self._watch = asyncio.create_task(self._look_after())
         return self._readers[what]
+
+    def _is_reading(self, what: Subscribed) -> bool:
+        if self._is_closed:
+            msg = "the gateway ends; call another one"
+            raise GatewayRefusal(msg, "HA_NOT_AVAILABLE")
+        return what in self._readers and not self._readers[what].is_over
 
     def _check_room(self, caller: Caller) -> None:
         readers = list(self._readers.values())
@@ -174,13 +179,14 @@ class Consumers:
             msg = f"a client may have {_MOST_OF_CLIENT} subscriptions at a time, and all {_MOST_READERS}; use fewer"
             raise GatewayRefusal(msg, "TOO_MANY_REQUESTS")
 
-    def _begun(self, what: Subscribed, caller: Caller) -> Reader:
+    def _consumer(self, what: Subscribed) -> Consumer:
+        """What it reads with, which has not begun; not for the event loop, as a condition takes some 50 ms."""
         group, topic, tags, where = what
+        check_filter(tags, where)
         try:
-            consumer = consume(self._settings, topic, group=group, tags=tags, where=where, poll=POLL, lease=LEASE)
+            return consume(self._settings, topic, group=group, tags=tags, where=where, poll=POLL, lease=LEASE)
         except (ConfigError, WarehouseError) as error:  # where the tables are can't be read without Spark
             raise GatewayRefusal(str(error), "UNSUPPORTED") from error
-        return Reader(consumer, caller.client)
 
     async def _look_after(self) -> None:
         """Let queues and groups go that no client needs here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import NamedTuple
 
 from commitlake.clients.consumer.arguments import checked_group
@@ -25,7 +26,8 @@ POLL_S = 20.0
 _MARGIN_S = 0.5
 """Before a call's deadline, so that the client hears that there was nothing."""
 _LONGEST_FILTER = 4_096
-_MOST_SUBSCRIPTIONS = 100
+_MOST_SUBSCRIPTIONS, _MOST_CONDITIONS = 100, 20
+"""Of one client's settings, and SQL conditions among them, that are checked when it tells them; the rest on use."""
 _KINDS = (definitions.PUSH_CONSUMER, definitions.SIMPLE_CONSUMER)
 
 
@@ -95,7 +97,7 @@ def wait_s(request: Proto, left_s: float | None) -> float:
 
 
 def consumer_settings(given: Proto) -> Proto:
-    """The answer to a consumer's settings.
+    """The answer to a consumer's settings; takes up to a second, so not for an event loop.
 
     Raises:
         GatewayRefusal: it is a kind of consumer that is not supported, or its group or a filter can't be used.
@@ -104,8 +106,10 @@ def consumer_settings(given: Proto) -> Proto:
         msg = "only push consumers and simple consumers are supported; use one of them"
         raise GatewayRefusal(msg, "UNSUPPORTED")
     group_name(given.subscription.group)
-    for entry in given.subscription.subscriptions[:_MOST_SUBSCRIPTIONS]:
-        check_filter(*_filter(entry.expression))
+    filters = dict.fromkeys(_filter(each.expression) for each in given.subscription.subscriptions[:_MOST_SUBSCRIPTIONS])
+    conditions = [each for each in filters if each[1] is not None]
+    for tags, where in filters.keys() - set(conditions[_MOST_CONDITIONS:]):
+        check_filter(tags, where)
     settings = definitions.Settings(client_type=given.client_type, request_timeout=given.request_timeout)
     own = settings.subscription
     own.fifo, own.receive_batch_size = False, MOST_RECEIVED
@@ -118,12 +122,21 @@ def consumer_settings(given: Proto) -> Proto:
 
 
 def check_filter(tags: str | None, where: str | None) -> None:
-    """Raise `ILLEGAL_FILTER_EXPRESSION` where a filter can't be used."""
+    """Raise `ILLEGAL_FILTER_EXPRESSION` where a filter can't be used; a new condition takes some 50 ms."""
+    problem = _problem(tags, where)
+    if problem is not None:
+        msg = f"the filter {problem}"
+        raise GatewayRefusal(msg, "ILLEGAL_FILTER_EXPRESSION")
+
+
+@lru_cache(1_000)
+def _problem(tags: str | None, where: str | None) -> str | None:
+    """Why a filter can't be used; None where it can. Clients tell theirs again and again."""
     try:
         Filter(tags, where)
     except (ConsumerError, RecursionError) as error:
-        msg = f"the filter {str(error).removeprefix('where: ')}"
-        raise GatewayRefusal(msg, "ILLEGAL_FILTER_EXPRESSION") from error
+        return str(error).removeprefix("where: ")
+    return None
 
 
 def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: float | None) -> Proto:

@@ -198,14 +198,14 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         try:
             async for command in requests:
                 if command.HasField("settings"):
-                    session.tell(self._settled(command.settings, session))
+                    session.tell(await self._settled(command.settings, session))
         finally:
             self._checks.leave(session)
 
-    def _settled(self, given: Proto, session: Session) -> Proto:
+    async def _settled(self, given: Proto, session: Session) -> Proto:
         try:
             if given.HasField("subscription"):
-                return consumer_settings(given)
+                return await asyncio.to_thread(consumer_settings, given)
             answer = producer_settings(given, self._producers.limits)
             topics = session.set_topics(given.publishing.topics)
         except Exception as error:
