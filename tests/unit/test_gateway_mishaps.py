@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.gateway_consuming import calls, ids, outcomes, run
+from tests.support.gateway_consuming import ConsumerCalls, calls, ids, outcomes, run
 from tests.support.gateway_in_memory import CLIENT, Kafka, code
 from tests.support.topic_table import message, write
 
 from commitlake.clients.consumer import keeper
-from commitlake.clients.gateway import consumers, receiving
+from commitlake.clients.gateway import consumers, reader, receiving
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
+
+OTHER = (("x-mq-client-id", "client-2"),)
 
 
 @pytest.fixture
@@ -103,3 +106,33 @@ def test_conditions_of_a_client_let_no_other_wait(monkeypatch: pytest.MonkeyPatc
     assert Kafka().serve(work) == ["OK"] * 3
     assert sorted(where for where, _ in tried) == sorted(f"slow = {n}" for n in range(20))
     assert threading.main_thread() not in {thread for _, thread in tried}
+
+
+def test_a_client_that_finishes_nothing_leaves_room_for_others(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MOST_HELD", 2)
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            got = await client.receive_all(2)
+            assert await client.receive(wait_s=1) == []
+            others = await ConsumerCalls(client.stub, OTHER).receive_all(1)
+            assert {ids(each) for each in got + others} == {"m0", "m1", "m2"}
+            asked = asyncio.create_task(client.receive(wait_s=20))
+            await client.ack(*got)
+            await asyncio.to_thread(write, warehouse, "orders", [message(9)])
+            assert [ids(each) for each in await asked] == ["m9"]
+
+    run(work())
+
+
+def test_a_client_has_a_quarter_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MOST_HELD_BYTES", 25_000)
+    write(tmp_path / "w", "orders", [message(n, body=b"x" * 10_000) for n in range(5)])
+
+    async def work() -> int:
+        async with calls(tmp_path / "w") as client:
+            return len(await client.receive_all(3)) + len(await client.receive(wait_s=1))
+
+    assert run(work()) == 3

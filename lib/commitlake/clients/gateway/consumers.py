@@ -86,7 +86,7 @@ class Consumers:
         reader = await self._reader(what, caller)
         most = max(1, min(request.batch_size, MOST_RECEIVED))
         taken = []
-        for message in await reader.take(most, wait_s(request, left_s)):
+        for message in await reader.take(caller.client, most, wait_s(request, left_s)):
             handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
             try:
                 taken.append(Taken(received(message, request.message_queue.topic, handle, duration_s), handle))

@@ -29,6 +29,7 @@ class HeldMessage:
 
     Attributes:
         message: the message.
+        size: bytes.
         reader: which has read it.
         group: for which group.
         caller: who has it.
@@ -38,6 +39,7 @@ class HeldMessage:
     """
 
     message: ReceivedMessage
+    size: int
     reader: Reader
     group: str
     caller: Caller
@@ -72,8 +74,9 @@ class Deliveries:
         handle, loop = secrets.token_urlsafe(18), asyncio.get_running_loop()
         timer = loop.call_later(RENEW_S if invisible_s is None else invisible_s, self._run_out, handle)
         until = loop.time() + MOST_RENEWED_S
-        self._open[handle] = HeldMessage(message, reader, group, caller, invisible_s is None, until, timer)
-        reader.held += 1
+        size, is_renewed = message.handed.kept_bytes, invisible_s is None
+        self._open[handle] = HeldMessage(message, size, reader, group, caller, is_renewed, until, timer)
+        reader.hold(caller.client, self._open[handle].size)
         return handle
 
     def end(self, handle: str, topic: str, group: str, caller: Caller) -> HeldMessage:
@@ -133,7 +136,7 @@ class Deliveries:
     def _close(self, handle: str) -> HeldMessage:
         found = self._open.pop(handle)
         found.timer.cancel()
-        found.reader.held -= 1
+        found.reader.let_go(found.caller.client, found.size)
         return found
 
     def _run_out(self, handle: str) -> None:

@@ -7,12 +7,16 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
+from commitlake.clients.consumer import subscription
 from commitlake.clients.consumer.consume import Consumer
 from commitlake.clients.consumer.message import ReceivedMessage
 
 AHEAD = 64
 """Messages that are read and wait for a client."""
+MOST_HELD, MOST_HELD_BYTES = subscription.MOST_OPEN // 4, subscription.MOST_OPEN_BYTES // 4
+"""Of one client: one that finishes nothing leaves the others most of the room."""
 _LOOK_S = 0.1
 
 
@@ -24,13 +28,13 @@ class Reader:
         client: the id of the client for which it was begun.
 
     Attributes:
-        held: messages that clients have and have not finished.
         is_over: whether it reads no more: it was closed, or has failed.
         left: done when it has left the group.
     """
 
     def __init__(self, consumer: Consumer, client: str) -> None:
-        self.client, self.held, self.is_over = client, 0, False
+        self.client, self.is_over = client, False
+        self._held: dict[str, tuple[int, int]] = {}  # how many messages of how many bytes a client has
         self._consumer, self._loop = consumer, asyncio.get_running_loop()
         self.left: asyncio.Future[None] = self._loop.create_future()
         self._messages: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
@@ -40,10 +44,11 @@ class Reader:
         self._failure: Exception | None = None
         threading.Thread(target=self._run, name="commitlake-gateway-reader", daemon=True).start()
 
-    async def take(self, most: int, wait_s: float) -> list[ReceivedMessage]:
+    async def take(self, client: str, most: int, wait_s: float) -> list[ReceivedMessage]:
         """Messages that are there now, else the next one; none where none comes in time.
 
         Args:
+            client: the id of the client that asks; one that has much already waits until it has finished some.
             most: how many at most, 1 or more.
             wait_s: for the first one, s.
 
@@ -55,19 +60,39 @@ class Reader:
         found: list[ReceivedMessage] = []
         try:
             async with asyncio.timeout(wait_s):
+                while not self._has_room(client, found):
+                    await asyncio.sleep(_LOOK_S)
                 await self._take_first(found)
         except TimeoutError:
             pass
         finally:
             self._asking -= 1
             self._asked_at = time.monotonic()
-        while found and len(found) < most and (message := self._take_now()):
+        while found and len(found) < most and self._has_room(client, found) and (message := self._take_now()):
             found.append(message)
         return found
 
     def is_idle(self, since_s: float) -> bool:
         """Whether no client has asked for so long, or has a message."""
-        return not (self._asking or self.held) and time.monotonic() - self._asked_at > since_s
+        return not (self._asking or self._held) and time.monotonic() - self._asked_at > since_s
+
+    def hold(self, client: str, size: int) -> None:
+        """A client has a message of so many bytes."""
+        count, total = self._held.get(client, (0, 0))
+        self._held[client] = count + 1, total + size
+
+    def let_go(self, client: str, size: int) -> None:
+        """It has it no more."""
+        count, total = self._held.pop(client)
+        if count > 1:
+            self._held[client] = count - 1, total - size
+
+    def _has_room(self, client: str, found: Sequence[ReceivedMessage]) -> bool:
+        """Whether a client may have more than it has and these."""
+        count, total = self._held.get(client, (0, 0))
+        return (
+            count + len(found) < MOST_HELD and total + sum(each.handed.kept_bytes for each in found) < MOST_HELD_BYTES
+        )
 
     def put_back(self, message: ReceivedMessage) -> None:
         """A client did not get a message, or did not begin with it: another one may have it, as the same attempt."""
