@@ -12,7 +12,7 @@ from tests.support.gateway_consuming import ConsumerCalls, calls, ids, outcomes,
 from tests.support.gateway_in_memory import CLIENT, Kafka, code
 from tests.support.topic_table import message, write
 
-from commitlake.clients.consumer import keeper
+from commitlake.clients.consumer import keeper, receipts
 from commitlake.clients.gateway import consumers, reader, receiving
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
@@ -136,3 +136,30 @@ def test_a_client_has_a_quarter_of_the_bytes(tmp_path: Path, monkeypatch: pytest
             return len(await client.receive_all(3)) + len(await client.receive(wait_s=1))
 
     assert run(work()) == 3
+
+
+def test_a_failure_is_noticed_while_nobody_takes_what_is_read_ahead(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what can't be written as done is not answered with OK."""
+    monkeypatch.setattr(reader, "AHEAD", 1)
+    monkeypatch.setattr(consumers, "LEASE", "5s")
+    write(warehouse, "orders", [message(n) for n in range(3, 6)])
+
+    def fail(self: Any, receipts: Any) -> None:
+        if receipts:
+            raise RuntimeError
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            first, second = await client.receive(most=1) + await client.receive(most=1)
+            with monkeypatch.context() as patch:
+                patch.setattr(receipts.Receipts, "write", fail)
+                assert await client.ack(first) == ["OK", "OK"], "its receipt is written later"
+                await asyncio.sleep(1.3)
+                assert await client.ack(second) == ["INVALID_RECEIPT_HANDLE"] * 2
+                await asyncio.sleep(1.5)
+            again = await client.receive_all(6)
+            assert sorted(map(ids, again)) == [f"m{n}" for n in range(6)], "by another instance"
+
+    run(work())

@@ -204,6 +204,15 @@ class Consumer:
         with self, stopped_by_signals(self._stop):  # until the last handler has returned
             runner.run(self)
 
+    def raise_if_failed(self) -> None:
+        """For whoever waits between two messages.
+
+        Raises:
+            ConsumerError: the group's tables can't be written any more.
+        """
+        for subscription in self._subscriptions:
+            subscription.raise_if_failed()
+
     def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
         if not self._subscriptions:
             self._subscriptions = tuple(Subscription(topic, plan, self._stop) for topic, plan in self._plans.items())

@@ -144,6 +144,11 @@ class Subscription:
         self._member.raise_if_failed()
         return self._member.lanes.due_ms <= now_ms() and not self._member.is_late()
 
+    def raise_if_failed(self) -> None:
+        """Raise the error that ended the member."""
+        if self._member is not None:
+            self._member.raise_if_failed()
+
     def leave(self, *, at_once: bool) -> None:
         """Leave the group: at once, or once all that was handed over is finished.
 

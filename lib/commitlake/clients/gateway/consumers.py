@@ -147,7 +147,11 @@ class Consumers:
     def _acknowledged(self, entry: Proto, topic: str, group: str, caller: Caller) -> Proto:
         status = ok()
         try:
-            self._deliveries.end(entry.receipt_handle, topic, group, caller).message.done()
+            message = self._deliveries.end(entry.receipt_handle, topic, group, caller).message
+            message.done()
+            if not message.finished:
+                msg = f"{message!r} can't be noted as done any more, since the group's tables fail; it comes again"
+                raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
         except GatewayRefusal as error:
             status = status_of(error)
         return services.AckMessageResultEntry(

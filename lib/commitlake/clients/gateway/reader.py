@@ -17,7 +17,7 @@ AHEAD = 64
 """Messages that are read and wait for a client."""
 MOST_HELD, MOST_HELD_BYTES = subscription.MOST_OPEN // 4, subscription.MOST_OPEN_BYTES // 4
 """Of one client: one that finishes nothing leaves the others most of the room."""
-_LOOK_S = 0.1
+_LOOK_S, _CHECK_S = 0.1, 1.0
 
 
 class Reader:
@@ -157,7 +157,8 @@ class Reader:
         try:
             with self._consumer as messages:
                 for message in messages:
-                    self._room.acquire()
+                    while not self._room.acquire(timeout=_CHECK_S):
+                        self._consumer.raise_if_failed()
                     self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
         except Exception as error:  # whatever it is, those who ask get it
             failure = error
