@@ -139,7 +139,8 @@ class Consumers:
         self._is_closed = True
         if self._watch is not None:
             self._watch.cancel()
-        for what in list(self._readers):
+        for what, reader in list(self._readers.items()):
+            self._deliveries.put_off(reader)
             self._end(what)
         if self._ending:
             await asyncio.wait(self._ending, timeout=_LEAVE_S)

@@ -19,6 +19,7 @@ LONGEST_S = 12 * 3_600.0
 RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
 """How often, and for how long, the duration of what a push consumer has is renewed; the second as in the proxy."""
 _AT_ONCE_S, _FAILED_S = 0.001, 10.0
+_STOPPED = "the gateway ended before an acknowledgement"
 _SILENT = "not acknowledged within its invisible duration"
 _FAILED = "the client could not consume it"
 
@@ -127,6 +128,17 @@ class Deliveries:
         for handle, each in list(self._open.items()):
             if each.is_renewed and each.caller.client == client:
                 self.undo(handle)
+
+    def put_off(self, reader: Reader) -> None:
+        """Write of all that clients have of a reader that it comes again when its duration is over.
+
+        So it is not in the way of what is acknowledged behind it. No message is a dead letter for a gateway's end.
+        """
+        now = asyncio.get_running_loop().time()
+        for handle, each in list(self._open.items()):
+            if each.reader is reader:
+                left_s = max(_AT_ONCE_S, each.timer.when() - now)
+                self._close(handle).message.retry(left_s, each.message.attempt + 1, _STOPPED)
 
     def forget(self, reader: Reader) -> None:
         """No handle of a reader that is over is good any more: its messages come again elsewhere."""
