@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.gateway_consuming import ConsumerCalls, calls, ids, outcomes, run
+from tests.support.gateway_consuming import ConsumerCalls, attempt, calls, ids, outcomes, run
 from tests.support.gateway_in_memory import CLIENT, Kafka, code
 from tests.support.topic_table import message, write
 
 from commitlake.clients.consumer import keeper, receipts
-from commitlake.clients.gateway import consumers, reader, receiving
+from commitlake.clients.gateway import consumers, reader, receiving, service
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
 
@@ -161,5 +161,34 @@ def test_a_failure_is_noticed_while_nobody_takes_what_is_read_ahead(
                 await asyncio.sleep(1.5)
             again = await client.receive_all(6)
             assert sorted(map(ids, again)) == [f"m{n}" for n in range(6)], "by another instance"
+
+    run(work())
+
+
+def test_what_is_sent_after_the_deadline_is_not_out(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write succeeds also where nobody reads it; a push consumer would have the messages for hours."""
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(service, "_has_ended", lambda _: True)
+                await client.receive(hidden_s=None)
+            assert len(await ConsumerCalls(client.stub, OTHER).receive_all(3)) == 3
+
+    run(work())
+
+
+def test_what_is_acknowledged_does_not_come_again_after_a_clean_stop(tmp_path: Path) -> None:
+    """Not even where the message in front of it was out; that one comes again when its duration is over."""
+    write(tmp_path / "w", "orders", [message(n) for n in range(10)])
+
+    async def work() -> None:
+        async with calls(tmp_path / "w") as client:
+            got = await client.receive_all(10, hidden_s=6)
+            await client.ack(*got[1:])
+        async with calls(tmp_path / "w") as client:
+            (again,) = await client.receive_all(1)
+            assert (ids(again), attempt(again)) == ("m0", 2)
+            assert await client.receive(wait_s=1) == []
 
     run(work())

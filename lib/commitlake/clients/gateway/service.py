@@ -142,7 +142,8 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
             yield services.ReceiveMessageResponse(status=ok() if taken else _NOTHING)
             for each in taken:
                 yield services.ReceiveMessageResponse(message=each.message)
-            unsent = []
+            if not _has_ended(context):  # the last write succeeds also where nobody reads it any more
+                unsent = []
             if taken:
                 yield _delivered_now()
         finally:
@@ -213,6 +214,12 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         for topic in topics:
             self._checks.join(session, topic)
         return answer
+
+
+def _has_ended(context: Any) -> bool:
+    """Whether the client has given the call up, or its deadline is over."""
+    left_s = context.time_remaining()
+    return bool(context.cancelled()) or (left_s is not None and left_s <= 0)
 
 
 def _delivered_now() -> Proto:
