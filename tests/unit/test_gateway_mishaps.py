@@ -13,11 +13,12 @@ from tests.support.gateway_in_memory import CLIENT, Kafka, code
 from tests.support.topic_table import message, write
 
 from commitlake.clients.consumer import keeper, receipts
-from commitlake.clients.gateway import consumers, reader, receiving, service
+from commitlake.clients.gateway import consumers, deliveries, reader, receiving, service
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
 
 OTHER = (("x-mq-client-id", "client-2"),)
+SIMPLE = d.Settings(client_type=d.SIMPLE_CONSUMER, subscription={"group": {"name": "points"}})
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_a_message_that_can_not_be_sent_takes_no_other_with_it(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a record has that RocketMQ's messages can't have."""
-    real = consumers.received
+    real = receiving.received
 
     def received(message: Any, *arguments: Any) -> Any:
         if message.message_id == "m1":
@@ -190,5 +191,26 @@ def test_what_is_acknowledged_does_not_come_again_after_a_clean_stop(tmp_path: P
             (again,) = await client.receive_all(1)
             assert (ids(again), attempt(again)) == ("m0", 2)
             assert await client.receive(wait_s=1) == []
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_what_a_simple_consumer_has_that_is_gone_comes_again_before_its_duration_is_over(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, is_connected: bool
+) -> None:
+    """It could hold its queues, and this gateway in the group, for 12 h."""
+    monkeypatch.setattr(deliveries, "RENEW_S", 0.2)
+    monkeypatch.setattr(deliveries, "GONE_S", 0.8)
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            stream = client.stub.Telemetry(metadata=CLIENT if is_connected else OTHER)
+            await stream.write(s.TelemetryCommand(settings=SIMPLE))
+            await stream.read()
+            await client.receive_all(3, hidden_s=43_200)
+            again = await ConsumerCalls(client.stub, OTHER).receive(wait_s=4)
+            assert bool(again) != is_connected
+            stream.cancel()
 
     run(work())

@@ -19,6 +19,9 @@ LONGEST_S = 12 * 3_600.0
 RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
 """How often, and for how long, the duration of what a push consumer has is renewed; the second as in the proxy."""
 _AT_ONCE_S, _FAILED_S = 0.001, 10.0
+GONE_S = 300.0
+"""After so long without a telemetry stream a client is gone, and what it has comes again however long its duration."""
+_GONE = "its client is not connected any more"
 _STOPPED = "the gateway ended before an acknowledgement"
 _SILENT = "not acknowledged within its invisible duration"
 _FAILED = "the client could not consume it"
@@ -35,8 +38,9 @@ class HeldMessage:
         group: for which group.
         caller: who has it.
         is_renewed: whether its duration is renewed while the client is connected: it is a push consumer.
-        until: when renewing ends, by the loop's clock.
-        timer: calls when the duration is over.
+        until: when the duration, or renewing it, ends, by the loop's clock.
+        seen: when the client was last connected, or got the message, by the loop's clock.
+        timer: looks whether that is so.
     """
 
     message: ReceivedMessage
@@ -46,6 +50,7 @@ class HeldMessage:
     caller: Caller
     is_renewed: bool
     until: float
+    seen: float
     timer: asyncio.TimerHandle
 
 
@@ -73,10 +78,10 @@ class Deliveries:
             invisible_s: after so long it comes again, s; None: not while the client is connected.
         """
         handle, loop = secrets.token_urlsafe(18), asyncio.get_running_loop()
-        timer = loop.call_later(RENEW_S if invisible_s is None else invisible_s, self._run_out, handle)
-        until = loop.time() + MOST_RENEWED_S
-        size, is_renewed = message.handed.kept_bytes, invisible_s is None
-        self._open[handle] = HeldMessage(message, size, reader, group, caller, is_renewed, until, timer)
+        now, size, is_renewed = loop.time(), message.handed.kept_bytes, invisible_s is None
+        until = now + (MOST_RENEWED_S if invisible_s is None else invisible_s)
+        timer = loop.call_at(min(until, now + RENEW_S), self._look, handle)
+        self._open[handle] = HeldMessage(message, size, reader, group, caller, is_renewed, until, now, timer)
         reader.hold(caller.client, self._open[handle].size)
         return handle
 
@@ -137,7 +142,7 @@ class Deliveries:
         now = asyncio.get_running_loop().time()
         for handle, each in list(self._open.items()):
             if each.reader is reader:
-                left_s = max(_AT_ONCE_S, each.timer.when() - now)
+                left_s = max(_AT_ONCE_S, min(each.until - now, RENEW_S if each.is_renewed else LONGEST_S))
                 self._close(handle).message.retry(left_s, each.message.attempt + 1, _STOPPED)
 
     def forget(self, reader: Reader) -> None:
@@ -151,9 +156,16 @@ class Deliveries:
         found.reader.let_go(found.caller.client, found.size)
         return found
 
-    def _run_out(self, handle: str) -> None:
+    def _look(self, handle: str) -> None:
+        """Let a message come again whose duration is over, or whose client is gone."""
         found, loop = self._open[handle], asyncio.get_running_loop()
-        if found.is_renewed and loop.time() < found.until and self._is_connected(found.caller.client):
-            found.timer = loop.call_later(RENEW_S, self._run_out, handle)
-        else:
+        now = loop.time()
+        if self._is_connected(found.caller.client):
+            found.seen = now
+        patience_s = 0 if found.is_renewed else GONE_S
+        if now >= found.until:
             self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _SILENT)
+        elif found.seen < now and now - found.seen >= patience_s:
+            self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _GONE)
+        else:
+            found.timer = loop.call_at(min(found.until, now + RENEW_S), self._look, handle)
