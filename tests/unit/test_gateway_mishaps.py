@@ -214,3 +214,27 @@ def test_what_a_simple_consumer_has_that_is_gone_comes_again_before_its_duration
             stream.cancel()
 
     run(work())
+
+
+def test_one_client_does_not_wait_in_all_calls(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "_MOST_CALLS_OF_CLIENT", 1)
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            await client.ack(*await client.receive_all(3))
+            waiting = asyncio.create_task(client.answers(wait_s=3))
+            await asyncio.sleep(0.5)
+            assert [code(each) for each in await client.answers()] == ["TOO_MANY_REQUESTS"]
+            other = await ConsumerCalls(client.stub, OTHER).answers(wait_s=0.1)
+            assert [code(each) for each in other] == ["MESSAGE_NOT_FOUND"]
+            assert [code(each) for each in await waiting] == ["MESSAGE_NOT_FOUND"]
+            assert [code(each) for each in await client.answers(wait_s=0.1)] == ["MESSAGE_NOT_FOUND"]
+
+    run(work())
+
+
+def test_a_call_waits_a_minute_at_most() -> None:
+    request = s.ReceiveMessageRequest()
+    request.long_polling_timeout.FromSeconds(43_200)
+    assert receiving.wait_s(request, None) == 60
+    assert receiving.wait_s(request, 10) == 9.5

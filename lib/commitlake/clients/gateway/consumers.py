@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from commitlake.clients.consumer.consume import Consumer, consume
@@ -38,6 +40,8 @@ LEASE = "15s"
 """An instance without a sign of life for so long loses its queues: a gateway that was killed."""
 _MOST_READERS, _MOST_OF_CLIENT = 500, 50
 """Each has two threads; one client alone does not take all places."""
+_MOST_CALLS_OF_CLIENT = 200
+"""All calls of a gateway have their limit too (`server`)."""
 _LOOK_S = 1.0
 _LEAVE_S = 12.0
 _DEAD = "the client gave it up"
@@ -62,6 +66,7 @@ class Consumers:
         self._settings = settings
         self._deliveries = Deliveries(is_connected)
         self._readers: dict[Subscribed, Reader] = {}
+        self._calls: Counter[str] = Counter()
         self._ending: set[asyncio.Future[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -86,7 +91,9 @@ class Consumers:
         reader = await self._reader(what, caller)
         most = max(1, min(request.batch_size, MOST_RECEIVED))
         taken = []
-        for message in await reader.take(caller.client, most, wait_s(request, left_s)):
+        with self._waiting(caller.client):
+            messages = await reader.take(caller.client, most, wait_s(request, left_s))
+        for message in messages:
             handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
             try:
                 taken.append(Taken(received(message, request.message_queue.topic, handle, duration_s), handle))
@@ -158,6 +165,20 @@ class Consumers:
         return services.AckMessageResultEntry(
             message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
         )
+
+    @contextmanager
+    def _waiting(self, client: str) -> Iterator[None]:
+        """Count a call of a client that waits."""
+        if self._calls[client] >= _MOST_CALLS_OF_CLIENT:
+            msg = f"a client may wait in {_MOST_CALLS_OF_CLIENT} calls at a time; use fewer"
+            raise GatewayRefusal(msg, "TOO_MANY_REQUESTS")
+        self._calls[client] += 1
+        try:
+            yield
+        finally:
+            self._calls[client] -= 1
+            if not self._calls[client]:
+                del self._calls[client]
 
     async def _reader(self, what: Subscribed, caller: Caller) -> Reader:
         if not self._is_reading(what):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ MOST_RECEIVED = 32
 """Messages of one call, as in RocketMQ."""
 POLL_S = 20.0
 """How long a call waits that does not say how long."""
+_LONGEST_POLL_S = 60.0
+"""Whatever it says: a call whose client is gone without a word takes no place for hours."""
 _MARGIN_S = 0.5
 """Before a call's deadline, so that the client hears that there was nothing."""
 _LONGEST_FILTER = 4_096
@@ -93,7 +96,7 @@ def wait_s(request: Proto, left_s: float | None) -> float:
     """
     asked_s = request.long_polling_timeout.ToMilliseconds() / 1_000
     poll_s = asked_s if request.HasField("long_polling_timeout") else POLL_S
-    return max(0.0, min(poll_s, LONGEST_S if left_s is None else left_s - _MARGIN_S))
+    return max(0.0, min(poll_s, _LONGEST_POLL_S, math.inf if left_s is None else left_s - _MARGIN_S))
 
 
 def consumer_settings(given: Proto) -> Proto:
