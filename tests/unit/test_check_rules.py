@@ -137,6 +137,7 @@ def warehouse(tmp_path: Path) -> Path:
     ended = [("queue", pa.int32()), ("half_offset", pa.int64()), ("round", pa.int32())]
     ended += [("transaction_id", pa.string()), ("stored_at", pa.timestamp("us", "UTC"))]
     reentries = [("queue", pa.int32()), ("offset", pa.int64()), ("kind", pa.int32()), ("round", pa.int32())]
+    reentries += [("since", pa.int64())]
     nexts = pa.list_(pa.struct([("source", pa.string()), ("partition", pa.int32()), ("next", pa.int64())]))
     empty = {
         "transactions": ended,
