@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -107,8 +109,10 @@ class ReportHandler(BaseHTTPRequestHandler):
         """Whether the request knows the token, and is for the loopback address, no name that leads there now."""
         name, _, port = self.headers.get("Host", "").rpartition(":")
         is_local = name in ("127.0.0.1", "localhost") and port == str(self.connection.getsockname()[1])
-        kept = dict(parse_qsl(self.headers.get("Cookie", ""), separator=";"))
-        return is_local and actions.knows(kept.get(_COOKIE, kept.get(f" {_COOKIE}", "")))
+        cookies = SimpleCookie()
+        with suppress(CookieError):  # of another program on this host
+            cookies.load(self.headers.get("Cookie", ""))
+        return is_local and _COOKIE in cookies and actions.knows(cookies[_COOKIE].value)
 
     def _answer(self, status: int, text: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
         body = text.encode()
