@@ -94,6 +94,11 @@ class TransactionConfig:
     op_park_time_ms: int
     reject: bool
 
+    @property
+    def hangs_after_ms(self) -> int:
+        """Age from which a pending transaction hangs: its group had time for three answers that end it."""
+        return self.timeout_ms + 3 * self.check_interval_ms
+
 
 @dataclass(frozen=True)
 class TopicsConfig:

@@ -87,9 +87,8 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
 def _pending(tables: Tables, config: Config) -> Diagnosis:
     pending = overview.pending(tables, now_ms()).to_pylist()
     oldest_s = max((row["oldest_s"] for row in pending), default=0)
-    most_ms = config.transaction.timeout_ms + 3 * config.transaction.check_interval_ms
     text = f"{sum(row['messages'] for row in pending)} transactions, the oldest {oldest_s:.0f} s old"
-    is_well = oldest_s * 1_000 <= most_ms
+    is_well = oldest_s * 1_000 <= config.transaction.hangs_after_ms
     return Diagnosis("pending", is_well, text if is_well else f"{text}; `commitlake tx hanging` names their groups")
 
 

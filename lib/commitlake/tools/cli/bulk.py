@@ -5,6 +5,8 @@ A run that was interrupted is repeated with the same words: what was decided mea
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +68,14 @@ def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> in
     if ask and not typer.confirm(f"Send {len(rows)} decisions?"):
         return 1
     return _sent(settings, plan, rows)
+
+
+def who() -> str:
+    """Who runs this process, as remarks name it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user has no name
+        return f"user {os.getuid()}"
 
 
 def chosen_by(tables: Tables, plan: BulkDecision) -> pa.Table:

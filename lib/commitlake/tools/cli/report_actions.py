@@ -6,9 +6,7 @@ it in the page's address, for others on the machine reach the port, too.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -110,7 +108,7 @@ class Actions:
         if name == "recall":
             return lambda: self._waiting(given), lambda rows: delayed.send_recalls(settings, rows)
         wanted = Wanted(("DISCARDED",), given["group"], given["topic"], given["reason"], keys=given["keys"])
-        plan = bulk.BulkDecision("RESUME", wanted, (), None, f"{given['remark']} (by {_who()}, on the page)", _RATE)
+        plan = bulk.BulkDecision("RESUME", wanted, (), None, f"{given['remark']} (by {bulk.who()}, on the page)", _RATE)
         return lambda: self._chosen(plan), lambda rows: bulk.send(settings, plan, rows)
 
     def _chosen(self, plan: bulk.BulkDecision) -> Rows:
@@ -124,10 +122,9 @@ class Actions:
         return rows
 
     def _hanging(self) -> Rows:
-        timing = self._settings.transaction
-        age_ms = timing.timeout_ms + 3 * timing.check_interval_ms
+        wanted = Wanted(("PENDING",), older_than_ms=self._settings.transaction.hangs_after_ms)
         with opened(self._settings.warehouse) as tables:
-            rows: Rows = found(tables, Wanted(("PENDING",), older_than_ms=age_ms), now_ms()).to_pylist()
+            rows: Rows = found(tables, wanted, now_ms()).to_pylist()
         return [{name: row[name] for name in (*COLUMNS, "keys")} for row in reversed(rows[-_MOST_SHOWN:])]
 
     def _form(self, name: str, form: Form, shown: str = "", button: str = "Show") -> str:
@@ -160,13 +157,6 @@ def _sent(numbers: Iterator[int], many: int) -> str:
     except CommitLakeError as error:
         return f"{sent} of {many} are sent: {escape(str(error))}"
     return f"{sent} are sent. What came of them is in the tables within some seconds."
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user has no name
-        return f"user {os.getuid()}"
 
 
 def _digest(name: str, form: Form, rows: Rows) -> str:

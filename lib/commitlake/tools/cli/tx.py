@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -116,8 +115,7 @@ def hanging(
     from commitlake.tools.cli import questions
 
     settings = load(conf, sets)
-    timing = settings.transaction
-    age = timing.timeout_ms + 3 * timing.check_interval_ms if older_than is None else older_than
+    age = settings.transaction.hangs_after_ms if older_than is None else older_than
     wanted = questions.wanted([StateFilter.PENDING], group, topic, None, age, None, None, None)
     code = questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
     raise typer.Exit(code)
@@ -163,7 +161,7 @@ def _command(decision: str, states: Sequence[StateFilter], text: str) -> None:
             msg = "name transactions, or choose them by --where or another filter"
             raise typer.BadParameter(msg)
         wanted = questions.wanted(state or states, *filters)
-        told = f"{remark} (by {name or getpass.getuser()})"
+        told = f"{remark} (by {name or bulk.who()})"
         plan = bulk.BulkDecision(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
         raise typer.Exit(bulk.run(settings, plan, dry_run=dry_run, ask=not yes))
 
