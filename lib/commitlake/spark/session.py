@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commitlake.config import Config
+from commitlake.config import Config, object_store
 from commitlake.config.locations import is_local
 from commitlake.errors import SetupError
 from commitlake.spark import class_archive, given, runtime
@@ -236,7 +236,7 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
     java = runtime.java()
     log4j = Path(__file__).with_name("log4j2.properties").as_uri()
     options = [_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log4j}", _SHORT_LIVED_OPTIONS if short_lived else ""]
-    settings = {**REQUIRED, **TUNING, **STATIC_SETTINGS}
+    settings = {**REQUIRED, **TUNING, **STATIC_SETTINGS, **object_store.spark_settings()}
     if is_one_machine(master):
         jars = jars_of_one_machine()
         settings |= LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)}

@@ -13,6 +13,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from commitlake.config.locations import is_local, local_path
+from commitlake.config.object_store import storage_options
 from commitlake.reading.table import Options
 
 _FOLDER = "_beats"
@@ -31,7 +32,7 @@ class Beats:
 
     def __init__(self, place: str, options: Options = None) -> None:
         self._local = local_path(place) / _FOLDER if is_local(place) else None
-        self._remote = None if self._local else DeltaStorageHandler(place, dict(options or {}))
+        self._remote = None if self._local else DeltaStorageHandler(place, storage_options(options))
         self._count = 0
 
     def show(self, name: str) -> None:

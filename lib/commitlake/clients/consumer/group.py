@@ -17,6 +17,7 @@ from commitlake.clients.consumer import assignment, tables
 from commitlake.clients.consumer.assignment import State
 from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.receipts import Receipts
+from commitlake.config.object_store import storage_options
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options
 
@@ -45,7 +46,7 @@ class Group:
     def __init__(self, receipts_at: str, group: str, topic: str, options: Options = None) -> None:
         self._place = f"{receipts_at}/{FOLDER}/{log_name(group, topic)}"
         tables.create(self._place, SCHEMA, [], options, _SETTINGS)
-        self._table = DeltaTable(self._place, storage_options=dict(options or {}) or None)
+        self._table = DeltaTable(self._place, storage_options=storage_options(options))
         self.beats = Beats(self._place, options)
         self._names = {"consumer_group": group, "topic": topic}
         self._before = f"{receipts_at}/groups", options
@@ -109,7 +110,7 @@ class Group:
 
 def kept_state(receipts_at: str, group: str, topic: str, options: Options = None) -> State | None:
     """The state of a group as a question sees it, which makes no table; None when the group never read this topic."""
-    if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", dict(options or {}) or None):
+    if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", storage_options(options)):
         text = _earlier(f"{receipts_at}/groups", options, {"consumer_group": group, "topic": topic})
         return json.loads(text) if text else None
     return Group(receipts_at, group, topic, options).read()
@@ -123,7 +124,7 @@ def kept_receipts(receipts_at: str, group: str, topic: str, options: Options = N
 
 def _earlier(place: str, options: Options, names: Mapping[str, str]) -> str | None:
     """How far a group came with earlier versions, when all groups were rows of one table."""
-    kept = dict(options or {}) or None
+    kept = storage_options(options)
     if not DeltaTable.is_deltatable(place, kept):
         return None
     filters = [(name, "=", value) for name, value in names.items()]

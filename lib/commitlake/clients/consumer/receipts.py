@@ -22,6 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from commitlake.clients.consumer import tables
 from commitlake.clients.consumer.rows import Place, place_of
+from commitlake.config.object_store import storage_options
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options, Snapshot
 
@@ -129,7 +130,7 @@ class Receipts:
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema, and now and then make few files of many."""
         tables.check_there(self._place)
-        write_deltalake(self._place, rows, mode="append", storage_options=dict(self._options or {}) or None)
+        write_deltalake(self._place, rows, mode="append", storage_options=storage_options(self._options))
         self._written += 1
         if self._written % 200 == 0:
             tables.compact(self._delta())
@@ -180,7 +181,7 @@ class Receipts:
         self._delta().delete(f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'")
 
     def _delta(self) -> DeltaTable:
-        return DeltaTable(self._place, storage_options=dict(self._options or {}) or None)
+        return DeltaTable(self._place, storage_options=storage_options(self._options))
 
     def _newest(self) -> list[dict[str, Any]]:
         """The newest receipt of each message that waits or is a dead letter, by due time.

@@ -7,6 +7,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from commitlake.config.locations import is_local, local_path
+from commitlake.config.object_store import storage_options
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options
 
@@ -17,7 +18,7 @@ TRANSIENT = (DeltaError, OSError, pa.ArrowException, ConsumerError)
 def create(place: str, schema: pa.Schema, partition_by: list[str], options: Options, more: dict[str, str]) -> None:
     """Make a table where it is missing; its log is kept for a day."""
     short = {"delta.logRetentionDuration": "interval 1 day", "delta.deletedFileRetentionDuration": "interval 1 hour"}
-    kept = dict(options or {}) or None
+    kept = storage_options(options)
     settings = {**short, **more}
     try:
         DeltaTable.create(

@@ -26,6 +26,7 @@ from commitlake.clients.delta.row_messages import message_of, selected
 from commitlake.clients.producer.transaction import Transaction
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.config import Conf, Config
+from commitlake.config.object_store import storage_options
 from commitlake.config.terminal import printable
 from commitlake.errors import ConfigError, MQClientException, RecordError, RefusedSend, WarehouseError
 from commitlake.protocol.durations import Duration
@@ -179,7 +180,9 @@ class _Sink:
 def _create(place: str) -> None:
     """The table of marks; it has no rows."""
     keep = {"delta.setTransactionRetentionDuration": "interval 30 days"}
-    DeltaTable.create(place, pa.schema([("name", pa.string())]), mode="ignore", configuration=keep)
+    DeltaTable.create(
+        place, pa.schema([("name", pa.string())]), mode="ignore", configuration=keep, storage_options=storage_options()
+    )
 
 
 def _chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:

@@ -13,7 +13,7 @@ from commitlake.clients.gateway.reader import Reader
 from commitlake.errors import GatewayRefusal
 
 MOST_ATTEMPTS = 16
-"""After the last one a message is a dead letter; RocketMQ's default."""
+"""After the last one a message is a dead letter, as with `Consumer.run`; RocketMQ has 16 retries after the first."""
 LONGEST_S = 12 * 3_600.0
 """Of an invisible duration, as in RocketMQ's proxy."""
 RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0

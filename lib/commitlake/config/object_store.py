@@ -1,0 +1,32 @@
+"""Access to S3, given once, by AWS's variables in the environment.
+
+Spark hands AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_ENDPOINT_URL on to s3a by itself.
+deltalake, through which DuckDB reads too, takes them and AWS_REGION. What both want to be told besides, where the
+endpoint is not AWS's own, follows from the endpoint and stands here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+_ENDPOINT = "AWS_ENDPOINT_URL"
+
+
+def spark_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Settings of Spark for an endpoint of one's own: buckets are directories there, and no names of hosts."""
+    return {"spark.hadoop.fs.s3a.path.style.access": "true"} if environment.get(_ENDPOINT) else {}
+
+
+def storage_options(
+    given: Mapping[str, str] | None = None, environment: Mapping[str, str] = os.environ
+) -> dict[str, str] | None:
+    """The `storage_options` of deltalake; None for none.
+
+    Args:
+        given: what the caller was given, which counts.
+        environment: variables. Who wrote `http://` there chose an endpoint without TLS, which deltalake would refuse
+            without AWS_ALLOW_HTTP.
+    """
+    plain = environment.get(_ENDPOINT, "").lower().startswith("http://")
+    return {**({"allow_http": "true"} if plain else {}), **(given or {})} or None
