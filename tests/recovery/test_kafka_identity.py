@@ -18,9 +18,11 @@ from tests.support.landing import CUT_SHORT, begin, cut_at, land
 from tests.support.polling import wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.landing import positions
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.kafka.log_ends import LogEnd
 from commitlake.protocol import wire
 from commitlake.tables import Warehouse
 
@@ -73,7 +75,14 @@ def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
         error = refusal(spark, copy)
         assert f"lost would be {half}-0 offsets 0 to 2" in error
         assert "set accept.other_cluster to go on" in error
-        copy.run(spark, accept_other_cluster="true")
+        # Its leaders have epochs of their own: the next start must not compare them with those of before.
+        accepted = begin(copy.configured(accept_other_cluster="true"), Warehouse(spark, copy.config.warehouse))
+        kept = positions.newest(Warehouse(spark, copy.config.warehouse))
+        assert kept == accepted.position
+        assert {at: end.offset for at, end in kept.held["half"].items()} == topics.end_offsets(copy.config, ["half"])[
+            half
+        ]
+        copy.run(spark)
         begin(copy.config, Warehouse(spark, copy.config.warehouse))  # it is remembered
         other.stop()  # the same address, but with no data it is another cluster
         shutil.rmtree(other.data_dir)
@@ -160,19 +169,32 @@ def test_a_start_on_another_cluster_writes_nothing_there(spark: SparkSession, la
         assert topics.identity(changed).topic_ids == {}
 
 
+def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Coordinator(spark, lake.configured(transaction_timeout="8s")).start() as running:
+        lake.half("open")
+        wait_for(lambda: lake.rows("half"))
+        monkeypatch.setattr("commitlake.kafka.held.cuts", lambda *_: {"half": {0: 0}})  # asked when the check is due
+        with pytest.raises(IdentityError, match="half-0 from offset 0 on; start again"):
+            wait_for(lambda: running.await_termination(timeout=0.5), 60)
+    assert lake.rows("checks") == []
+
+
 def test_a_log_that_ends_early_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(lake, "a", "b", "c")
     lake.run(spark)
-    ends = topics.latest_offsets
+    ends = topics.log_ends
 
-    def restored(*given: Any) -> dict[str, dict[int, int]]:
+    def restored(*given: Any) -> dict[str, dict[int, LogEnd]]:
         """What a broker tells that was restored from before the last record of queue 0."""
-        return {source: {**found, 0: found[0] - (source == "half")} for source, found in ends(*given).items()}
+        found = ends(*given)
+        return {**found, "half": {**found["half"], 0: found["half"][0]._replace(offset=2)}}
 
     with monkeypatch.context() as older:
-        older.setattr("commitlake.coordinator.landing.start.latest_offsets", restored)
+        older.setattr("commitlake.coordinator.landing.start.log_ends", restored)
         error = refusal(spark, lake)
         assert f"{lake.config.kafka.topic('half')}, partition 0 ends at offset 2, but 3 is the next to land" in error
         begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))

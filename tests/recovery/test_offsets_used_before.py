@@ -55,6 +55,7 @@ def restored(spark: SparkSession, tmp_path: Path, prefix: str) -> Iterator[Resto
         broker.stop()
         shutil.copytree(broker.data_dir, made.copy)
         broker.start()
+        broker.restart()  # so that its leaders have later epochs than those of the copy ever get
         for name in "bc":
             lake.op("COMMIT", name, lake.half(name))
         lake.op("COMMIT", "e", Position(0, 3))

@@ -7,6 +7,8 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from commitlake.config.object_store import storage_options
+
 
 def opened(warehouse: str | Path, name: str) -> DeltaTable | None:
     """A table by its path in the warehouse; None until it has its first commit.
@@ -14,7 +16,8 @@ def opened(warehouse: str | Path, name: str) -> DeltaTable | None:
     Its directory is there a little earlier: a reader that looks for the directory may find a table without a log.
     """
     place = f"{warehouse}/{name}"
-    return DeltaTable(place) if DeltaTable.is_deltatable(place) else None
+    options = storage_options()
+    return DeltaTable(place, storage_options=options) if DeltaTable.is_deltatable(place, options) else None
 
 
 def rows(warehouse: str | Path, name: str) -> list[dict[str, Any]]:

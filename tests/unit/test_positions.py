@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.kafka.log_ends import LogEnd
 
 SOME = LandingPosition(3, {"half": {0: 5, 1: 7}})
 
@@ -40,3 +43,8 @@ def test_a_log_that_lost_its_end_is_read_again_up_to_where_landing_goes_on() -> 
 
 def test_what_is_read_again_delays_no_deadline_since_it_changes_nothing() -> None:
     assert SOME.cut("half", 0, 2).is_past({"half": {0: 3, 1: 7}})
+
+
+def test_where_the_logs_ended_goes_from_landing_to_landing() -> None:
+    held = {"half": {0: LogEnd(9, 4)}}
+    assert replace(SOME, held=held).advanced({"half": {0: 8}}).held == held

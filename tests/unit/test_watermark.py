@@ -109,7 +109,7 @@ def test_an_answer_without_a_topic_is_an_error_and_not_an_empty_topic() -> None:
             ]
 
         def list_partition_offsets(self, wanted: dict[Any, Any]) -> dict[Any, Any]:
-            return {partition: SimpleNamespace(offset=10) for partition in wanted}
+            return {partition: SimpleNamespace(offset=10, leader_epoch=3) for partition in wanted}
 
     with pytest.raises(KafkaError, match=r"commitlake\.op"):
         latest_offsets(cast(Any, Client()), load(), ("half", "op", "admin"))

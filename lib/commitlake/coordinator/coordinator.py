@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -38,8 +38,9 @@ from commitlake.coordinator.recovery.fencing import Ownership
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
-from commitlake.errors import CommitLakeError, StreamError, root_reason
-from commitlake.kafka import clock_skew, topics
+from commitlake.coordinator.settings_publisher import SettingsPublisher
+from commitlake.errors import CommitLakeError, IdentityError, StreamError, root_reason
+from commitlake.kafka import topics
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
 from commitlake.kafka.held import Held
@@ -54,8 +55,6 @@ _STOP_TIMEOUT_S = 60
 _LOOK_S = 0.2
 _SILENCE_S = 60.0
 """A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
-_CLOCK_S = 600.0
-"""A machine that stood still, and a broker whose clock is set, are noticed after that time."""
 _MOST_UNANSWERED = 10
 """Calls to the JVM that fail one after the other when it is gone; on a busy machine a single one may."""
 _NOBODY_WAITS_S = 3.0
@@ -93,7 +92,7 @@ class Coordinator:
         self._scheduler: Scheduler | None = None
         self._end_maintenance: Callable[[float], None] = lambda _: None
         self._error: CommitLakeError | None = None
-        self._awaited_at, self._asked_at = -_NOBODY_WAITS_S, time.monotonic()
+        self._awaited_at = -_NOBODY_WAITS_S
         self._unanswered = 0
 
     @property
@@ -148,25 +147,26 @@ class Coordinator:
         self._own()  # step 1
         is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
-        if not is_new:
-            kafka_identity.check(self.warehouse, self.config, come.position)
+        is_other = not is_new and kafka_identity.check(self.warehouse, self.config, come.position)
         rules = classify.LandingRules.of(self.config)
-        known = Topics(self.warehouse, rules.topics_max, partial(topics.publish_settings, self.config))
-        self._prepare_kafka(known.names)
+        settings = SettingsPublisher(self.config, self._clock)
+        known = Topics(self.warehouse, rules.topics_max, settings.add)
+        for warning in topics.ensure_topics(self.config):
+            log.warning("%s", warning)
+        settings.publish(known.names)
         watermark, asked = Watermark(), self._clock.now_ms()
-        begin = landing_start.begin(self.warehouse, self.config, come)
+        begin = landing_start.begin(self.warehouse, self.config, come, is_other=is_other)
         watermark.ask(asked, {source: begin.ends[source] for source in DECIDING})
         with ThreadPoolExecutor(1) as pool:
             classification = pool.submit(classify.classification, rules)
             found = self._recovered(begin.position, known.names)  # step 3
-        dedup = DedupIndex(
-            self.warehouse, self.config.topics.dedup, self._clock
-        )  # after what a kill cut short is complete
+        # After what a kill cut short is complete.
+        dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
         landing = Landing(
             self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
-        held = Held(self.config, DECIDING)
+        held = Held(self.config, DECIDING, begin.position.held, landing.remember)
         self._stack.callback(held.close)
         start = partial(self._coordinate, found.inputs)
         scheduler = Scheduler(context, landing, watermark, held.ends, start, found.last_batch + 1)
@@ -177,7 +177,7 @@ class Coordinator:
             self._forward(available_now=False)
             scheduler.begin()  # step 4
             self._land(scheduler, begin.offsets, available_now=False)
-            self._serve(scheduler)  # step 5
+            self._serve(scheduler, settings)  # step 5
 
     def _recovered(self, position: LandingPosition, known: Collection[str]) -> Recovered:
         def made(opened: DataFrame) -> InputTable:
@@ -209,11 +209,6 @@ class Coordinator:
         if lock is None:
             self._stack.enter_context(Heartbeat(self.spark, self.config).beating())
 
-    def _prepare_kafka(self, known: Collection[str]) -> None:
-        for warning in topics.ensure_topics(self.config):
-            log.warning("%s", warning)
-        clock_skew.warn(topics.publish_settings(self.config, known, self._clock))
-
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
         self._forwarders.start(self.warehouse, self.config, self._scratch, self._keep, available_now=available_now)
@@ -239,35 +234,30 @@ class Coordinator:
         most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
         return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
 
-    def _serve(self, scheduler: Scheduler) -> None:
+    def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
         health = partial(self._health, scheduler)
         self._stack.enter_context(companions.telling(self.config, scheduler, self.epoch, health))
         companions.answer_by_rules(self.config, self._stopping)
-        threading.Thread(target=self._tick_and_watch, args=[scheduler], name="commitlake-ticks", daemon=True).start()
+        tell = partial(settings.tick, self.warehouse.topics)
+        steps = [tell, scheduler.tick, self._forwarders.save_at_times, self._report_failure]
+        threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
             ended = scheduler.rounds.maintained
             self._end_maintenance = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
 
-    def _tick_and_watch(self, scheduler: Scheduler) -> None:
+    def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it.
 
         It outlives whatever fails in it, a call to the JVM too: without ticks a deadline passes only when records land.
         """
-        steps = (partial(self._tick, scheduler), self._forwarders.save_at_times, self._report_failure)
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
             for step in steps:
                 try:
                     step()
                 except Exception as error:  # Kafka may be away; what ended a query is reported below
                     log.debug("no tick: %s", error)
-
-    def _tick(self, scheduler: Scheduler) -> None:
-        if time.monotonic() - self._asked_at > _CLOCK_S:
-            self._asked_at = time.monotonic()
-            topics.publish_settings(self.config, self.warehouse.topics(), self._clock)
-        scheduler.tick()
 
     def _report_failure(self) -> None:
         if time.monotonic() - self._awaited_at <= _NOBODY_WAITS_S:
@@ -310,13 +300,21 @@ class Coordinator:
         return True
 
     def _raise_failure(self) -> None:
+        error = None if self._stopping.is_set() else self._failed()
+        if error is not None:
+            self._error = error
+            with suppress(Exception):  # what failed may be in the way of a clean stop, too
+                self.stop()
+            raise error
+
+    def _failed(self) -> CommitLakeError | None:
+        """What has ended it: a query's error, or what a tick has found in Kafka, which ends no query."""
         for each in self._queries:
             cause = None if each.isActive else each.exception()
-            if cause is not None and not self._stopping.is_set():
-                self._error = self._explained(each.name, cause)
-                with suppress(Exception):  # what failed may be in the way of a clean stop, too
-                    self.stop()
-                raise self._error
+            if cause is not None:
+                return self._explained(each.name, cause)
+        failure = self._scheduler.failure if self._scheduler else None
+        return failure if isinstance(failure, IdentityError) else None
 
     def _explained(self, name: str, cause: Exception) -> CommitLakeError:
         try:

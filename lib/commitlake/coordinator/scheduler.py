@@ -26,7 +26,7 @@ from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.round import Round
 from commitlake.coordinator.rounds import Rounds
-from commitlake.errors import KafkaError
+from commitlake.errors import IdentityError, KafkaError
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.parallel import run_all
 
@@ -187,6 +187,8 @@ class Scheduler:
         asked = self._context.clock.now_ms()
         try:
             self._watermark.ask(asked, self._held())
+        except IdentityError:
+            raise
         except KafkaError as error:
             self._outage.say("nothing is decided while Kafka is away, and nothing is lost: %s", error)
         else:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
 from kafka import KafkaAdminClient
 
 from commitlake.config import Config
-from commitlake.errors import KafkaError
+from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import connect
-from commitlake.kafka.topics import latest_offsets
+from commitlake.kafka.log_ends import LogEnds, cuts, deposed
+from commitlake.kafka.topics import log_ends
+from commitlake.protocol.kafka_topics import LANDED
 
 
 class Held:
@@ -18,11 +20,13 @@ class Held:
 
     Args:
         config: says where Kafka is.
-        sources: topics without the prefix.
+        sources: topics without the prefix, whose ends are wanted.
+        known: where logs ended before.
+        tell: is called with where they end now, of all topics that land.
     """
 
-    def __init__(self, config: Config, sources: Sequence[str]) -> None:
-        self._config, self._sources = config, sources
+    def __init__(self, config: Config, sources: Sequence[str], known: LogEnds, tell: Callable[[LogEnds], None]) -> None:
+        self._config, self._sources, self._known, self._tell = config, sources, known, tell
         self._stack = ExitStack()
         self._client: KafkaAdminClient | None = None
 
@@ -30,11 +34,15 @@ class Held:
         """The next offset that each partition gets, by source.
 
         Raises:
-            KafkaError: Kafka is out of reach.
+            IdentityError: a log has lost its end since.
+            KafkaError: Kafka is out of reach, or a broker answered that leads no more: it may have less than landed.
         """
         try:
             client = self._client = self._client or self._stack.enter_context(connect(self._config))
-            return latest_offsets(client, self._config, self._sources)
+            now = log_ends(client, self._config, LANDED)
+            self._refuse_deposed(now)
+            for source, lost in cuts(client, self._config, self._known, now).items():
+                self._refuse(source, lost)
         except KafkaError:
             self.close()
             raise
@@ -42,6 +50,27 @@ class Held:
             self.close()
             msg = f"asking Kafka at {self._config.kafka.bootstrap_servers} for its offsets failed: {error}"
             raise KafkaError(msg) from error
+        self._known = now
+        self._tell(now)
+        return {source: {number: end.offset for number, end in now[source].items()} for source in self._sources}
+
+    def _refuse_deposed(self, now: LogEnds) -> None:
+        places = [f"{self._config.kafka.topic(source)}-{number}" for source, number in deposed(self._known, now)]
+        if places:
+            msg = (
+                f"brokers that led before have answered for {', '.join(places)}; this ends when they know of their "
+                "successors; after a restore of Kafka start again"
+            )
+            raise KafkaError(msg)
+
+    def _refuse(self, source: str, lost: dict[int, int]) -> None:
+        topic = self._config.kafka.topic(source)
+        places = ", ".join(f"{topic}-{number} from offset {offset} on" for number, offset in lost.items())
+        msg = (
+            f"Kafka has lost records that it had acknowledged (an unclean leader election): {places}; "
+            "start again: the start says what to do"
+        )
+        raise IdentityError(msg)
 
     def close(self) -> None:
         """Ends the connection; the next question opens another."""

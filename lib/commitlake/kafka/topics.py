@@ -18,6 +18,7 @@ from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain, single_records
 from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, record_bytes
+from commitlake.kafka.log_ends import LogEnd
 from commitlake.protocol import wire
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import DAY_MS
@@ -29,6 +30,11 @@ _WEEK_MS = 7 * DAY_MS
 _TIMESTAMPS = "message.timestamp.type"
 _ROOM = 100  # bytes
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
+_UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
+"""With how many replicas a setting lets a partition go on without what one of them has: its value, and the safe one.
+
+With two replicas `min.insync.replicas=2` would stop all sends while one of them is away.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def ensure_topics(config: Config) -> list[str]:
         warnings = _check_settings(client, config, sorted(present))
         _create(client, config, [name for name in wanted if config.kafka.topic(name) not in present])
         _grow(client, config, present)
-        return warnings
+        return warnings + _check_replicas(client, config)
 
 
 def _of_groups(config: Config) -> list[str]:
@@ -268,25 +274,53 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
     """Compare the settings of existing topics with those that `_create` would have set."""
     if not topics:
         return []
-    resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-    found = client.describe_configs(resources, config_filter="all")["topic"]
     warnings = []
-    for topic in topics:
+    for topic, actual in _actual(client, topics).items():
         name = config.kafka.source(topic)
-        actual = {key: entry["value"] for key, entry in found[topic].items()}
         if name != SETTINGS and "compact" in actual.get("cleanup.policy", ""):
-            fix = _fix(topic, "cleanup.policy", "delete")
+            fix = _fix(topic, {"cleanup.policy": "delete"})
             msg = f"the Kafka topic {topic} is compacted, so records would vanish; {fix}"
             raise KafkaError(msg)
         for key, wanted in _settings(config, name).items():
             if key in actual and not _fits(key, actual[key], wanted):
-                warnings.append(f"the Kafka topic {topic} has {key}={actual[key]}; {_fix(topic, key, wanted)}")
+                warnings.append(f"the Kafka topic {topic} has {key}={actual[key]}; {_fix(topic, {key: wanted})}")
         if name in LANDED and actual.get("retention.bytes", "-1") != "-1":
             warnings.append(
                 f"the Kafka topic {topic} has retention.bytes={actual['retention.bytes']}, so records may vanish "
-                f"before they land; {_fix(topic, 'retention.bytes', '-1')}"
+                f"before they land; {_fix(topic, {'retention.bytes': '-1'})}"
             )
     return warnings
+
+
+def _check_replicas(client: KafkaAdminClient, config: Config) -> list[str]:
+    """Say what lets several brokers lose records that they have acknowledged; a broker that is alone has all."""
+    if len(client.describe_cluster()["brokers"]) == 1:
+        return []
+    landed = [topic for topic in client.describe_topics(list(map(config.kafka.topic, LANDED))) if topic["partitions"]]
+    replicas = {each["name"]: min(len(part["replica_nodes"]) for part in each["partitions"]) for each in landed}
+    actual = _actual(client, sorted(replicas))
+    return [warning for topic in actual if (warning := _replica_warning(topic, replicas[topic], actual[topic]))]
+
+
+def _replica_warning(topic: str, replicas: int, actual: Mapping[str, str]) -> str | None:
+    if replicas == 1:
+        return (
+            f"the Kafka topic {topic} has one replica, so its records are lost with a broker; give it three with "
+            "kafka-reassign-partitions.sh, and new topics by the brokers' default.replication.factor"
+        )
+    wrong = [key for key, (least, unsafe, _) in _UNSAFE.items() if replicas >= least and actual.get(key) == unsafe]
+    if not wrong:
+        return None
+    found = ", ".join(f"{key}={actual[key]}" for key in wrong)
+    fix = _fix(topic, {key: _UNSAFE[key][2] for key in wrong})
+    return f"the Kafka topic {topic} has {found}, so Kafka may lose records that it has acknowledged; {fix}"
+
+
+def _actual(client: KafkaAdminClient, topics: list[str]) -> dict[str, dict[str, str]]:
+    """Return the settings of topics, in their order."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+    found = client.describe_configs(resources, config_filter="all")["topic"]
+    return {topic: {key: entry["value"] for key, entry in found[topic].items()} for topic in topics}
 
 
 def _fits(key: str, actual: str, wanted: str) -> bool:
@@ -295,8 +329,9 @@ def _fits(key: str, actual: str, wanted: str) -> bool:
     return actual == wanted
 
 
-def _fix(topic: str, key: str, value: str) -> str:
-    return f"run kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {key}={value}"
+def _fix(topic: str, settings: Mapping[str, str]) -> str:
+    added = ",".join(f"{key}={value}" for key, value in settings.items())
+    return f"run kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {added}"
 
 
 def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
@@ -305,20 +340,36 @@ def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[s
     Raises:
         KafkaError: Kafka does not know one of them, as a broker that has just started may say for a moment.
     """
+    found = log_ends(client, config, sources)
+    return {source: {number: end.offset for number, end in ends.items()} for source, ends in found.items()}
+
+
+def log_ends(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, LogEnd]]:
+    """Return the same with the epochs of the leaders.
+
+    Raises:
+        KafkaError: as of `latest_offsets`.
+    """
     topics = [config.kafka.topic(source) for source in sources]
-    found = _offsets(client, topics, OffsetSpec.LATEST)
+    found = _ends(client, topics, OffsetSpec.LATEST)
     missing = sorted(set(topics) - set(found))
     if missing:
         msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
         raise KafkaError(msg)
-    return {config.kafka.source(topic): numbers for topic, numbers in found.items()}
+    return {config.kafka.source(topic): ends for topic, ends in found.items()}
 
 
 def _offsets(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, int]]:
+    found = _ends(client, topics, spec)
+    return {topic: {number: end.offset for number, end in ends.items()} for topic, ends in found.items()}
+
+
+def _ends(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, LogEnd]]:
     partitions = _partitions(client, topics)
     wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
     found = client.list_partition_offsets(wanted) if wanted else {}
-    offsets: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
+    ends: dict[str, dict[int, LogEnd]] = {topic: {} for topic in partitions}
     for partition in sorted(found):
-        offsets[partition.topic][partition.partition] = found[partition].offset
-    return offsets
+        epoch = found[partition].leader_epoch
+        ends[partition.topic][partition.partition] = LogEnd(found[partition].offset, -1 if epoch is None else epoch)
+    return ends

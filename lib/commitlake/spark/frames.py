@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +16,10 @@ from pyspark.sql.types import StructType
 from commitlake.spark.session import is_one_machine
 
 _TWICE = StorageLevel(useDisk=True, useMemory=True, useOffHeap=False, deserialized=True, replication=2)
+_arrow: Any = to_arrow_schema
+"""The Arrow schema of a schema, with times in UTC, which Spark 4.2 wants to be told."""
+if "timezone" in inspect.signature(to_arrow_schema).parameters:
+    _arrow = partial(_arrow, timezone="UTC")
 _SMALL = 500_000  # rows of some 100 bytes: 50 MB on the wire; a shuffle of the other side costs twice the time
 
 
@@ -52,7 +58,7 @@ def of_rows(spark: SparkSession, rows: Iterable[Mapping[str, object]], schema: S
     `createDataFrame` of Python's own rows runs two tasks with Python workers, 0.3 s each; an Arrow table goes to the
     JVM as it is.
     """
-    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=to_arrow_schema(schema)), schema)
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=_arrow(schema)), schema)
 
 
 def in_few_tasks(frame: DataFrame) -> DataFrame:

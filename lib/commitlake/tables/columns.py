@@ -19,7 +19,7 @@ IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
 
 def coordinate_sql(queue: str, offset: str) -> str:
     """(queue, offset) as one number: a join on a single bigint is Spark's fastest, and cheap to broadcast."""
-    return f"(shiftleft(CAST({queue} AS BIGINT), {OFFSET_BITS}) | {offset})"
+    return f"(shiftleft(CAST({queue} AS BIGINT), {OFFSET_BITS}) + {offset})"
 
 
 def coordinate(queue: str, offset: str) -> Column:

@@ -33,7 +33,7 @@ _ORDER = ("topic", "rank", "place", "member")
 def place_sql(source: str, queue: str, offset: str) -> str:
     """A record as one number: its coordinate, with the highest bit for one of `messages`."""
     at = coordinate_sql(queue, offset)
-    return f"IF({source} = 'half', {at}, shiftleft(1L, 63) | {at})"
+    return f"IF({source} = 'half', {at}, shiftleft(1L, 63) + {at})"
 
 
 def position(place: int) -> str:

@@ -30,8 +30,10 @@ class Known:
     begins: Offsets
 
 
-def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> None:
+def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> bool:
     """Refuses another Kafka than the one that the warehouse remembers; nothing is written to either.
+
+    Returns whether it is another one, as accepted.
 
     Args:
         warehouse: the tables.
@@ -43,30 +45,35 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> No
         KafkaError: Kafka is out of reach.
     """
     known = _known(warehouse)
-    if known is not None:
-        reached = {config.kafka.topic(source): numbers for source, numbers in position.offsets.items()}
-        _compare(config, known.identity, identity(config), reached)
+    reached = {config.kafka.topic(source): numbers for source, numbers in position.offsets.items()}
+    return known is not None and _is_other(config, known.identity, identity(config), reached)
 
 
-def remember(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
-    """Remembers this Kafka, and where its logs began at the first start; returns the latter, by source.
+def begins(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
+    """Where the logs began at the first start, by source.
 
     Args:
         warehouse: the tables.
         config: the configuration.
-        first: the first offset that each partition holds now, by source.
+        first: the first offset that each partition holds now, by source: what counts at the first start.
     """
-    before, actual = _known(warehouse), identity(config)
+    known = _known(warehouse)
+    if known is None or not known.begins:
+        return first
+    return {config.kafka.source(topic): numbers for topic, numbers in known.begins.items()}
+
+
+def remember(warehouse: Warehouse, config: Config, begun: Offsets) -> None:
+    """Remembers this Kafka, and where its logs began at the first start (`begins`)."""
+    actual = identity(config)
     landed = {config.kafka.topic(name) for name in SOURCES}
-    begins: Offsets = {config.kafka.topic(source): numbers for source, numbers in first.items()}
     now = Known(
         Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed}),
-        before.begins if before and before.begins else begins,
+        {config.kafka.topic(source): numbers for source, numbers in begun.items()},
     )
-    if before != now:
+    if _known(warehouse) != now:
         content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": now.begins}
         warehouse.set_property("half", _PROPERTY, json.dumps(content))
-    return {config.kafka.source(topic): numbers for topic, numbers in now.begins.items()}
 
 
 def _known(warehouse: Warehouse) -> Known | None:
@@ -79,7 +86,7 @@ def _known(warehouse: Warehouse) -> Known | None:
     return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
 
 
-def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets) -> None:
+def _is_other(config: Config, known: Identity, actual: Identity, reached: Offsets) -> bool:
     if known.cluster_id != actual.cluster_id:
         _refuse(
             config.accept.other_cluster,
@@ -87,7 +94,7 @@ def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets
             "accept.other_cluster",
             *_ranges(config, reached, set(known.topic_ids)),
         )
-        return  # its topics have other ids too
+        return True  # its topics have other ids too
     anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
     if anew:
         _refuse(
@@ -96,6 +103,7 @@ def _compare(config: Config, known: Identity, actual: Identity, reached: Offsets
             "accept.recreated_topic",
             *_ranges(config, reached, anew),
         )
+    return bool(anew)
 
 
 def _refuse(accepted: bool, what: str, option: str, lost: str, short: str) -> None:

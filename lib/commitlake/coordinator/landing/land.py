@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from commitlake.coordinator.landing import classify, landed_rows, positions
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
+from commitlake.kafka.log_ends import LogEnds
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import in_few_tasks, kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
@@ -94,6 +95,7 @@ class Landing:
         self._own_topics: set[str] = set()
         self._lock = Lock()
         self._begun = self.position = position
+        self._held = position.held
 
     def classify(self, raw: DataFrame, ends: Offsets) -> Landed:
         """Classifies every record of a batch, once, and admits new topics.
@@ -158,9 +160,13 @@ class Landing:
             self._uncommitted = self._uncommitted.with_more(found) if self._uncommitted else found
         return found.excluded(rows.selectExpr("*", "source_queue AS partition", "source_offset AS offset"))
 
+    def remember(self, held: LogEnds) -> None:
+        """Keeps where the logs end, for the positions to come."""
+        self._held = held
+
     def complete(self, landed: Landed) -> None:
         """Appends the position, once all tables are written."""
-        self.position = landed.position
+        self.position = replace(landed.position, held=self._held)
         if self._uncommitted and self._uncommitted.is_passed(self.position):
             self._uncommitted = None
         if not self.position.again:

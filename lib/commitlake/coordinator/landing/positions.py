@@ -15,6 +15,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from commitlake.kafka.log_ends import LogEnd, LogEnds
 from commitlake.spark.frames import materialized, of_rows
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.schemas import columns
@@ -26,8 +27,8 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 LANDED = ("half", "op", "delayed", "rejected")
 """The tables that landing writes, besides those of topics."""
-_AGAIN = " again"
-"""Comes after the name of a source in the rows, where it is about `LandingPosition.again`."""
+_AGAIN, _HELD, _EPOCH = " again", " held", " epoch"
+"""Come after the name of a source in the rows, where it is about `LandingPosition.again` and `held`."""
 _SCHEMA = columns("""
 bigint landing_id
 nexts  offsets
@@ -43,11 +44,13 @@ class LandingPosition:
         offsets: The next offset of each partition that has landed anything.
         again: Of a log that had lost its end: the next offset to read. From there up to the next one to land they were
             used before.
+        held: Where the logs ended when Kafka was asked last.
     """
 
     landing_id: int
     offsets: Offsets
     again: Offsets = field(default_factory=dict)
+    held: LogEnds = field(default_factory=dict)
 
     def next(self, source: str, partition: int) -> int:
         """The next offset to land of a partition, 0 when nothing has."""
@@ -79,7 +82,7 @@ class LandingPosition:
             offsets[source] = offsets.get(source, {}) | {
                 number: max(end, self.next(source, number)) for number, end in partitions.items()
             }
-        moved = LandingPosition(self.landing_id + 1, offsets)
+        moved = LandingPosition(self.landing_id + 1, offsets, held=self.held)
         return replace(moved, again=self._left_to_read(ends, moved))
 
     def cut(self, source: str, partition: int, end: int) -> LandingPosition:
@@ -112,22 +115,31 @@ def _newest(rows: DataFrame) -> LandingPosition | None:
     found = rows.agg(row.alias("row")).collect()[0]["row"]
     if found is None:
         return None
-    offsets: dict[str, dict[int, int]] = {}
-    again: dict[str, dict[int, int]] = {}
+    kinds: dict[str, dict[str, dict[int, int]]] = {"": {}, _AGAIN: {}, _HELD: {}, _EPOCH: {}}
     for each in found["offsets"]:
-        source = each["source"].removesuffix(_AGAIN)
-        into = offsets if source == each["source"] else again
-        into.setdefault(source, {})[each["partition"]] = each["next"]
-    return LandingPosition(found["landing_id"], offsets, again)
+        source, space, kind = each["source"].partition(" ")
+        kinds[space + kind].setdefault(source, {})[each["partition"]] = each["next"]
+    held = {
+        source: {number: LogEnd(end, kinds[_EPOCH][source][number]) for number, end in ends.items()}
+        for source, ends in kinds[_HELD].items()
+    }
+    return LandingPosition(found["landing_id"], kinds[""], kinds[_AGAIN], held)
 
 
 def append(warehouse: Warehouse, position: LandingPosition) -> None:
     """Appends the row of a landing whose tables are all written."""
-    again = {f"{source}{_AGAIN}": partitions for source, partitions in position.again.items()}
+    held = position.held.items()
+    kinds: dict[str, Offsets] = {
+        "": position.offsets,
+        _AGAIN: position.again,
+        _HELD: {source: {number: end.offset for number, end in ends.items()} for source, ends in held},
+        _EPOCH: {source: {number: end.epoch for number, end in ends.items()} for source, ends in held},
+    }
     offsets = [
-        {"source": source, "partition": number, "next": following}
-        for source, partitions in [*position.offsets.items(), *again.items()]
-        for number, following in partitions.items()
+        {"source": source + kind, "partition": number, "next": value}
+        for kind, sources in kinds.items()
+        for source, numbers in sources.items()
+        for number, value in numbers.items()
     ]
     row = of_rows(warehouse.spark, [{"landing_id": position.landing_id, "offsets": offsets}], _SCHEMA)
     # `landed_until` is of version 0.2: a watermark that is kept would keep a wrong clock, too.
@@ -186,20 +198,22 @@ def uncommitted(
     return UncommittedRecords(kept, ends)
 
 
-def coordinates(warehouse: Warehouse, table: str) -> DataFrame:
-    """Source, partition and offset of the Kafka records that a table holds."""
+def coordinates(warehouse: Warehouse, table: str, *more: str) -> DataFrame:
+    """Source, partition and offset of the Kafka records that a table holds; and `more` of its columns."""
     rows = warehouse.rows(table)
     if table == "op":
-        return _named(rows, F.when(F.col("admin"), "admin").otherwise("op"), "queue", "op_offset")
+        return _named(rows, F.when(F.col("admin"), "admin").otherwise("op"), "queue", "op_offset", *more)
     if table == "rejected":
-        return _named(rows, F.col("source"), "kafka_partition", "kafka_offset")
+        return _named(rows, F.col("source"), "kafka_partition", "kafka_offset", *more)
     if table in ("half", "delayed"):
-        return _named(rows, F.lit("half" if table == "half" else "messages"), "queue", "queue_offset")
-    return _named(rows.where("source = 'messages'"), F.lit("messages"), "source_queue", "source_offset")
+        return _named(rows, F.lit("half" if table == "half" else "messages"), "queue", "queue_offset", *more)
+    return _named(rows.where("source = 'messages'"), F.lit("messages"), "source_queue", "source_offset", *more)
 
 
-def _named(rows: DataFrame, source: Column, partition: str, offset: str) -> DataFrame:
-    return rows.select(source.alias("source"), F.col(partition).alias("partition"), F.col(offset).alias("offset"))
+def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: str) -> DataFrame:
+    return rows.select(
+        source.alias("source"), F.col(partition).alias("partition"), F.col(offset).alias("offset"), *more
+    )
 
 
 def _above(rows: DataFrame, position: LandingPosition) -> DataFrame:

@@ -15,7 +15,8 @@ from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
-from commitlake.kafka.topics import beginning_offsets, latest_offsets
+from commitlake.kafka.log_ends import cuts
+from commitlake.kafka.topics import beginning_offsets, latest_offsets, log_ends
 from commitlake.tables import Warehouse, topic_table
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
     return Reached(_of_older_version(warehouse, config), is_recorded=False)
 
 
-def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
+def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool = False) -> Begin:
     """Compares the position with what Kafka holds, and records it where no row of `positions` does.
 
     Without that row, what the first landing has written before it was cut short would look like all that has landed,
@@ -64,55 +65,87 @@ def begin(warehouse: Warehouse, config: Config, come: Reached) -> Begin:
         warehouse: remembers where the logs began at its first start.
         config: says where Kafka is, and what is accepted.
         come: how far landing has come.
+        is_other: whether it is another Kafka than before, as accepted; its leaders have epochs of their own.
 
     Raises:
         IdentityError: Kafka no longer holds all that has not landed, or a log ends below the next offset to land.
         KafkaError: Kafka is out of reach.
     """
-    first, last = _by_source(beginning_offsets(config, SOURCES), config), ends(config, SOURCES)
-    begins = kafka_identity.remember(warehouse, config, first)
+    first = _by_source(beginning_offsets(config, SOURCES), config)
+    with connect(config) as client:
+        held = log_ends(client, config, SOURCES)
+        cut = {} if is_other else cuts(client, config, come.position.held, held)
+    last = {source: {number: end.offset for number, end in numbers.items()} for source, numbers in held.items()}
+    begins = kafka_identity.begins(warehouse, config, first)
     known = come.position.with_partitions(
         {
             source: {number: begins.get(source, {}).get(number, 0) for number in numbers}
             for source, numbers in first.items()
         }
     )
-    known = _with_uncommitted(warehouse, known, last)
+    known = replace(_with_uncommitted(warehouse, known, last, cut), held=held)
     for source, numbers in first.items():
         for number, oldest in numbers.items():
-            known = _compared(known, source, number, (oldest, last[source][number]), config)
-    if known.again != come.position.again:
+            end = last[source][number]
+            known = _compared(known, source, number, (oldest, end, _kept(cut, source, number, end)), config)
+    _warn_of_lost(known, cut, config)
+    is_new = is_other or known.again != come.position.again
+    if is_new:
         known = replace(known, landing_id=max(known.landing_id, come.position.landing_id + 1))
-    if known.again != come.position.again or not come.is_recorded:
+    if is_new or not come.is_recorded:
         positions.append(warehouse, known)
+    kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
     return Begin(known, offsets, last)
 
 
-def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, last: Offsets) -> LandingPosition:
+def _warn_of_lost(known: LandingPosition, cut: Offsets, config: Config) -> None:
+    """Tells where a log has lost what had not landed: nothing here is wrong, but its producers were told it is safe."""
+    for source, numbers in cut.items():
+        for number, low in numbers.items():
+            if low >= known.reads(source, number):
+                place = f"{config.kafka.topic(source)}, partition {number}"
+                log.warning("%s has lost records that it had acknowledged, from offset %d on", place, low)
+
+
+def _kept(cut: Offsets, source: str, number: int, end: int) -> int:
+    """Up to where a log has what it had when it was read; `end` for one that was not cut."""
+    return min(end, cut.get(source, {}).get(number, end))
+
+
+def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, last: Offsets, cut: Offsets) -> LandingPosition:
     """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end."""
-    cut = [(source, at) for source, ends in last.items() for at, end in ends.items() if end < known.reads(source, at)]
-    uncommitted = positions.uncommitted(warehouse, known) if cut else None
+    short = [
+        (source, at)
+        for source, ends in last.items()
+        for at, end in ends.items()
+        if _kept(cut, source, at, end) < known.reads(source, at)
+    ]
+    uncommitted = positions.uncommitted(warehouse, known) if short else None
     if uncommitted is not None:
-        for source, at in cut:
+        for source, at in short:
             known = known.advanced({source: {at: uncommitted.end(source, at)}})
     return known
 
 
 def _compared(
-    known: LandingPosition, source: str, number: int, held: tuple[int, int], config: Config
+    known: LandingPosition, source: str, number: int, held: tuple[int, int, int], config: Config
 ) -> LandingPosition:
-    """The position after a look at what Kafka holds of one partition, from its oldest offset up to its end."""
-    oldest, end = held
+    """The position after a look at what Kafka holds of one partition.
+
+    That is from its oldest offset up to its end. From the third number on it is not what was there before.
+    """
+    oldest, end, kept = held
     at = known.reads(source, number)
     place = f"{config.kafka.topic(source)}, partition {number}"
     following = f"{at} is the next to {'land' if at == known.next(source, number) else 'read'}"
     if at < oldest:
         _lost(f"{place} begins at offset {oldest}, but {following}", at, oldest, config)
         return known.advanced({source: {number: oldest}})
-    if end < at:
-        _lost(f"{place} ends at offset {end}, but {following}", end, at, config)
-        return known.cut(source, number, end)
+    if kept < at:
+        grown = f" (it has lost its end from {kept} on, and grown again)" if kept < end else ""
+        _lost(f"{place} ends at offset {end}{grown}, but {following}", kept, at, config)
+        return known.cut(source, number, kept)
     return known
 
 

@@ -5,16 +5,19 @@ An offset names one message for ever, also in the tables. So these records chang
 
 from __future__ import annotations
 
+from functools import reduce
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.landing import classify
+from commitlake.coordinator.landing import classify, positions
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.protocol.states import OFFSET_USED_BEFORE
-from commitlake.spark.frames import materialized
-from commitlake.tables import Warehouse
+from commitlake.spark.frames import materialized, sized
+from commitlake.tables import Warehouse, topic_table
 
 _RECORD = ["source", "partition", "offset", "detail"]
+_LANDED = ["source", "partition", "offset", "stored_at"]
 
 
 class UsedOffsets:
@@ -28,14 +31,18 @@ class UsedOffsets:
     def __init__(self, warehouse: Warehouse, begun: LandingPosition) -> None:
         self._used = _are_used(begun)
         self._told = materialized(_told(warehouse).where(self._used))
+        spans = [begun.next(source, at) - low for source, lows in begun.again.items() for at, low in lows.items()]
+        self._landed = sized(materialized(_landed(warehouse).where(self._used)), sum(spans))  # hours of records, maybe
 
     def refuse(self, classified: DataFrame) -> DataFrame:
         """Classified records: those at such offsets are refused, whatever else they are, without those told before.
 
         A landing that was cut short may have told some. Another record may have stood at the same offset after an
-        earlier cut, so it is `detail`, with the append time, that says whether it was this one.
+        earlier cut, so it is `detail`, with the append time, that says whether it was this one. Those that have landed
+        are left out by the append time, too: a coordinator that ran meanwhile went on where the old end was.
         """
-        refused = classify.rejecting(classified, self._used, OFFSET_USED_BEFORE, _detail())
+        others = classified.join(self._landed, _LANDED, "left_anti")
+        refused = classify.rejecting(others, self._used, OFFSET_USED_BEFORE, _detail())
         return refused.join(F.broadcast(self._told), _RECORD, "left_anti")
 
 
@@ -51,6 +58,12 @@ def _are_used(begun: LandingPosition) -> Column:
 def _told(warehouse: Warehouse) -> DataFrame:
     rows = warehouse.read("rejected").where(F.col("reason") == OFFSET_USED_BEFORE)
     return rows.withColumnsRenamed({"kafka_partition": "partition", "kafka_offset": "offset"}).select(*_RECORD)
+
+
+def _landed(warehouse: Warehouse) -> DataFrame:
+    tables = ["half", "op", "delayed", *map(topic_table, warehouse.topics())]
+    found = [positions.coordinates(warehouse, table, "stored_at") for table in tables]
+    return reduce(DataFrame.unionAll, found).distinct()
 
 
 def _detail() -> Column:

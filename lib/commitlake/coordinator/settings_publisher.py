@@ -1,0 +1,57 @@
+"""What producers must respect, in Kafka's topic `settings`: published at a start, with new topics, and now and then."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from commitlake.config import Config
+from commitlake.errors import KafkaError
+from commitlake.kafka import clock_skew, topics
+from commitlake.protocol.clock import BrokerClock
+
+log = logging.getLogger(__name__)
+
+_OFTEN_S, _AGAIN_S = 600.0, 30.0
+"""How often the broker's clock is read again; and when, after settings were not published."""
+
+
+class SettingsPublisher:
+    """Publishes the settings, and sets the clock by the append time of each record.
+
+    Args:
+        config: the configuration, with Kafka's address.
+        clock: the broker's, as far as it is known.
+    """
+
+    def __init__(self, config: Config, clock: BrokerClock) -> None:
+        self._config, self._clock = config, clock
+        self._due = time.monotonic() + _OFTEN_S
+
+    def publish(self, names: Collection[str]) -> None:
+        """At a start, with the names of the topics; warns of a driver's clock that is wrong.
+
+        Raises:
+            KafkaError: Kafka did not take them.
+        """
+        clock_skew.warn(topics.publish_settings(self._config, names, self._clock))
+
+    def add(self, names: Collection[str]) -> None:
+        """With new topics; producers may learn of them later: while `settings` has no leader, landing goes on."""
+        try:
+            topics.publish_settings(self._config, names)
+        except KafkaError as error:
+            self._due = time.monotonic() + _AGAIN_S
+            log.warning("producers learn of new topics later: %s", error)
+
+    def tick(self, names: Callable[[], Collection[str]]) -> None:
+        """Where it is time.
+
+        Raises:
+            KafkaError: Kafka did not take them; it is time again soon.
+        """
+        if time.monotonic() > self._due:
+            self._due = time.monotonic() + _AGAIN_S
+            topics.publish_settings(self._config, names(), self._clock)
+            self._due = time.monotonic() + _OFTEN_S
