@@ -31,7 +31,6 @@ def main() -> None:
         tables.open("transactions")
         sql = "SELECT transaction_id FROM transactions ORDER BY checks DESC, resolved_at DESC LIMIT 1"
         some = tables.rows(sql)["transaction_id"][0].as_py()
-    terminal("tx-list", warehouse, "tx", "list", "--limit", "12")
     terminal("tx-show", warehouse, "tx", "show", some)
     page(warehouse)
 

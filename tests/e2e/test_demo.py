@@ -7,6 +7,7 @@ import shlex
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -18,7 +19,7 @@ from deltalake import DeltaTable
 
 ROOT = Path(__file__).parents[2]
 
-# Some 70 s on two idle cores; a loaded machine needs several times as long.
+# About a minute on two idle cores; a loaded machine needs several times as long.
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -60,7 +61,7 @@ def query(database: Path, sql: str) -> list[Any]:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The place and the output of a demo that has ended."""
-    place = tmp_path_factory.mktemp("demo") / "place"
+    place = tmp_path_factory.mktemp("demo") / "a place"
     process = start(place)
     printed, _ = process.communicate()
     assert process.returncode == 0, printed
@@ -91,6 +92,14 @@ def test_every_kind_of_end_happens(played: tuple[Path, str]) -> None:
     assert len(rows) == len(DeltaTable(str(place / "warehouse/half")).to_pandas())
 
 
+def test_the_coordinator_is_killed_in_the_middle_and_comes_back(played: tuple[Path, str]) -> None:
+    place, printed = played
+    epochs = DeltaTable(str(place / "warehouse/epochs")).to_pandas()["epoch"]
+    assert sorted(epochs) == [1, 2]
+    story = ["coordinator is ready", "killed the coordinator", "coordinator is back", "all right", "all is well"]
+    assert sorted(story, key=printed.index) == story
+
+
 def test_one_transaction_stands_in_two_topics(played: tuple[Path, str]) -> None:
     place, _ = played
     (shipped,) = DeltaTable(str(place / "warehouse/topics/shipments")).to_pandas()["transaction_id"]
@@ -109,6 +118,10 @@ def test_the_orders_of_the_killed_shop_are_answered_by_the_others(played: tuple[
     assert len(stuck) == 6
     assert set(stuck["reason"]) == {"CHECK"}
     assert set(stuck["state"]) == {"COMMITTED", "ROLLED_BACK"}
+    answered = {line.split(" answers for ")[1] for line in printed.splitlines() if " answers for " in line}
+    answers = {"COMMITTED": "COMMIT", "ROLLED_BACK": "ROLLBACK"}
+    ended = zip(stuck["keys"], stuck["state"], strict=True)
+    assert {f"{order}: {answers[state]}" for order, state in ended} == answered
 
 
 def test_a_batch_and_a_delayed_message_arrive(played: tuple[Path, str]) -> None:
@@ -124,7 +137,16 @@ def test_the_report_is_readable_and_without_stack_traces(played: tuple[Path, str
     assert f"{place}/warehouse" in printed
     assert "Exception" not in printed
     assert " WARN " not in printed
-    assert max(map(len, printed.splitlines())) < 250
+    assert max(map(len, printed.splitlines())) < 300
+
+
+def test_the_command_that_shows_the_rows_works(played: tuple[Path, str]) -> None:
+    place, printed = played
+    line = printed.split("pip install deltalake pandas):\n")[1].splitlines()[0]
+    command = [sys.executable, *shlex.split(line)[1:]]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = len(DeltaTable(str(place / "warehouse/topics/orders")).to_pandas())
+    assert f"[{rows} rows x " in shown.stdout, shown.stderr
 
 
 def test_the_three_commands_at_the_end_work(played: tuple[Path, str]) -> None:

@@ -20,8 +20,9 @@ from commitlake.spark import process, submit
 from commitlake.tools.cli import app, output, questions
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "demo", "ledger", "audit", "admin", "maintain")
+COMMANDS = ("run", "ledger", "audit", "admin", "maintain")
 QUESTIONS = (
+    "demo",
     "rejected",
     "topics",
     "stats",
@@ -39,8 +40,6 @@ QUESTIONS = (
 LINES = (
     ("run", "--conf", "conf/local.yaml", "--set", "kafka.queues=2", "--set", "delay.max=1d"),
     ("run", "--available-now"),
-    ("demo",),
-    ("demo", "--dir", "some where"),
     ("ledger", "--summary"),
     ("ledger", "--pending", "--conf=conf/local.yaml"),
     ("ledger", "some id", "--set=topics.max=7"),
@@ -87,7 +86,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         return work
 
-    for name in ("run", "demo", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
+    for name in ("run", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
         monkeypatch.setattr(commands, name, record(name))
     monkeypatch.setattr(admin, "send", record("send"))
     return calls
@@ -129,12 +128,12 @@ def test_the_launch_gets_its_own_options_and_the_driver_does_not(
     invoke("ledger", "--pending")
     invoke("run", "--master=local")
     monkeypatch.setenv("MASTER", "")
-    invoke("demo")
+    invoke("ledger", "--summary")
     assert [(call["name"], call["master"], call["dry_run"], call["short_lived"]) for call in launched] == [
         ("commitlake-audit", "local[3]", True, False),
         ("commitlake-ledger", "spark://there:1", False, True),
         ("commitlake-run", "local", False, False),
-        ("commitlake-demo", "local[*]", False, True),
+        ("commitlake-ledger", "local[*]", False, True),
     ]
     assert [call["arguments"] for call in launched[:3]] == [["audit"], ["ledger", "--pending"], ["run"]]
     assert all(call["script"].is_file() for call in launched)

@@ -61,8 +61,20 @@ def test_other_addresses_are_not_loopback(address: str) -> None:
     assert not cluster._is_loopback(address)
 
 
-@pytest.mark.parametrize("version", ["4.0.0", "4.0.5", "4.1.4", "4.2.1"])
+@pytest.mark.parametrize("version", ["4.0.5", "4.0.11", "4.1.4", "4.2.0", "4.2.1"])
 def test_spark_4_0_to_4_2_pass(version: str) -> None:
+    runtime.check_spark(version)
+
+
+@pytest.mark.parametrize(("version", "first"), [("4.0.0", "4.0.5"), ("4.0.4", "4.0.5"), ("4.1.3", "4.1.4")])
+def test_a_spark_that_fails_with_the_newest_pyarrow_is_refused_beside_it(
+    monkeypatch: pytest.MonkeyPatch, version: str, first: str
+) -> None:
+    """Its stateful queries die of a TypeError, with the first rows."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "26.0.1")
+    with pytest.raises(SetupError, match=rf"Spark {version} fails with pyarrow 26.0.1; use Spark {first} or newer, or"):
+        runtime.check_spark(version)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "25.0.1")
     runtime.check_spark(version)
 
 

@@ -124,3 +124,16 @@ def test_an_old_python_is_named_with_those_that_are_allowed() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=LIBRARY)
     assert "SetupError: this is Python 3.10" in done.stderr
     assert "runs on Python 3.11 and newer" in done.stderr
+
+
+def test_of_several_packages_none_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jars before the missing one are printed; kept as the whole list, they would fail every later start."""
+    java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.write_text("#!/bin/sh\necho jar:/there.jar\necho '[NOT FOUND  ] g#b;1!b.jar' >&2\nexit 1\n")
+    submit.chmod(0o755)
+    for name, value in {"JAVA_HOME": tmp_path, "SPARK_HOME": tmp_path, "XDG_CACHE_HOME": tmp_path / "cache"}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(SetupError, match=r"cannot resolve g:a:1, g:b:1; is the Maven.*\n\[NOT FOUND  \] g#b;1!b.jar$"):
+        runtime.jars(["g:a:1", "g:b:1"])
+    assert not list((tmp_path / "cache").rglob("jars-*"))

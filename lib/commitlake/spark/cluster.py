@@ -91,6 +91,17 @@ def _check_log_store(spark: SparkSession, warehouse: str) -> None:
             "io.delta:delta-storage-s3-dynamodb of Delta's version, or to another log store with an atomic put"
         )
         raise ConfigError(msg)
+    try:
+        jvm: Any = spark.sparkContext._jvm
+        loaded = jvm.org.apache.spark.util.Utils.classForName(store, True, True)
+        loaded.getDeclaredFields()  # loads what it is built on, such as the client of DynamoDB
+    except Exception as error:
+        msg = (
+            f"{key}: {store} can't be loaded ({root_reason(error)}); give its jars to Spark with --packages; those of "
+            "S3DynamoDBLogStore are io.delta:delta-storage-s3-dynamodb of Delta's version and "
+            "com.amazonaws:aws-java-sdk-dynamodb:1.12.262, which hadoop-aws does not bring since Hadoop 3.4"
+        )
+        raise SetupError(msg) from error
 
 
 def _refuse_local_places(config: Config, master: str) -> None:

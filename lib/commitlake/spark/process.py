@@ -178,3 +178,6 @@ def _log_to_terminal() -> None:
     package.setLevel(os.environ.get("COMMITLAKE_LOG", "WARNING").upper())
     # kafka-python logs each attempt to connect as an error; what matters reaches the user as a KafkaError.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    # py4j writes a stack trace of what fails in a query's function, which ends the query and is told as its error.
+    if not package.isEnabledFor(logging.DEBUG):
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)

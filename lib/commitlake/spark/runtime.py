@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -37,6 +38,8 @@ _PACKAGES = {
         f"{_TOKENS}:4.0.0?transitive=false",
     ),
 }
+# Stateful queries of an earlier PySpark hand pyarrow a float for an offset, which pyarrow takes no more from 26 on.
+_WITH_ARROW_26 = {"4.0": "4.0.5", "4.1": "4.1.4"}
 LOCAL_FILES_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 """Hadoop's local file system without a process for each file; see `session.LOCAL_SETTINGS`."""
 KAFKA_BROKER_PACKAGE = os.environ.get("COMMITLAKE_BROKER_PACKAGE", "org.apache.kafka:kafka_2.13:4.1.1")
@@ -104,7 +107,7 @@ def check_spark(version: str, where: str = "") -> None:
         where: put behind it in the error.
 
     Raises:
-        SetupError: it is none of them.
+        SetupError: it is none of them, or does not go with the pyarrow that is installed.
     """
     if not version.startswith(tuple(f"{each}." for each in _PACKAGES)):
         msg = (
@@ -112,6 +115,17 @@ def check_spark(version: str, where: str = "") -> None:
             "same release; use one of these, or let SPARK_HOME name it"
         )
         raise SetupError(msg)
+    first = _WITH_ARROW_26.get(version[:3], "")
+    with suppress(importlib.metadata.PackageNotFoundError):  # which is told where it is missed
+        arrow = importlib.metadata.version("pyarrow")
+        if _numbers(arrow) >= (26,) and _numbers(version) < _numbers(first):
+            remedy = f"use Spark {first} or newer, or pip install 'pyarrow<26'"
+            msg = f"Spark {version}{where} fails with pyarrow {arrow}; {remedy}"
+            raise SetupError(msg)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def packages() -> tuple[str, ...]:
@@ -207,14 +221,15 @@ def _resolve(packages: Sequence[str]) -> list[str]:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=_RESOLVE_TIMEOUT_S
         )
-        output = done.stdout + done.stderr
+        output, is_whole = done.stdout + done.stderr, done.returncode == 0
     except subprocess.TimeoutExpired:
-        output = f"no end after {_RESOLVE_TIMEOUT_S} s"
+        output, is_whole = f"no end after {_RESOLVE_TIMEOUT_S} s", False
     except OSError as error:
-        output = f"{command[0]}: {error.strerror}"
+        output, is_whole = f"{command[0]}: {error.strerror}", False
     found = re.findall(r"^jar:(.+)$", output, re.MULTILINE)
-    if not found:
-        last = "\n".join(output.strip().splitlines()[-8:])
+    if not (found and is_whole):  # of several packages those before the missing one are printed
+        lines = output.strip().splitlines()
+        last = "\n".join([line.strip() for line in lines if "NOT FOUND" in line] or lines[-8:])
         msg = f"cannot resolve {', '.join(packages)}; is the Maven repository in reach?\n{last}"
         raise SetupError(msg)
     return list(dict.fromkeys(unquote(urlparse(jar).path) for jar in found))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -85,25 +84,6 @@ def run(
         from commitlake.tools.cli import commands
 
         commands.run(settings, available_now=available_now, standby=standby)
-
-
-@app.command()
-def demo(
-    context: typer.Context,
-    place: Annotated[
-        Path, typer.Option("--dir", metavar="DIRECTORY", help="Where its tables go; an earlier demo's are removed.")
-    ] = Path("demo"),
-    master: Master = LOCAL,
-    dry_run: DryRun = False,
-) -> None:
-    """Run the demo, which ends by itself within two minutes.
-
-    A broker, the coordinator, and an order service that also crashes. Exit code 0 only when all agree at the end.
-    """
-    with in_driver(context):
-        from commitlake.tools.cli import commands
-
-        raise typer.Exit(commands.demo(place.absolute()))
 
 
 @app.command()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import astuple, fields
-from functools import partial
-from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,7 +21,6 @@ from commitlake.tools.audit import admin, ledger
 from commitlake.tools.audit import audit as auditing
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.cli import output
-from commitlake.tools.cli.demo_directory import fresh
 
 log = logging.getLogger(__name__)
 
@@ -68,19 +65,6 @@ def _serve(coordinator: Coordinator) -> None:
         pass
     if stop.is_set():
         log.warning("stopping: what is under way ends first")
-
-
-def demo(place: Path) -> int:
-    """Play the demo in a fresh directory; 1 when something differs at its end.
-
-    Raises:
-        CommitLakeError: something does not start or fails on the way.
-    """
-    from commitlake.tools.demo import run as story  # its services are consumers, an extra that no other command needs
-
-    build = partial(session.build, app_name="commitlake-demo")
-    with fresh(place) as directories:
-        return story.run(place, directories, build, auditing.audit, process.terminal_columns())
 
 
 def transaction(settings: Config, transaction_id: str) -> int:

@@ -1,15 +1,23 @@
-"""The demo's directory: its own while it runs, and fresh."""
+"""The demo in a directory that is its own while it runs, and fresh."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from commitlake.coordinator.recovery.fencing import WarehouseLock
 from commitlake.errors import WarehouseError
+from commitlake.kafka import parent_watch
+from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.spark import given, process, runtime, session
 
+_COMMITLAKE = (sys.executable, "-m", "commitlake.tools.cli")
+_ENDS_WITH_THIS_PROCESS = (sys.executable, parent_watch.__file__, "60")
 DATABASES = ("points", "logistics", "orders")  # that of the orders goes last: it tells that a demo was here
 
 
@@ -34,3 +42,22 @@ def fresh(place: Path) -> Iterator[dict[str, object]]:
         for database in (path for name in DATABASES for path in place.glob(f"{name}.db*")):
             database.unlink()
         yield {"warehouse": str(place / "warehouse"), "checkpoints": str(place / "checkpoints")}
+
+
+def play(place: Path, master: str) -> int:
+    """Play the demo; 1 when something differs at its end.
+
+    Raises:
+        CommitLakeError: something does not start or fails on the way.
+    """
+    from commitlake.tools.demo import run as story  # its services are consumers, an extra that no other command needs
+
+    with process.exit_on_signals(process.STOPPED), fresh(place) as directories:
+        os.environ.pop("PYSPARK_GATEWAY_PORT", None)  # under spark-submit, whose driver its coordinator is not
+        os.environ["MASTER"] = master
+        name = "spark.driver.extraJavaOptions"
+        quick = {name: session.submit_settings(master, short_lived=True)[name]}
+        words = given.arguments(quick, given.from_environment(), runtime.spark_home())
+        os.environ[given.VARIABLE] = shlex.join(words)
+        coordinator, audit = (*_ENDS_WITH_THIS_PROCESS, *_COMMITLAKE, "run"), (*_COMMITLAKE, "audit")
+        return story.run(place, directories, EmbeddedBroker(), coordinator, audit, process.terminal_columns())

@@ -121,10 +121,10 @@ def hanging(
     raise typer.Exit(code)
 
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[TRANSACTION_ID]...", help="Or choose by filters.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="TRANSACTION_ID", help="Or choose by filters.")]
 Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
 As = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who; kept with the remark. Default: your login.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be decided without sending it.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would send, and send nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Rate = Annotated[int, typer.Option("--rate", min=1, metavar="N", help="At most N decisions per second.")]
 ExistsIn = Annotated[

@@ -9,10 +9,26 @@ import typer
 
 from commitlake.protocol.durations import DAY_MS
 from commitlake.tools.cli import tx
-from commitlake.tools.cli.options import AsJson, Conf, Limit, Sets, load
+from commitlake.tools.cli.options import LOCAL, AsJson, Conf, Limit, Master, Sets, load
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
+
+
+def demo(
+    place: Annotated[
+        Path, typer.Option("--dir", metavar="DIRECTORY", help="Where its tables go; an earlier demo's are removed.")
+    ] = Path("demo"),
+    master: Master = LOCAL,
+) -> None:
+    """Run the demo, which ends by itself within two minutes.
+
+    A broker, the coordinator, which is killed, and an order service that also crashes. Exit code 0 only when all agree
+    at the end.
+    """
+    from commitlake.tools.cli import demo_directory
+
+    raise typer.Exit(demo_directory.play(place.absolute(), master))
 
 
 def rejected(
@@ -183,7 +199,7 @@ def send_again(
     group: Group,
     positions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[POSITION]...", help="As `unfinished` shows them; default all."),
+        typer.Argument(metavar="POSITION", help="As `unfinished` shows them; default all."),
     ] = None,
     remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the receipt.")] = "",
     conf: Conf = None,
@@ -229,5 +245,5 @@ def gateway(
     raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys))
 
 
-COMMANDS = (rejected, topics, stats, doctor, report, delayed, recall, unfinished, groups, send_again, gateway)
+COMMANDS = (demo, rejected, topics, stats, doctor, report, delayed, recall, unfinished, groups, send_again, gateway)
 """In the order in which `--help` lists them."""

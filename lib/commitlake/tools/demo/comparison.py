@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import duckdb
+from deltalake import DeltaTable
 from kafka import KafkaConsumer, TopicPartition
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 _NAMED = 5
-Audit = Callable[[SparkSession, str], Any]
-"""What the command `commitlake audit` prints, given where the tables are."""
+_HALF = "commitlake.half"
 
 
 @dataclass(frozen=True)
@@ -47,64 +46,75 @@ def _some(names: Counter[str]) -> str:
 
 
 class OrderTables:
-    """The tables of the demo's coordinator.
+    """The tables of the demo's coordinator, as any Delta reader sees them.
 
     Args:
-        spark: reads them.
         root: where they are.
-        kafka: arguments of a client.
-        audit: compares them.
+        kafka: address of the broker.
     """
 
-    def __init__(self, spark: SparkSession, root: Path, kafka: Mapping[str, Any], audit: Audit) -> None:
+    def __init__(self, root: Path, kafka: str) -> None:
         self.root = root
-        self._spark, self._kafka, self._audit = spark, kafka, audit
+        self._kafka = kafka
 
-    def read(self, name: str) -> DataFrame:
-        """A table; `topics/<topic>` is that of a topic."""
-        return self._spark.read.format("delta").load(str(self.root / name))
+    def query(self, sql: str, *names: str) -> list[tuple[Any, ...]]:
+        """The rows of a query on tables, `{0}` and so on in it; none while one of them has no rows.
+
+        Args:
+            sql: in DuckDB's words.
+            names: of tables; `topics/<topic>` is that of a topic.
+        """
+        files = [self._files(name) for name in names]
+        if not all(files):
+            return []
+        tables = [f"read_parquet({each}, hive_partitioning = true, union_by_name = true)" for each in files]
+        with duckdb.connect() as db:
+            return db.execute(sql.format(*tables)).fetchall()
+
+    def _files(self, name: str) -> list[str]:
+        place = str(self.root / name)
+        # deltalake writes a blank as %20, DuckDB takes a path as it stands.
+        return [*map(unquote, DeltaTable(place).file_uris())] if DeltaTable.is_deltatable(place) else []
 
     def counts(self) -> Counter[str]:
         """Transactional messages by state, by `<state> <reason>`, `PENDING` ones, and rows of some tables."""
-        counts = Counter({name: self.read(name).count() for name in ("half", "checks", "rejected")})
-        for row in self.read("transactions").groupBy("state", "reason").count().collect():
-            counts[row["state"]] += row["count"]
-            counts[f"{row['state']} {row['reason']}"] += row["count"]
+        counts: Counter[str] = Counter()
+        for name in ("half", "checks", "rejected"):
+            counts[name] = sum(number for (number,) in self.query("SELECT count(*) FROM {0}", name))
+        for state, reason, number in self.query("SELECT state, reason, count(*) FROM {0} GROUP BY ALL", "transactions"):
+            counts[state] += number
+            counts[f"{state} {reason}"] += number
         counts["PENDING"] = counts["half"] - counts["COMMITTED"] - counts["ROLLED_BACK"] - counts["DISCARDED"]
         return counts
 
     def seen(self, topic: str, column: str) -> Counter[str]:
         """What consumers of a topic see in a column; nothing when the topic has no table yet."""
-        if not (self.root / "topics" / topic / "_delta_log" / f"{0:020}.json").exists():
-            return Counter()
-        return _collect(self.read(f"topics/{topic}"), column)
+        return self._texts(f"SELECT {column} FROM {{0}}", f"topics/{topic}")
 
     def landed(self) -> Comparison:
         """Whether every record of Kafka's topic `half` is in a table."""
-        sent = Counter(f"{queue} {at}" for queue, end in self._ends("half").items() for at in range(end))
-        landed = _collect(self.read("half"), "queue", "queue_offset")
-        landed += _collect(self.read("rejected").where("source = 'half'"), "kafka_partition", "kafka_offset")
+        sent = Counter(f"{queue} {at}" for queue, end in self._ends().items() for at in range(end))
+        landed = self._texts("SELECT concat_ws(' ', queue, queue_offset) FROM {0}", "half")
+        landed += self._texts(
+            "SELECT concat_ws(' ', kafka_partition, kafka_offset) FROM {0} WHERE source = 'half'", "rejected"
+        )
         return Comparison("half messages", "Kafka", "the tables half and rejected", sent, landed)
 
-    def violations(self) -> list[str]:
-        """What an audit finds in the tables, and topics in which something is still open; takes seconds."""
-        report = self._audit(self._spark, str(self.root))
-        still_open = [
-            f"topic {counts.topic}: {counts.pending} messages are pending and {counts.waiting} wait for their time"
-            for counts in report.topics
-            if counts.pending or counts.waiting
-        ]
-        unequal = [f"the counts do not agree: {counts}" for counts in report.topics if not counts.holds]
-        return [*map(str, report.findings), *unequal, *still_open]
+    def median_s(self, topic: str) -> float:
+        """Seconds from a producer's COMMIT in Kafka to the row that consumers see, the median."""
+        sql = """
+        SELECT median(epoch_ms(shown.visible_at) - epoch_ms(op.stored_at)) / 1000 FROM {0} AS shown
+        JOIN {1} AS ended ON ended.queue = shown.source_queue AND ended.half_offset = shown.source_offset
+        JOIN {2} AS op ON op.queue = ended.op_queue AND op.op_offset = ended.op_offset WHERE ended.reason = 'DIRECT'
+        """
+        ((median,),) = self.query(sql, f"topics/{topic}", "transactions", "op") or [(0.0,)]
+        return float(median)
 
-    def _ends(self, name: str) -> dict[int, int]:
-        """The end of each partition of a Kafka topic."""
-        topic = self._kafka["topic_prefix"] + name
-        with closing(KafkaConsumer(bootstrap_servers=self._kafka["bootstrap_servers"])) as client:
-            partitions = [TopicPartition(topic, number) for number in client.partitions_for_topic(topic)]
+    def _texts(self, sql: str, name: str) -> Counter[str]:
+        return Counter(text for (text,) in self.query(sql, name))
+
+    def _ends(self) -> dict[int, int]:
+        """The end of each partition of Kafka's topic `half`."""
+        with closing(KafkaConsumer(bootstrap_servers=self._kafka)) as client:
+            partitions = [TopicPartition(_HALF, number) for number in client.partitions_for_topic(_HALF)]
             return {partition.partition: end for partition, end in client.end_offsets(partitions).items()}
-
-
-def _collect(rows: DataFrame, *columns: str) -> Counter[str]:
-    """The rows as texts; a demo has few."""
-    return Counter(row[0] for row in rows.select(F.concat_ws(" ", *columns)).collect())

@@ -8,7 +8,7 @@ import threading
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from commitlake import ReceivedMessage, consume
 from commitlake.tools.demo.orders import TOPIC
@@ -23,16 +23,17 @@ class Service:
     once.
 
     Args:
-        conf: the coordinator's configuration.
+        conf: the file of the coordinator's configuration.
+        warehouse: where the tables are.
         group: its group of consumers, and the name of its database.
         place: a directory for the database.
         fails_first: of so many orders one fails at its first attempt and is retried; 0 for none.
     """
 
-    def __init__(self, conf: Any, group: str, place: Path, fails_first: int = 0) -> None:
+    def __init__(self, conf: Path, warehouse: Path, group: str, place: Path, fails_first: int = 0) -> None:
         self._database, self._fails_first = place / f"{group}.db", fails_first
         self._messages = consume(conf, TOPIC, group=group, poll="500ms")
-        self._first_commit = Path(conf.warehouse, "topics", TOPIC, "_delta_log", f"{0:020}.json")
+        self._first_commit = warehouse / "topics" / TOPIC / "_delta_log" / f"{0:020}.json"
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"demo-{group}", daemon=True)
         self._failure: Exception | None = None

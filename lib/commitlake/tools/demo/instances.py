@@ -27,10 +27,10 @@ class DemoError(CommitLakeError):
 class Instance:
     """One shop in a process of its own; it ends when its standard input does, so it can't outlive this process."""
 
-    def __init__(self, name: str, table: Path, kafka: Mapping[str, Any], on_kill: Callable[[], None]) -> None:
+    def __init__(self, name: str, table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         self.name = name
         self.reported: Counter[str] = Counter()
-        self._on_kill = on_kill
+        self._tell = tell
         self.is_killed = False
         given = {"name": name, "table": str(table), "kafka": dict(kafka)}
         self._process = subprocess.Popen(
@@ -72,7 +72,10 @@ class Instance:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.reported[line.strip()] += 1
+            word, *others = line.split()
+            self.reported[word] += 1
+            if word == "answers":
+                self._tell(f"{self.name} answers for {others[0]}: {others[1]}")
             if self.reported["stuck"] == shop.STUCK and not self.is_killed:
                 self._kill()
 
@@ -80,7 +83,7 @@ class Instance:
         """End it with SIGKILL, like a crash."""
         self.is_killed = True
         self._process.kill()
-        self._on_kill()
+        self._tell(f"killed {self.name} with {shop.STUCK} open transactions")
 
 
 class Instances:
@@ -89,11 +92,11 @@ class Instances:
     Args:
         table: the file of the order table.
         kafka: arguments of their producers.
-        on_kill: called, from a thread, after the kill.
+        tell: called, from a thread, with the kill and with each answer to a check of its transactions.
     """
 
-    def __init__(self, table: Path, kafka: Mapping[str, Any], on_kill: Callable[[], None]) -> None:
-        self._start = partial(Instance, table=table, kafka=kafka, on_kill=on_kill)
+    def __init__(self, table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        self._start = partial(Instance, table=table, kafka=kafka, tell=tell)
         self._stack = ExitStack()
         self._all: dict[str, Instance] = {}
 

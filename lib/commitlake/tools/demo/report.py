@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-
-from pyspark.sql import Row
+from shlex import quote
 
 from commitlake.tools.demo.comparison import OrderTables
 from commitlake.tools.demo.orders import TOPIC
@@ -37,6 +36,7 @@ def summary(story: Scenario, seconds: float) -> list[str]:
     states = ("COMMITTED", "ROLLED_BACK", "DISCARDED", "PENDING")
     return [
         f"{counts['half']} half messages of {TOTAL} orders, after {seconds:.0f} s:",
+        f"  {story.tables.median_s(TOPIC):.1f} s from a commit to its row, the median, the killed coordinator included",
         *(_line(state.lower().replace("_", " "), counts[state], _reasons(counts, state)) for state in states),
         _line("checks", counts["checks"], "sent"),
         _line("paid orders", len(story.points.worked_on()), "have points; one of them has messages in two topics"),
@@ -56,20 +56,22 @@ def _reasons(counts: Counter[str], state: str) -> str:
 
 def rows(tables: OrderTables, topic: str) -> list[str]:
     """Return the first rows of a topic table, as a consumer reads them."""
-    columns = ("queue_id", "keys", "body", "stored_at", "visible_at")
-    found = tables.read(f"topics/{topic}").select(*columns).orderBy("visible_at", "keys").limit(_ROWS).collect()
-    return [f"the first {_ROWS} rows of topics/{topic}, as a consumer sees them:", *map(_row, found)]
-
-
-def _row(row: Row) -> str:
-    seconds = (row["visible_at"] - row["stored_at"]).total_seconds()
-    return f"  queue {row['queue_id']}  {row['keys']}  {row['body'].decode()}  visible {seconds:.1f} s after its send"
+    sql = f"""
+    SELECT queue_id, keys, decode(body), (epoch_ms(visible_at) - epoch_ms(stored_at)) / 1000 FROM {{0}}
+    ORDER BY visible_at, keys LIMIT {_ROWS}
+    """
+    found = [
+        f"  queue {queue}  {keys}  {body}  visible {seconds:.1f} s after its send"
+        for queue, keys, body, seconds in tables.query(sql, f"topics/{topic}")
+    ]
+    return [f"the first {_ROWS} rows of topics/{topic}, as a consumer sees them:", *found]
 
 
 def place(warehouse: Path, topic: str) -> list[str]:
     """Return where the tables are, and how to read one."""
-    files = f"DeltaTable('{warehouse}/topics/{topic}').file_uris()"  # `to_pandas` with pyarrow 26 may abort at the exit
-    look = f"import pandas; from deltalake import DeltaTable; print(pandas.read_parquet({files}))"
+    table = f"DeltaTable('{warehouse}/topics/{topic}')"  # its `to_pandas` with pyarrow 26 may abort at the exit
+    imports = "import pandas; from urllib.parse import unquote; from deltalake import DeltaTable"
+    look = f"{imports}; print(pandas.read_parquet([*map(unquote, {table}.file_uris())], partitioning=None))"
     return [
         f"the tables are in {warehouse}; look with any Delta reader, for example (pip install deltalake pandas):",
         f'  python -c "{look}"',
@@ -79,10 +81,11 @@ def place(warehouse: Path, topic: str) -> list[str]:
 def next_steps(tables: OrderTables) -> list[str]:
     """Return three commands to try on the demo's tables."""
     beside = Path(sys.executable).with_name("commitlake")
-    program = str(beside) if beside.exists() else f"{sys.executable} -m commitlake.tools.cli"
-    lost = tables.read("discarded").select("transaction_id").first()
-    words = ("tx list --state DISCARDED", f"tx show {lost['transaction_id'] if lost else 'TRANSACTION_ID'}", "stats")
-    return ["try next:", *(f"  {program} {each} --set warehouse={tables.root}" for each in words)]
+    program = quote(str(beside)) if beside.exists() else f"{quote(sys.executable)} -m commitlake.tools.cli"
+    lost = tables.query("SELECT transaction_id FROM {0} LIMIT 1", "discarded")
+    words = ("tx list --state DISCARDED", f"tx show {lost[0][0] if lost else 'TRANSACTION_ID'}", "stats")
+    where = quote(f"warehouse={tables.root}")
+    return ["try next:", *(f"  {program} {each} --set {where}" for each in words)]
 
 
 def verdict(differences: list[str]) -> list[str]:

@@ -1,19 +1,21 @@
 """Sets the demo up: the coordinator, three shops of which one is killed, and two services downstream.
 
-It uses what `commitlake` exports, Spark, Kafka's client and SQLite, as an application would.
+It uses what `commitlake` exports and its commands, Kafka's client and SQLite, as an application would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import SparkSession
+import yaml
 
-import commitlake
 from commitlake.tools.demo import report, scenario, shop
-from commitlake.tools.demo.comparison import Audit, OrderTables
+from commitlake.tools.demo.comparison import OrderTables
+from commitlake.tools.demo.coordinator_process import CoordinatorProcess
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.instances import Instances
 from commitlake.tools.demo.orders import OrderTable
@@ -24,20 +26,26 @@ from commitlake.tools.demo.scenario import Scenario
 SETTINGS: dict[str, object] = {
     "trigger_interval": "1s",
     "transaction": {"timeout": "2s", "check_interval": "2s", "check_max": 4},
-    "kafka.options": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1500"},
 }
+KAFKA: dict[str, object] = {"options": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1500"}}
 
 
 def run(
-    place: Path, directories: Mapping[str, object], session: Callable[[], SparkSession], audit: Audit, columns: int
+    place: Path,
+    directories: Mapping[str, object],
+    broker: Any,
+    coordinator: Sequence[str],
+    audit: Sequence[str],
+    columns: int,
 ) -> int:
     """Play the story and print the report; returns 0 when all agree at its end, else 1.
 
     Args:
-        place: a directory for the databases of the services.
-        directories: keys of a configuration, where the tables are.
-        session: starts Spark.
-        audit: compares the tables.
+        place: a directory for the configuration, and for the databases of the services.
+        directories: keys of the configuration, where the tables are.
+        broker: starts Kafka as it is entered, at `bootstrap_servers`.
+        coordinator: the command `commitlake run`, which ends when its standard input does.
+        audit: the command `commitlake audit`.
         columns: width of the terminal; 0 when there is none.
 
     Raises:
@@ -46,29 +54,38 @@ def run(
     progress = DemoProgress(columns)
     print(scenario.STORY, flush=True)
     progress.write("starting a Kafka broker and the coordinator (longer the first time) ...")
-    spark = session()
-    try:
-        return _play(spark, {**SETTINGS, **directories}, place, audit, progress)
-    finally:
-        spark.stop()
+    conf = place / "demo.yaml"
+    with broker:
+        kafka = {"bootstrap_servers": broker.bootstrap_servers, **KAFKA}
+        conf.write_text(yaml.safe_dump({**SETTINGS, **directories, "kafka": kafka}, sort_keys=False))
+        tables = OrderTables(Path(str(directories["warehouse"])), broker.bootstrap_servers)
+        differences = _play(place, conf, kafka, tables, [*coordinator, "--conf", str(conf)], progress)
+    return max(_audit([*audit, "--conf", str(conf)], progress), int(bool(differences)))
 
 
-def _play(spark: SparkSession, conf: Mapping[str, object], place: Path, audit: Audit, progress: DemoProgress) -> int:
+def _play(
+    place: Path, conf: Path, kafka: Mapping[str, Any], tables: OrderTables, command: list[str], progress: DemoProgress
+) -> list[str]:
     table = OrderTable(str(place / "orders.db"))
     table.create(shop.BALANCES)
-    with commitlake.start(spark, conf) as coordinator:
-        progress.write("the coordinator runs")
-        kafka = shop.producer_arguments(coordinator.config.kafka)
-        with (
-            Service(coordinator.config, "points", place) as points,
-            Service(coordinator.config, "logistics", place, fails_first=7) as logistics,
-            Instances(place / "orders.db", kafka, partial(progress.write, scenario.KILLED)) as shops,
-        ):
-            tables = OrderTables(spark, Path(coordinator.config.warehouse), kafka, audit)
-            story = Scenario(coordinator, tables, table, shops, points, logistics, progress)
-            try:
-                differences = story.play(kafka)
-            finally:
-                spark.sparkContext.setLogLevel("OFF")  # queries stopped in the middle complain, and that is no news
+    producer = {**kafka, **shop.PATIENT}
+    with ExitStack() as started:
+        enter = started.enter_context
+        coordinator = enter(CoordinatorProcess(command, place / "coordinator.log"))
+        points = enter(Service(conf, tables.root, "points", place))
+        logistics = enter(Service(conf, tables.root, "logistics", place, fails_first=7))
+        shops = enter(Instances(place / "orders.db", producer, progress.write))
+        story = Scenario(coordinator, tables, table, shops, points, logistics, progress)
+        differences = story.play(producer)
         report.show(story, differences, progress.seconds)
-    return 1 if differences else 0
+    return differences
+
+
+def _audit(command: list[str], progress: DemoProgress) -> int:
+    """Run `commitlake audit`, and print its verdict, or all that it says when it finds something."""
+    print(flush=True)
+    progress.write("the audit compares the tables message by message ...")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout.strip()
+    progress.write(said.rpartition("\n")[2] if done.returncode == 0 else f"{said}\n{done.stderr.strip()}")
+    return int(done.returncode != 0)

@@ -5,29 +5,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from commitlake import Coordinator
 from commitlake.tools.demo import orders, others
 from commitlake.tools.demo.comparison import Comparison, OrderTables
+from commitlake.tools.demo.coordinator_process import CoordinatorProcess
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.instances import Instances
 from commitlake.tools.demo.orders import OrderTable
 from commitlake.tools.demo.progress import DemoProgress
-from commitlake.tools.demo.shop import DOOMED, ORDERS, SHOPS, STUCK
+from commitlake.tools.demo.shop import DOOMED, ORDERS, SHOPS
 
 STORY = f"""\
 {len(SHOPS)} shops, one producer group, place {ORDERS} orders each: a half message, then a local
 transaction in SQLite. Some orders are declined, some get no answer, one is sent to two
-topics, one waits for a review for ever. Then {DOOMED} is killed, and the others answer for it.
-Two services read the topic of the orders: one books points for what was paid, one ships it,
-and tries again when its carrier does not answer.
+topics, one waits for a review for ever. The coordinator is killed in the middle and started
+again. Then {DOOMED} is killed, and the others answer for it. Two services read the topic of
+the orders: one books points for what was paid, one ships it, and tries again when its
+carrier does not answer.
 """
-KILLED = f"killed {DOOMED} with {STUCK} open transactions"
-
-_LOOK_EVERY_S = 3.0
+_LOOK_EVERY_S = 1.0
 _PATIENCE_S = 240
 """The story takes a minute on 2 cores; a machine that needs longer than this is broken, or CommitLake is."""
 
@@ -40,7 +38,7 @@ class Scenario:
         counts: of the tables, as last read, see `OrderTables.counts`.
     """
 
-    coordinator: Coordinator
+    coordinator: CoordinatorProcess
     tables: OrderTables
     table: OrderTable
     shops: Instances
@@ -51,6 +49,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         self._others: dict[str, Counter[str]] = {}
+        self._starts = 1
+        self._was_ready = False
 
     def play(self, kafka: Mapping[str, Any]) -> list[str]:
         """Run until all is decided and all sides agree, or patience ends; return what still differs then.
@@ -60,27 +60,14 @@ class Scenario:
         """
         self._others = others.send(kafka)
         self.progress.write(f"sent a batch of 3 {others.PRICES}, and a reminder for in {others.DELAY_S} s")
-        pool = ThreadPoolExecutor(1)
-        try:
-            return self._watch(pool)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            self.progress.end()
-
-    def _watch(self, pool: ThreadPoolExecutor) -> list[str]:
         deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            differences = self._show_until(pool.submit(self._look))
-            if not differences or time.monotonic() > deadline:
-                return differences
-
-    def _show_until(self, looking: Future[list[str]]) -> list[str]:
-        """Show the state of things while another thread reads the tables: that takes seconds on a busy machine."""
-        until = time.monotonic() + _LOOK_EVERY_S
-        while time.monotonic() < until or not looking.done():
-            self.coordinator.await_termination(timeout=0.2)
-            self._show()
-        return looking.result()
+        try:
+            while (differences := self._look()) and time.monotonic() < deadline:
+                self._show()
+                time.sleep(_LOOK_EVERY_S)
+            return differences
+        finally:
+            self.progress.end()
 
     def _show(self) -> None:
         counts = self.counts
@@ -91,17 +78,32 @@ class Scenario:
         )
 
     def _look(self) -> list[str]:
-        """Read the tables: what keeps the story from its end."""
-        self.counts = self.tables.counts()
+        """Go on with the coordinator, and read the tables: what keeps the story from its end."""
+        counts, before = self.tables.counts(), self.counts
+        self.counts = counts
+        if counts["COMMITTED"] and not before["COMMITTED"]:
+            self.progress.write(f"the first {counts['COMMITTED']} orders are committed, and consumers see them")
+        if not self._is_back():
+            return ["the coordinator is not ready"]
         if not self.shops.are_done:
             return ["the shops are still placing orders"]
         if self.counts["PENDING"]:
             return [f"transactions: {self.counts['PENDING']} half messages are pending"]
-        differences = [line for comparison in self._comparisons() for line in comparison.differences()]
-        if differences:
-            return differences
-        self.progress.write("all transactions have ended; the audit compares the tables ...")
-        return self.tables.violations()
+        return [line for comparison in self._comparisons() for line in comparison.differences()]
+
+    def _is_back(self) -> bool:
+        """Kill the coordinator once it has committed something, and start it again; whether that is over."""
+        is_ready = self.coordinator.is_ready
+        if is_ready and not self._was_ready:
+            self.progress.write("the coordinator is ready" if self._starts == 1 else "the coordinator is back")
+        self._was_ready = is_ready
+        if is_ready and self._starts == 1 and self.counts["COMMITTED"]:
+            self.coordinator.kill()
+            still_open = self.counts["PENDING"]
+            self.progress.write(f"killed the coordinator; {still_open} transactions are open, the shops go on")
+            self.coordinator.start()
+            self._starts, self._was_ready = 2, False
+        return self._was_ready and self._starts == 2
 
     def _comparisons(self) -> list[Comparison]:
         table = f"the topic table {orders.TOPIC}"

@@ -1,7 +1,8 @@
 """One instance of the order service, a process of its own: places orders, then answers checks until it is stopped.
 
-Usage: python -m commitlake.tools.demo.shop JSON. Writes a line to standard output for each order, `placed` or `stuck`,
-and `done` after the last; ends when standard input does, so it never outlives the demo.
+Usage: python -m commitlake.tools.demo.shop JSON. Writes lines to standard output: `placed` or `stuck` for each order,
+`answers` for each answer to a check of the killed shop, and `done` after the last order. Ends when standard input does,
+so it never outlives the demo.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-from commitlake import LocalTransactionState, Message, MQClientException, TransactionMQProducer
+from commitlake import LocalTransactionState, Message, MessageExt, MQClientException, TransactionMQProducer
 from commitlake.tools.demo.orders import Order, OrderListener, OrderState, OrderTable
 
 GROUP = "order-service"
@@ -29,18 +29,11 @@ ORDERS = 40
 TOTAL = ORDERS * len(SHOPS)
 STUCK = 6
 """The last orders of the doomed shop hang: half of them before, half after their local transaction."""
-PAUSE_S = 0.15
-
-
-def producer_arguments(kafka: Any) -> dict[str, Any]:
-    """Arguments of a producer, from those of the coordinator's configuration; JSON can hold them."""
-    return {
-        "bootstrap_servers": kafka.bootstrap_servers,
-        "topic_prefix": kafka.topic_prefix,
-        "options": dict(kafka.options),
-        "send_msg_timeout": 15_000,  # a loaded machine is slow, and nobody waits
-        "start_timeout": 60_000,
-    }
+_HUNG = {f"{DOOMED}-{ORDERS - left:02}" for left in range(STUCK)}
+PAUSE_S = 0.4
+"""So the shops go on while the coordinator is killed and comes back."""
+PATIENT = {"send_msg_timeout": 15_000, "start_timeout": 120_000}
+"""Arguments of a producer: a loaded machine is slow, and the coordinator makes the topics."""
 
 
 class Mishap(Enum):
@@ -90,6 +83,13 @@ class UnluckyListener(OrderListener):
         if arg.mishap is Mishap.STUCK_AFTER:
             _hang()
         return None if arg.mishap is Mishap.SILENT else answer
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        """Look the transaction up, and tell what became of those whose shop was killed."""
+        answer = super().check_local_transaction(message)
+        if message.keys in _HUNG and answer is not LocalTransactionState.UNKNOW:
+            _report(f"answers {message.keys} {answer.name.removesuffix('_MESSAGE')}")
+        return answer
 
 
 class Shop:
