@@ -1,6 +1,6 @@
 """RocketMQ's example of scheduled messages: a hundred messages of delay level 3, which is ten seconds.
 
-Each becomes visible ten seconds after it was stored, once. Needs the extra `notebook`; run it while a
+Each becomes visible ten seconds after it was stored, once. Needs the extra `consumer`; run it while a
 coordinator runs, in the directory that holds its warehouse:
 
     .venv/bin/python notebooks/examples/rocketmq_schedule.py 127.0.0.1:19092 warehouse

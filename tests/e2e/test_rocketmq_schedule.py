@@ -316,7 +316,8 @@ def test_a_list_of_forty_thousand_is_split_and_lands_whole(
     coordinator: Coordinator, producer: DefaultMQProducer
 ) -> None:
     topic, total = "SplitTopic", 40_000
-    messages = [Message(topic, f"Hello world {i}", tags="Tag", keys="OrderID188") for i in range(total)]
+    bodies = [f"Hello world {i} ".encode() * 8 for i in range(total)]
+    messages = [Message(topic, body, tags="Tag", keys="OrderID188") for body in bodies]
     with pytest.raises(MQClientException) as error:
         producer.send(messages)
     assert error.value.reason == "BODY_TOO_LARGE"
@@ -326,7 +327,7 @@ def test_a_list_of_forty_thousand_is_split_and_lands_whole(
     warehouse = coordinator.config.warehouse
     wait_for(lambda: tables.count(warehouse, f"topics/{topic}") >= total)
     rows = DeltaTable(f"{warehouse}/topics/{topic}").to_pyarrow_table(columns=["body", "source_queue", "source_offset"])
-    assert sorted(rows["body"].to_pylist()) == sorted(f"Hello world {i}".encode() for i in range(total))
+    assert sorted(rows["body"].to_pylist()) == sorted(bodies)
     assert rows.select(["source_queue", "source_offset"]).group_by(["source_queue", "source_offset"]).aggregate(
         []
     ).num_rows == len(parts)
