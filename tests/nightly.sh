@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What takes too long for every change, some hours on 2 cores: all tests marked `soak`, the demo on the newest Spark, then a
+# What takes too long for every change, some hours on 2 cores: all tests marked `soak`, a small whole on other Sparks, then a
 # coordinator that is killed 50 times at random, with every row compared in the end, and 200 rounds of all kinds of faults.
 # Fails when one of them does.
 # SEED repeats a night's kills and faults; each night has another.
@@ -11,9 +11,12 @@ python=.venv/bin/python
 failed=0
 
 echo "== soak"
-"$python" -m pytest -q -m soak || failed=1
-echo "== the newest Spark"
-tests/newest_spark.sh || failed=1
+for folder in e2e recovery spark property; do # one JVM for all keeps too much: the largest batch did not fit any more
+  "$python" -m pytest -q -m soak "tests/$folder" || failed=1
+done
+echo "== other versions of Spark"
+SPARK=4.1.4 DELTA=4.4.0 tests/versions.sh || failed=1
+SPARK=4.2.0 DELTA=4.4.0 tests/versions.sh || failed=1
 echo "== random kills"
 "$python" -m tests.recovery.random_kills --kills 50 --seed "${SEED:-$(date +%Y%m%d)}" || failed=1
 echo "== a campaign of faults"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from deltalake import DeltaTable
 from tests.bench import rig
-from tests.bench.observer import Commit, TableLog, tables
+from tests.bench.observer import TableLog, tables
 
 _SILENT = ("--commit", 890, "--rollback", 100)  # of 1 000; the others are silent until a check asks
 _BEHIND_S = 240
@@ -67,7 +67,7 @@ class Watch:
             seconds=now - self.begun,
             sent=sent,
             visible=self.visible,
-            oldest_age=max(map(_oldest_age, new["topics/orders"]), default=float("nan")),
+            oldest_age=max((commit.oldest_age for commit in new["topics/orders"]), default=float("nan")),
             landing_batch=wall / max(1, len(new["op"])),
             coordination_batch=wall / max(1, len(new["batches"])),
             rss=self.coordinator.rss_mib(),
@@ -78,12 +78,6 @@ class Watch:
         )
         self._cpu, self._at = cpu, now
         return sample
-
-
-def _oldest_age(commit: Commit) -> float:
-    """Seconds from the append of the oldest half message to the commit that made it visible."""
-    stored = min(file.stats["minValues"]["stored_at"] for file in commit.added)
-    return commit.at - float(np.datetime64(stored.removesuffix("Z").split("+")[0], "us").astype("int64")) / 1e6
 
 
 def main() -> None:

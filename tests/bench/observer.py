@@ -42,6 +42,12 @@ class Commit:
         """How many rows it appended."""
         return sum(file.rows for file in self.added)
 
+    @property
+    def oldest_age(self) -> float:
+        """Of rows that it made visible: seconds since the append of the oldest half message."""
+        stored = min(file.stats["minValues"]["stored_at"] for file in self.added)
+        return self.at - float(np.datetime64(stored.removesuffix("Z").split("+")[0], "us").astype("int64")) / 1e6
+
     def column(self, name: str) -> np.ndarray:
         """One column of the appended rows, in the order of the files."""
         return np.concatenate([_column(file, name) for file in self.added]) if self.added else np.array([])

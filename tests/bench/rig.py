@@ -184,17 +184,18 @@ class Rig:
     Attributes:
         place: the benchmark's directory.
         servers: the broker's address.
+        broker: the broker itself.
     """
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._given, self._stack = given, ExitStack()
+    def __init__(self, given: argparse.Namespace, broker: type[EmbeddedBroker] = EmbeddedBroker) -> None:
+        self._given, self._kind, self._stack = given, broker, ExitStack()
 
     def __enter__(self) -> Self:
         """Starts the broker."""
         with ExitStack() as stack:
             self.place = stack.enter_context(place(self._given))
-            self._broker = stack.enter_context(EmbeddedBroker(self.place / "kafka"))
-            self.servers = self._broker.bootstrap_servers
+            self.broker = stack.enter_context(self._kind(self.place / "kafka"))
+            self.servers = self.broker.bootstrap_servers
             self.create_topics(PREFIX)
             self._stack = stack.pop_all()
         return self
@@ -233,8 +234,8 @@ class Rig:
 
     def broker_cpu_seconds(self) -> float:
         """CPU that the broker has taken so far."""
-        assert self._broker._process is not None
-        return _cpu_seconds(self._broker._process.pid)
+        assert self.broker._process is not None
+        return _cpu_seconds(self.broker._process.pid)
 
     def _helper(self, name: str, log: str, *arguments: object) -> Child:
         return self._kept(Child(module(name, "--servers", self.servers, *arguments), self.place / f"{log}.log"))

@@ -1,4 +1,5 @@
-"""From a filled Kafka to tables, each from a cold start: the coordinator with `--available-now`, then the plain copy.
+"""From a filled Kafka to tables, each from a cold start: the coordinator with `--available-now`, then the plain copy,
+tuned as the coordinator is, and with Spark's defaults.
 
     .venv/bin/python -m tests.bench.throughput --transactions 1000000
 
@@ -7,6 +8,8 @@ its end; CPU is that of the whole process tree.
 """
 
 from __future__ import annotations
+
+import shutil
 
 from tests.bench import rig
 from tests.bench.observer import TableLog
@@ -27,9 +30,13 @@ def main() -> None:
         shown = TableLog(coordinator.warehouse / "topics" / "orders").rows()
         assert shown == load.status["committed"], f"{shown} rows of {load.status['committed']} committed transactions"
         costs["copy"] = running.copy("--available-now").wait(_LIMIT_S)
+        shutil.rmtree(running.place / "copy")
+        costs["untuned"] = running.copy("--available-now", "--defaults").wait(_LIMIT_S)
     figures = {name: row(cost, given.transactions) for name, cost in costs.items()}
-    ratios = {name: figures["copy"][name] / figures["coordinator"][name] for name in ("seconds", "cpu_us/tx")}
-    rig.report("throughput", given, figures | {"ratio": ratios})
+    ours = figures["coordinator"]
+    for name in ("copy", "untuned"):
+        figures[f"ratio to {name}"] = {each: figures[name][each] / ours[each] for each in ("seconds", "cpu_us/tx")}
+    rig.report("throughput", given, figures)
 
 
 def row(cost: rig.Cost, transactions: int) -> dict[str, float]:

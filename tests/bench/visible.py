@@ -4,7 +4,7 @@
 
 Both run at the same time; what is appended from `--after` seconds after READY of both on counts, for `--seconds`. Of
 the copy it is the time from an op's append to the commit that holds it. `--alone` measures one after the other, each
-with a broker of its own and nothing beside it.
+with a broker of its own and nothing beside it, and a copy with Spark's defaults, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.bench.observer import Commit, Lateness, Sent, TableLog, durations, ro
 
 _STILL_LOADED_S = 60
 _BEHIND_S = 900
+_COPIES = {"copy", "untuned"}
 
 
 def main() -> None:
@@ -32,12 +33,13 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="one after the other")
     given = parser.parse_args()
     figures: dict[str, dict[str, Any]] = {}
-    for names in [("copy",), ("coordinator",)] if given.alone else [("coordinator", "copy")]:
+    for names in [("copy",), ("untuned",), ("coordinator",)] if given.alone else [("coordinator", "copy")]:
         with rig.Rig(given) as running:
             for name, found in measure(running, given, names).items():
                 figures.setdefault(name, {}).update(found)
-    ours, plain = figures["coordinator"], figures["copy"]
-    figures["ratio"] = {name: ours[name] / plain[name] for name in ("p50_s", "p99_s")}
+    ours = figures["coordinator"]
+    for name in _COPIES & figures.keys():
+        figures[f"ratio to {name}"] = {each: ours[each] / figures[name][each] for each in ("p50_s", "p99_s")}
     rig.report("visible", given, figures)
 
 
@@ -48,17 +50,17 @@ def measure(running: rig.Rig, given: argparse.Namespace, names: Sequence[str]) -
         children["coordinator"] = running.coordinator()
         children["coordinator"].ready()
     children["load"] = running.load("--rate", given.rate)
-    if "copy" in names:
-        children["copy"] = running.copy()
-        children["copy"].ready()
+    for name in _COPIES.intersection(names):
+        children[name] = running.copy(*["--defaults"] * (name == "untuned"))
+        children[name].ready()
     begin, end = time.time() + given.after, time.time() + given.after + given.seconds
     time.sleep(given.after)
     cpu = {name: child.cpu_seconds for name, child in children.items()}
     cores = rig.Cores(broker=running.broker_cpu_seconds, **cpu)
     time.sleep(given.seconds)
     figures: dict[str, dict[str, Any]] = {name: {"cores": value} for name, value in cores.figures().items()}
-    if "copy" in names:
-        figures["copy"] |= copied(running.place / "copy" / "op").between(begin, end).figures
+    for name in _COPIES.intersection(names):
+        figures[name] |= copied(running.place / "copy" / "op").between(begin, end).figures
     if "coordinator" in names:
         coordinator = children["coordinator"]
         assert isinstance(coordinator, rig.Coordinator)

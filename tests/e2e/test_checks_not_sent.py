@@ -1,4 +1,4 @@
-"""Where checks go; one that can't be sent ends neither the coordinator nor a start."""
+"""Where checks and settings go; one that can't be sent ends neither the coordinator nor a start."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
+from tests.support.polling import wait_for
+
+from commitlake.coordinator.coordinator import Coordinator
 
 LARGE = b"x" * 100_000
 
@@ -38,16 +41,31 @@ def test_a_check_too_large_for_its_topic_holds_up_no_other_and_each_goes_where_i
     assert asked(lake, "check") == {"small", "own"}
 
 
-def limit(lake: Lake, source: str) -> None:
-    """Lets a topic take records of 100 000 bytes."""
+def limit(lake: Lake, source: str, most: int = 100_000) -> None:
+    """Lets a topic take records of so many bytes."""
     with closing(KafkaAdminClient(bootstrap_servers=lake.settings["kafka.bootstrap_servers"])) as admin:
-        given = {"max.message.bytes": "100000"}
+        given = {"max.message.bytes": str(most)}
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, lake.config.kafka.topic(source), configs=given)])
 
 
 def asked(lake: Lake, source: str) -> set[str]:
     """The transactions that a topic of checks asks about."""
     return {check.transaction_id for check in lake.checks(source)}
+
+
+def test_a_new_topic_lands_though_settings_can_not_be_published(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While its topic has no leader, for example. Producers learn of the new topic later."""
+    monkeypatch.setattr("commitlake.coordinator.settings_publisher._AGAIN_S", 1.0)
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    with Coordinator(spark, lake.config).start():
+        limit(lake, "settings", 100)
+        lake.op("COMMIT", "a", lake.half("a", topic="fresh"))
+        wait_for(lambda: lake.topic("fresh"))
+        assert "producers learn of new topics later" in caplog.text
+        limit(lake, "settings")
+        wait_for(lambda: any(b"fresh" in record.value for record in lake.kafka("settings")))
 
 
 def test_a_client_that_can_not_send_checks_ends_nothing(

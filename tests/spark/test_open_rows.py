@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.lake import Lake
 from tests.support.story import Story
 
+from commitlake.coordinator.landing import positions
 from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
 from commitlake.protocol.clock import now_ms
@@ -37,13 +38,11 @@ def everything(warehouse: Warehouse, lake: Lake) -> DataFrame:
     return rebuild.open_rows(warehouse, lake.config.transaction).localCheckpoint()
 
 
-def point(story: Story, name: str) -> Point:
+def point(warehouse: Warehouse, story: Story, name: str) -> Point:
     """Where the tables were after a start."""
-    row = story.landed[name]
-    offsets: dict[str, dict[int, int]] = {}
-    for each in row["offsets"]:
-        offsets.setdefault(each["source"], {})[each["partition"]] = each["next"]
-    return Point(row["landing_id"], offsets, story.until[name])
+    landed = positions.of_landing(warehouse, story.landed[name])
+    assert landed
+    return Point(landed.landing_id, landed.offsets, story.until[name])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def point(story: Story, name: str) -> Point:
 def test_rows_saved_at_any_time_lead_to_the_same_rows(
     story: Story, lake: Lake, warehouse: Warehouse, everything: DataFrame, name: str
 ) -> None:
-    timing, at = lake.config.transaction, point(story, name)
+    timing, at = lake.config.transaction, point(warehouse, story, name)
     snapshot.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at))
     since = snapshot.newest(warehouse, timing)
     assert (since.landing_id, since.batch_id, since.offsets) == (at.landing_id, at.batch_id, at.offsets)
@@ -67,7 +66,7 @@ def test_rows_saved_at_any_time_lead_to_the_same_rows(
 
 
 def test_rows_saved_with_other_timings_are_not_used(story: Story, lake: Lake, warehouse: Warehouse) -> None:
-    timing, at = lake.config.transaction, point(story, "again")
+    timing, at = lake.config.transaction, point(warehouse, story, "again")
     snapshot.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at).limit(0))
     assert snapshot.newest(warehouse, timing).batch_id == at.batch_id
     assert snapshot.newest(warehouse, lake.configured(transaction_timeout="7s").transaction) == BEGINNING

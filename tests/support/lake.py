@@ -51,7 +51,7 @@ class Lake:
     def __init__(self, servers: str, prefix: str, root: Path, **changes: object) -> None:
         self.root, self.warehouse = root, root / "warehouse"
         self.tables = changes.get("warehouse", self.warehouse)
-        self.settings: dict[str, object] = {
+        self.settings: dict[str, Any] = {
             **QUIET,
             "kafka.bootstrap_servers": servers,
             "kafka.topic_prefix": prefix,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Coordinator:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
+            env={**_of_a_shell(), "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
         )
         self.said = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -45,12 +46,26 @@ class Coordinator:
         for line in self.process.stdout:
             self.said += line
 
-    def ready(self) -> dict[str, str]:
+    def ready(self, seconds: float = 300) -> dict[str, str]:
         """Waits for READY; returns what stands after it."""
-        wait_for(lambda: "READY" in self.said or self.process.poll() is not None, 300, lambda: self.said)
+        wait_for(lambda: "READY" in self.said or self.process.poll() is not None, seconds, lambda: self.said)
         assert "READY" in self.said, self.said
         line = next(line for line in self.said.splitlines() if "READY" in line)
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+    def until(self, done: Callable[[], object], seconds: float) -> None:
+        """Waits until something is so; fails when it ends before."""
+
+        def is_done() -> object:
+            assert self.process.poll() is None, self.said[-4_000:]
+            return done()
+
+        wait_for(is_done, seconds, lambda: self.said[-4_000:])
+
+    def stop(self) -> None:
+        """Stops it as a supervisor does: no batch is left incomplete."""
+        os.kill(self.process.pid, signal.SIGTERM)
+        assert self.end() == 0, self.said[-4_000:]
 
     def end(self, seconds: float = 120) -> int:
         """Waits for the end; returns the exit code."""
@@ -71,6 +86,11 @@ class Coordinator:
             if is_alive and (int(fields[2]) == self.process.pid or str(self.warehouse) in command):
                 found.append(command)
         return found
+
+
+def _of_a_shell() -> dict[str, str]:
+    """This process's environment, without the Python that a session of its own has named for its workers."""
+    return {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
 
 
 @contextmanager

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafka import KafkaAdminClient
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourceType,
+    UserScramCredentialUpsertion,
+)
 
 from commitlake import config
 from commitlake.kafka.clients import python_options
@@ -59,6 +67,12 @@ class Secured:
         """The part of a password that no escaping changes."""
         return PASSWORDS[user].partition('"')[0]
 
+    def change_password(self, user: str, password: str) -> None:
+        """Gives a user another one; who is logged in stays."""
+        client = self.admin()
+        client.alter_user_scram_credentials([UserScramCredentialUpsertion(user, MECHANISM, password)])
+        client.close()
+
     def grant(self, who: str, kind: str, name: str, operation: str) -> None:
         """Grants one right."""
         self._create([_acl(who, kind, name, operation)])
@@ -89,10 +103,16 @@ def make_certificates(place: Path) -> None:
     for name in ("ca", "other"):
         _keytool(place, "-genkeypair", "-alias", name, "-dname", f"CN={name}", *usage)
         _keytool(place, "-exportcert", "-rfc", "-alias", name, "-file", str(place / f"{name}.pem"))
-    san = ["-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "eku=serverAuth"]
-    _keytool(place, "-genkeypair", "-alias", "server", "-dname", "CN=broker", "-signer", "ca", *san)
+    make_server_certificate(place, "ca")
+
+
+def make_server_certificate(place: Path, signer: str) -> None:
+    """server.p12, in place of an older one."""
+    (place / "server.p12").unlink(missing_ok=True)
+    name, san = f"server-of-{signer}", ["-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "eku=serverAuth"]
+    _keytool(place, "-genkeypair", "-alias", name, "-dname", "CN=broker", "-signer", signer, *san)
     own = ["-destkeystore", str(place / "server.p12"), "-deststorepass", STORE_PASSWORD]
-    _keytool(place, "-importkeystore", *own, "-srcalias", "server", source="src")
+    _keytool(place, "-importkeystore", *own, "-srcalias", name, source="src")
 
 
 def documented_acls(prefix: str, group: str) -> Iterator[ACL]:

@@ -27,8 +27,8 @@ REJECTED = [f"rejected {n}" for n in range(2)]
 class Story:
     """What was sent, by name: `half` and `message` positions, `op` records.
 
-    Of each start `until` is the last batch_id, `landed` the newest row of `positions`. A rejected half message stands
-    in `op` too, by its record.
+    Of each start `until` is the last batch_id, `landed` the newest landing. A rejected half message stands in `op`
+    too, by its record.
     """
 
     def __init__(self, lake: Lake, spark: SparkSession) -> None:
@@ -37,7 +37,7 @@ class Story:
         self.message: dict[str, Position] = {}
         self.op: dict[str, Record] = {}
         self.until: dict[str, int] = {}
-        self.landed: dict[str, dict[str, Any]] = {}
+        self.landed: dict[str, int] = {}
         self.rejected_after: dict[str, int] = {}
 
     def play(self) -> None:
@@ -64,7 +64,7 @@ class Story:
 
     def run(self, name: str, **changes: object) -> None:
         self.until[name] = self.lake.run(self.spark, **changes)
-        self.landed[name] = max(self.lake.rows("positions"), key=lambda row: row["landing_id"])
+        self.landed[name] = max(row["landing_id"] for row in self.lake.rows("positions"))
         self.rejected_after[name] = len(self.lake.rows("rejected"))
 
     def begin(self, *names: str, **more: Any) -> None:

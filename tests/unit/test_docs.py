@@ -181,6 +181,18 @@ def in_memory(
     return lake.producer(group, listener, fault=fault)
 
 
+def unindented(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines())
+
+
+def test_java_in_the_tutorial_is_a_part_of_the_programs() -> None:
+    text = (ROOT / "docs" / "how-to" / "java.md").read_text()
+    programs = [unindented(path.read_text()) for path in ROOT.glob("notebooks/examples/java/*.java")]
+    blocks = [unindented(block) for block in re.findall(r"```java\n(.*?)```", text, re.DOTALL)]
+    assert len(programs) == len(blocks) == 3
+    assert [block for block in blocks if not any(f"\n{block}\n" in program for program in programs)] == []
+
+
 def test_the_changelog_has_a_section_for_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert text.index("## [Unreleased]") < text.index(f"## [{commitlake.__version__}]")

@@ -26,7 +26,7 @@ LAYERS = {
     ),
     "clients": (("tracing",), ("producer", "consumer"), ("delta", "gateway")),
     "coordinator": (
-        ("counters", "dedup", "resolving", "rounds"),
+        ("counters", "dedup", "resolving", "rounds", "settings_publisher"),
         ("landing",),
         ("coordination", "metrics"),
         ("forwarding", "recovery", "round"),
