@@ -20,6 +20,7 @@ BESIDE = (
     "LICENSE",
     "notebooks/**/*.py",
     "notebooks/examples/node/*.js",
+    "notebooks/examples/java/*.java",
 )
 
 

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from commitlake.config.locations import has_scheme, is_local, local_path
+from commitlake.config.object_store import storage_options
 from commitlake.errors import WarehouseError
 from commitlake.protocol.topic_names import path_name
 
@@ -47,7 +48,7 @@ def folders(place: str, options: Options = None) -> list[str]:
     if is_local(place):
         where, files = str(local_path(place)), fs.LocalFileSystem()
     else:
-        where, files = "", fs.PyFileSystem(DeltaStorageHandler(place, dict(options or {})))
+        where, files = "", fs.PyFileSystem(DeltaStorageHandler(place, storage_options(options)))
     found = files.get_file_info(fs.FileSelector(where, allow_not_found=True))
     return sorted(info.base_name for info in found)
 
@@ -59,7 +60,7 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
         WarehouseError: there is no table, or it can't be read.
     """
     try:
-        return DeltaTable(place, storage_options=dict(options or {}) or None)
+        return DeltaTable(place, storage_options=storage_options(options))
     except TableNotFoundError as error:
         msg = f"there is no table at {place}; check the configuration, or wait for its first row"
         raise WarehouseError(msg) from error
@@ -78,7 +79,7 @@ def file_time_ms(place: str, name: str, options: Options = None) -> int | None:
     from pyarrow import fs
 
     try:
-        found = fs.PyFileSystem(DeltaStorageHandler(place, dict(options or {}))).get_file_info(name)
+        found = fs.PyFileSystem(DeltaStorageHandler(place, storage_options(options))).get_file_info(name)
     except (DeltaError, OSError) as error:
         msg = f"cannot read {place}: {error}; {NO_SPARK}"
         raise WarehouseError(msg) from error
@@ -157,7 +158,7 @@ class Snapshot:
         from pyarrow import fs
 
         if has_scheme(self.place):
-            return fs.PyFileSystem(DeltaStorageHandler(self.place, self._options))
+            return fs.PyFileSystem(DeltaStorageHandler(self.place, storage_options(self._options)))
         return fs.SubTreeFileSystem(str(Path(self.place).absolute()), fs.LocalFileSystem())
 
 
