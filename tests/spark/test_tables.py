@@ -102,6 +102,31 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
         spark.sql("drop database tables_in_catalog cascade")
 
 
+@pytest.mark.parametrize("left", ["", ".00000000000000000000.json.tmp", "00000000000000000000.crc", "_commits"])
+def test_a_table_whose_creation_was_cut_short_is_created(spark: SparkSession, tmp_path: Path, left: str) -> None:
+    """A full disk and a kill leave a log without a commit, which Delta itself takes neither as a table nor as none."""
+    warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
+    for name in ("half", "topics/orders"):
+        log = tmp_path / "warehouse" / name / "_delta_log"
+        (log / "_commits" if left == "_commits" else log).mkdir(parents=True)
+        (log / left).touch()
+    assert warehouse.found_topics() == set()
+    warehouse.create()
+    warehouse.add_topics(["orders"])
+    assert warehouse.read("half").count() == warehouse.read("topics/orders").count() == 0
+    assert warehouse.found_topics() == {"orders"}
+
+
+def test_a_log_that_is_not_a_tables_is_left_alone_and_named(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
+    foreign = tmp_path / "warehouse/half/_delta_log/notes.txt"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    with pytest.raises(WarehouseError, match=r"warehouse/half: .*fix the cause"):
+        warehouse.create()
+    assert foreign.read_text() == "mine"
+
+
 def test_rows_of_a_table_that_never_got_any_need_no_scan(spark: SparkSession, tmp_path: Path) -> None:
     tables = Warehouse(spark, str(tmp_path))
     tables.create()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -26,10 +27,15 @@ class FileSystem:
 
     def directories(self, name: str) -> list[str]:
         """Names of the directories in a directory; none where there is no such directory."""
+        return [status.getPath().getName() for status in self._statuses(name) if status.isDirectory()]
+
+    def names(self, name: str) -> list[str]:
+        """Names of all that is in a directory; none where there is no such directory."""
+        return [status.getPath().getName() for status in self._statuses(name)]
+
+    def _statuses(self, name: str) -> list[Any]:
         path = self._path(name)
-        if not self._system.exists(path):
-            return []
-        return [status.getPath().getName() for status in self._system.listStatus(path) if status.isDirectory()]
+        return list(self._system.listStatus(path)) if self._system.exists(path) else []
 
     def write(self, name: str, text: str) -> None:
         """Writes a small file, in the place of the one that is there."""
@@ -59,3 +65,8 @@ class FileSystem:
     def delete(self, name: str) -> None:
         """Deletes a file, or a directory with all that is in it, if it is there."""
         self._system.delete(self._path(name), True)
+
+    def delete_alone(self, name: str) -> None:
+        """Deletes a file, or a directory that is empty, if it is there; any other directory stays."""
+        with suppress(Py4JJavaError):
+            self._system.delete(self._path(name), False)

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from commitlake.errors import WarehouseError
+from commitlake.spark.files import FileSystem
 from commitlake.tables.schemas import TableLayout
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,24 @@ def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
         builder = builder.partitionedBy(*table.partition_by)
     for key, value in table.properties().items():
         builder = builder.property(key, value)
-    builder.execute()
+    try:
+        builder.execute()
+    except AnalysisException as error:
+        if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
+            raise
+        _clear_log(FileSystem(spark, f"{path}/_delta_log"))
+        builder.execute()
+
+
+def _clear_log(log: FileSystem) -> None:
+    """Deletes a log that a kill or a full disk has left without a commit; Delta takes it for neither a table nor none.
+
+    Only what Delta itself has begun, and nothing that is not empty: another coordinator may commit at this moment.
+    """
+    for name in log.names(""):
+        if name.startswith((".", "_")) or name.endswith(".crc"):
+            log.delete_alone(name)
+    log.delete_alone("")
 
 
 def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> None:

@@ -122,7 +122,10 @@ class Warehouse:
 
     def found_topics(self) -> set[str]:
         """Those whose tables are there; a coordinator of an older version did not list them."""
-        return set(self._catalog_topics() if self._in_catalog else map(from_path_name, self._directory_topics()))
+        if self._in_catalog:
+            return set(self._catalog_topics())
+        names = map(from_path_name, FileSystem(self.spark, self.root).directories("topics"))
+        return {topic for topic in names if self.holds(TableName.of_topic(topic))}
 
     def add_topics(self, topics: Iterable[str]) -> None:
         """Creates the tables of topics where they are missing, and lists them in `destinations`."""
@@ -300,9 +303,10 @@ class Warehouse:
     def _create(self, name: TableName) -> None:
         if self._in_catalog:
             more = {} if name.topic is None else {_TOPIC: name.topic}
-            create_in_catalog(self.spark, self.locate(name), name.layout, more)
+            create = partial(create_in_catalog, self.spark, self.locate(name), name.layout, more)
         else:
-            create_at_path(self.spark, self.locate(name), name.layout)
+            create = partial(create_at_path, self.spark, self.locate(name), name.layout)
+        self._telling(self.locate(name), create)
 
     def _create_fixed(self, name: TableName) -> None:
         if self.holds(name):
@@ -318,9 +322,6 @@ class Warehouse:
 
     def _history(self, name: str, limit: int) -> Any:
         return self.table(name).history(limit).select("version", "userMetadata").collect()
-
-    def _directory_topics(self) -> Iterable[str]:
-        return FileSystem(self.spark, self.root).directories("topics")
 
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)
