@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from kafka import KafkaAdminClient
 from kafka import errors as kafka_errors
+from tests.support.polling import wait_for
 
 from commitlake import config
 from commitlake.config import Config
 from commitlake.errors import KafkaError
-from commitlake.kafka import topics
+from commitlake.kafka import log_ends, topics
+from commitlake.kafka.admin_client import connect
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.kafka.held import Held
 from commitlake.kafka.log_ends import LogEnd, LogEnds, cuts
@@ -25,7 +28,16 @@ NOW = LogEnd(9, 5)
 def configured(broker: EmbeddedBroker, prefix: str) -> Config:
     found = config.from_mapping({"kafka.bootstrap_servers": broker.bootstrap_servers, "kafka.topic_prefix": prefix})
     topics.ensure_topics(found)
+    wait_for(lambda: leads(found))
     return found
+
+
+def leads(found: Config) -> bool:
+    """Whether the broker leads the new topics; it says for a moment that it does not."""
+    with suppress(KafkaError), connect(found) as opened:
+        log_ends._kept(opened, found, {("half", 0): (LogEnd(0, 0), LogEnd(0, 0))})
+        return True
+    return False
 
 
 @pytest.fixture

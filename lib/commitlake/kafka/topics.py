@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _WEEK_MS = 7 * DAY_MS
 _TIMESTAMPS = "message.timestamp.type"
 _ROOM = 100  # bytes
+_LATE_S = 3.0
+"""A broker hears of topics that were created through another, and of all after its start, some 100 ms later."""
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 _UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
 """With how many replicas a setting lets a partition go on without what one of them has: its value, and the safe one.
@@ -124,8 +126,8 @@ def is_there(config: Config, topic: str) -> bool:
 def identity(config: Config) -> Identity:
     """Return the ids of the cluster and of the topics that exist."""
     with connect(config) as client:
-        topics = client.describe_topics([config.kafka.topic(name) for name in ALL])
-        ids = {topic["name"]: str(topic["topic_id"]) for topic in topics if topic["error_code"] == 0}
+        topics = _described(client, map(config.kafka.topic, ALL), _LATE_S)
+        ids = {topic["name"]: str(topic["topic_id"]) for topic in topics}
         return Identity(client.describe_cluster()["cluster_id"], ids)
 
 
@@ -171,13 +173,22 @@ def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock |
         raise KafkaError(msg) from error
 
 
-def _partitions(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, int]:
-    described = client.describe_topics(list(topics))
-    for topic in described:
-        code = topic["error_code"]
-        if code not in (0, kafka_errors.UnknownTopicOrPartitionError.errno):
-            raise kafka_errors.for_code(code)(topic["name"])
-    return {topic["name"]: len(topic["partitions"]) for topic in described if topic["error_code"] == 0}
+def _partitions(client: KafkaAdminClient, topics: Iterable[str], wait_s: float = 0) -> dict[str, int]:
+    return {topic["name"]: len(topic["partitions"]) for topic in _described(client, topics, wait_s)}
+
+
+def _described(client: KafkaAdminClient, topics: Iterable[str], wait_s: float = 0) -> list[dict[str, Any]]:
+    """Describe those that Kafka knows; wait until it knows all of them, at most `wait_s`."""
+    until, wanted = time.monotonic() + wait_s, list(topics)
+    while True:
+        described: list[dict[str, Any]] = client.describe_topics(wanted)
+        known = [topic for topic in described if topic["error_code"] == 0]
+        for topic in described:
+            if topic["error_code"] not in (0, kafka_errors.UnknownTopicOrPartitionError.errno):
+                raise kafka_errors.for_code(topic["error_code"])(topic["name"])
+        if len(known) == len(wanted) or time.monotonic() > until:
+            return known
+        time.sleep(0.05)
 
 
 def _check_partitions(config: Config, present: Mapping[str, int]) -> None:
@@ -272,8 +283,6 @@ def _settings(config: Config, name: str) -> dict[str, str]:
 
 def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str]) -> list[str]:
     """Compare the settings of existing topics with those that `_create` would have set."""
-    if not topics:
-        return []
     warnings = []
     for topic, actual in _actual(client, topics).items():
         name = config.kafka.source(topic)
@@ -296,7 +305,7 @@ def _check_replicas(client: KafkaAdminClient, config: Config) -> list[str]:
     """Say what lets several brokers lose records that they have acknowledged; a broker that is alone has all."""
     if len(client.describe_cluster()["brokers"]) == 1:
         return []
-    landed = [topic for topic in client.describe_topics(list(map(config.kafka.topic, LANDED))) if topic["partitions"]]
+    landed = _described(client, map(config.kafka.topic, LANDED), _LATE_S)
     replicas = {each["name"]: min(len(part["replica_nodes"]) for part in each["partitions"]) for each in landed}
     actual = _actual(client, sorted(replicas))
     return [warning for topic in actual if (warning := _replica_warning(topic, replicas[topic], actual[topic]))]
@@ -317,7 +326,9 @@ def _replica_warning(topic: str, replicas: int, actual: Mapping[str, str]) -> st
 
 
 def _actual(client: KafkaAdminClient, topics: list[str]) -> dict[str, dict[str, str]]:
-    """Return the settings of topics, in their order."""
+    """Return the settings of topics, in their order; without topics Kafka's answer has no place for any."""
+    if not topics:
+        return {}
     resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
     found = client.describe_configs(resources, config_filter="all")["topic"]
     return {topic: {key: entry["value"] for key, entry in found[topic].items()} for topic in topics}
@@ -351,7 +362,7 @@ def log_ends(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -
         KafkaError: as of `latest_offsets`.
     """
     topics = [config.kafka.topic(source) for source in sources]
-    found = _ends(client, topics, OffsetSpec.LATEST)
+    found = _ends(client, topics, OffsetSpec.LATEST, _LATE_S)
     missing = sorted(set(topics) - set(found))
     if missing:
         msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
@@ -364,8 +375,10 @@ def _offsets(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict
     return {topic: {number: end.offset for number, end in ends.items()} for topic, ends in found.items()}
 
 
-def _ends(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, LogEnd]]:
-    partitions = _partitions(client, topics)
+def _ends(
+    client: KafkaAdminClient, topics: Iterable[str], spec: Any, wait_s: float = 0
+) -> dict[str, dict[int, LogEnd]]:
+    partitions = _partitions(client, topics, wait_s)
     wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
     found = client.list_partition_offsets(wanted) if wanted else {}
     ends: dict[str, dict[int, LogEnd]] = {topic: {} for topic in partitions}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -69,12 +70,13 @@ def rows(tables: OrderTables, topic: str) -> list[str]:
 
 def place(warehouse: Path, topic: str) -> list[str]:
     """Return where the tables are, and how to read one."""
-    table = f"DeltaTable('{warehouse}/topics/{topic}')"  # its `to_pandas` with pyarrow 26 may abort at the exit
+    # Not its `to_pandas`, which with pyarrow 26 may abort at the exit.
+    table = f"DeltaTable({json.dumps(f'{warehouse}/topics/{topic}')})"
     imports = "import pandas; from urllib.parse import unquote; from deltalake import DeltaTable"
     look = f"{imports}; print(pandas.read_parquet([*map(unquote, {table}.file_uris())], partitioning=None))"
     return [
         f"the tables are in {warehouse}; look with any Delta reader, for example (pip install deltalake pandas):",
-        f'  python -c "{look}"',
+        f"  python -c {quote(look)}",
     ]
 
 
@@ -82,8 +84,8 @@ def next_steps(tables: OrderTables) -> list[str]:
     """Return three commands to try on the demo's tables."""
     beside = Path(sys.executable).with_name("commitlake")
     program = quote(str(beside)) if beside.exists() else f"{quote(sys.executable)} -m commitlake.tools.cli"
-    lost = tables.query("SELECT transaction_id FROM {0} LIMIT 1", "discarded")
-    words = ("tx list --state DISCARDED", f"tx show {lost[0][0] if lost else 'TRANSACTION_ID'}", "stats")
+    ((lost,),) = tables.query("SELECT any_value(transaction_id) FROM {0} WHERE state = 'DISCARDED'", "transactions")
+    words = ("tx list --state DISCARDED", f"tx show {lost}", "stats")
     where = quote(f"warehouse={tables.root}")
     return ["try next:", *(f"  {program} {each} --set {where}" for each in words)]
 
