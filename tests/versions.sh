@@ -16,5 +16,6 @@ sed -i -E "s/^pyspark==.*/pyspark==${SPARK:-4.2.0}/; s/^delta_spark==.*/delta_sp
 [[ $# -gt 0 ]] || set -- tests/e2e/test_demo.py tests/recovery/test_kills_of_many_topics.py tests/e2e/test_readme.py \
   tests/e2e/test_notebook.py
 .venv/bin/python -c 'import sys; from importlib.metadata import version as of
-print("== Python", sys.version, "Spark", of("pyspark"), "Delta", of("delta-spark"))'
+from commitlake.spark import runtime
+print("== Python", sys.version, "Spark", of("pyspark"), "Delta", of("delta-spark"), *runtime.packages())'
 .venv/bin/python -m pytest -q "$@"

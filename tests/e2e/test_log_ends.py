@@ -62,9 +62,13 @@ def test_a_broker_that_leads_no_more_says_nothing_of_an_end(configured: Config) 
     assert told == []
 
 
-def test_a_start_takes_a_broker_that_was_restored_at_its_word(client: KafkaAdminClient, configured: Config) -> None:
-    """Its leaders begin again with earlier epochs; a start that waited for later ones would wait for ever."""
-    assert cuts(client, configured, {"half": {0: NOW}}, topics.log_ends(client, configured, LANDED)) == {}
+def test_a_broker_with_earlier_epochs_is_named_and_says_nothing_of_a_cut(
+    client: KafkaAdminClient, configured: Config
+) -> None:
+    """It was restored, or is a leader of before."""
+    now = topics.log_ends(client, configured, LANDED)
+    assert cuts(client, configured, {"half": {0: NOW}}, now) == {}
+    assert log_ends.deposed({"half": {0: NOW, 1: LogEnd(9, 0)}}, now) == [("half", 0)]
 
 
 def test_a_log_without_a_leader_counts_not_as_whole(client: KafkaAdminClient, configured: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -174,7 +175,8 @@ def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
 ) -> None:
     with Coordinator(spark, lake.configured(transaction_timeout="8s")).start() as running:
         lake.half("open")
-        wait_for(lambda: lake.rows("half"))
+        wait_for(lambda: running._scheduler is not None and running._scheduler.rounds.count == 1)
+        time.sleep(1)  # the round itself asks at its end
         monkeypatch.setattr("commitlake.kafka.held.cuts", lambda *_: {"half": {0: 0}})  # asked when the check is due
         with pytest.raises(IdentityError, match="half-0 from offset 0 on; start again"):
             wait_for(lambda: running.await_termination(timeout=0.5), 60)
@@ -200,6 +202,48 @@ def test_a_log_that_ends_early_stops_the_start_until_accepted(
         begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
     assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (2, 3)
     assert begun.position.again == {"half": {0: 2}}, "offset 2 names a message that has landed"
+
+
+def test_what_a_cut_short_landing_has_written_of_a_lost_end_is_not_taken_for_what_comes_there_next(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log was cut above the position, so by that alone nothing that had landed is lost."""
+    commit(lake, "a")
+    lake.run(spark)
+    commit(lake, "b", "c")
+    with pytest.raises(CUT_SHORT):
+        land(spark, lake.config, cut_at(Warehouse(spark, lake.config.warehouse), commit=3))
+    written = {row["queue_offset"] for row in lake.rows("half")}
+    assert written == {0, 1, 2}
+    with monkeypatch.context() as elected:
+        elected.setattr("commitlake.coordinator.landing.start.cuts", lambda *_: {"half": {0: 2}})
+        error = "half, partition 0 ends at offset 3 (it has lost its end from 2 on, and grown again), but 3 is the next"
+        assert error in refusal(spark, lake)
+        begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
+    assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (1, 3), "what was not cut is read"
+    begin(lake.config, Warehouse(spark, lake.config.warehouse))  # what was accepted once is done with
+
+
+def test_a_broker_that_was_restored_and_has_grown_again_stops_the_start_until_accepted(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ends tell nothing, its leaders' epochs do: they begin again with earlier ones. So does a leader of before."""
+    topics.ensure_topics(lake.config)
+    warehouse = Warehouse(spark, lake.config.warehouse)
+    warehouse.create()
+    ends = topics.log_ends
+
+    def later(*given: Any) -> dict[str, dict[int, LogEnd]]:
+        found = ends(*given)
+        return {**found, "half": {**found["half"], 0: found["half"][0]._replace(epoch=3)}}
+
+    with monkeypatch.context() as before:
+        before.setattr("commitlake.coordinator.landing.start.log_ends", later)
+        begin(lake.config, warehouse)
+    half = lake.config.kafka.topic("half")
+    assert f"answered for {half}-0: start again in a minute" in refusal(spark, lake)
+    begin(lake.configured(accept_lost_range="true"), warehouse)
+    begin(lake.config, warehouse)  # what was accepted once is done with
 
 
 @pytest.mark.soak

@@ -283,14 +283,14 @@ class Coordinator:
         """Waits until a query ends or `stop` is called; returns whether it has within `timeout`, such as 30 (s).
 
         Raises:
-            CommitLakeError: a query failed; everything is stopped then, and the next start goes on where the tables
-                are.
+            CommitLakeError: a query failed, or Kafka has lost records; everything is stopped then, and the next start
+                goes on where the tables are.
         """
         until = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while not self._stopping.is_set():
             self._awaited_at = time.monotonic()
+            self._raise_failure()
             if any(not each.isActive for each in self._queries):
-                self._raise_failure()
                 return True
             if until is not None and time.monotonic() > until:
                 return False

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection
 
+from commitlake.clients.consumer.complaint import Complaint
 from commitlake.config import Config
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew, topics
@@ -28,6 +30,8 @@ class SettingsPublisher:
     def __init__(self, config: Config, clock: BrokerClock) -> None:
         self._config, self._clock = config, clock
         self._due = time.monotonic() + _OFTEN_S
+        self._lock = threading.Lock()  # else names from before new topics could be published after them
+        self._trouble = Complaint(log)
 
     def publish(self, names: Collection[str]) -> None:
         """At a start, with the names of the topics; warns of a driver's clock that is wrong.
@@ -39,19 +43,21 @@ class SettingsPublisher:
 
     def add(self, names: Collection[str]) -> None:
         """With new topics; producers may learn of them later: while `settings` has no leader, landing goes on."""
-        try:
-            topics.publish_settings(self._config, names)
-        except KafkaError as error:
-            self._due = time.monotonic() + _AGAIN_S
-            log.warning("producers learn of new topics later: %s", error)
+        with self._lock:
+            self._try(names, None)
 
     def tick(self, names: Callable[[], Collection[str]]) -> None:
-        """Where it is time.
+        """Where it is time; and again soon where Kafka did not take them."""
+        with self._lock:
+            if time.monotonic() > self._due:
+                self._try(names(), self._clock)
 
-        Raises:
-            KafkaError: Kafka did not take them; it is time again soon.
-        """
-        if time.monotonic() > self._due:
-            self._due = time.monotonic() + _AGAIN_S
-            topics.publish_settings(self._config, names(), self._clock)
+    def _try(self, names: Collection[str], clock: BrokerClock | None) -> None:
+        self._due = time.monotonic() + _AGAIN_S
+        try:
+            topics.publish_settings(self._config, names, clock)
+        except KafkaError as error:
+            self._trouble.say("producers learn of new topics later: %s", error)
+        else:
             self._due = time.monotonic() + _OFTEN_S
+            self._trouble.end()

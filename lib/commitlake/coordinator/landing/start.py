@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
-from commitlake.kafka.log_ends import cuts
+from commitlake.kafka.log_ends import Place, cuts, deposed
 from commitlake.kafka.topics import beginning_offsets, latest_offsets, log_ends
 from commitlake.tables import Warehouse, topic_table
 
@@ -75,21 +75,25 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
     with connect(config) as client:
         held = log_ends(client, config, SOURCES)
         cut = {} if is_other else cuts(client, config, come.position.held, held)
+    earlier = [] if is_other else deposed(come.position.held, held)
     last = {source: {number: end.offset for number, end in numbers.items()} for source, numbers in held.items()}
     begins = kafka_identity.begins(warehouse, config, first)
-    known = come.position.with_partitions(
+    before = come.position.with_partitions(
         {
             source: {number: begins.get(source, {}).get(number, 0) for number in numbers}
             for source, numbers in first.items()
         }
     )
-    known = replace(_with_uncommitted(warehouse, known, last, cut), held=held)
+    kept = _kept(last, cut)
+    known = _with_uncommitted(warehouse, before, kept, is_suspect=bool(cut or earlier))
+    known = replace(known, held=held)
     for source, numbers in first.items():
         for number, oldest in numbers.items():
-            end = last[source][number]
-            known = _compared(known, source, number, (oldest, end, _kept(cut, source, number, end)), config)
-    _warn_of_lost(known, cut, config)
-    is_new = is_other or known.again != come.position.again
+            log_now = (oldest, last[source][number], kept[source][number])
+            known = _compared(known, source, number, log_now, before.reads(source, number), config)
+    _refuse_earlier(earlier, config)
+    _warn_of_lost(before, cut, config)
+    is_new = is_other or bool(earlier) or known.again != come.position.again
     if is_new:
         known = replace(known, landing_id=max(known.landing_id, come.position.landing_id + 1))
     if is_new or not come.is_recorded:
@@ -99,41 +103,66 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
     return Begin(known, offsets, last)
 
 
-def _warn_of_lost(known: LandingPosition, cut: Offsets, config: Config) -> None:
+def _refuse_earlier(places: Sequence[Place], config: Config) -> None:
+    """A leader of before may have less than landed, and a broker that was restored may have grown past that again."""
+    if not places:
+        return
+    names = ", ".join(f"{config.kafka.topic(source)}-{number}" for source, number in places)
+    msg = f"brokers that led earlier than those of the last landing have answered for {names}"
+    if not config.accept.lost_range:
+        msg += (
+            ": start again in a minute, when they know of their successors; or Kafka was restored: set "
+            "accept.lost_range to go on at the next offsets to land, without what took the offsets below them since"
+        )
+        raise IdentityError(msg)
+    log.warning("%s: going on at the next offsets to land", msg)
+
+
+def _warn_of_lost(before: LandingPosition, cut: Offsets, config: Config) -> None:
     """Tells where a log has lost what had not landed: nothing here is wrong, but its producers were told it is safe."""
     for source, numbers in cut.items():
         for number, low in numbers.items():
-            if low >= known.reads(source, number):
+            if low >= before.reads(source, number):
                 place = f"{config.kafka.topic(source)}, partition {number}"
                 log.warning("%s has lost records that it had acknowledged, from offset %d on", place, low)
 
 
-def _kept(cut: Offsets, source: str, number: int, end: int) -> int:
-    """Up to where a log has what it had when it was read; `end` for one that was not cut."""
-    return min(end, cut.get(source, {}).get(number, end))
+def _kept(last: Offsets, cut: Offsets) -> Offsets:
+    """Up to where each log has what it had when it was read; up to its end where it was not cut."""
+    return {
+        source: {number: min(end, cut.get(source, {}).get(number, end)) for number, end in numbers.items()}
+        for source, numbers in last.items()
+    }
 
 
-def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, last: Offsets, cut: Offsets) -> LandingPosition:
-    """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end."""
-    short = [
-        (source, at)
-        for source, ends in last.items()
-        for at, end in ends.items()
-        if _kept(cut, source, at, end) < known.reads(source, at)
-    ]
-    uncommitted = positions.uncommitted(warehouse, known) if short else None
-    if uncommitted is not None:
-        for source, at in short:
-            known = known.advanced({source: {at: uncommitted.end(source, at)}})
+def _with_uncommitted(
+    warehouse: Warehouse, before: LandingPosition, kept: Offsets, *, is_suspect: bool
+) -> LandingPosition:
+    """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end.
+
+    What gets such an offset next would pass for what stands in the tables.
+    """
+    places = [(source, at, low) for source, numbers in kept.items() for at, low in numbers.items()]
+    if not is_suspect and all(low >= before.reads(source, at) for source, at, low in places):
+        return before
+    uncommitted = positions.uncommitted(warehouse, before)
+    if uncommitted is None:
+        return before
+    known = before
+    for source, at, low in places:
+        used = uncommitted.end(source, at)
+        if low < max(used, before.reads(source, at)):
+            known = known.advanced({source: {at: used}})
     return known
 
 
 def _compared(
-    known: LandingPosition, source: str, number: int, held: tuple[int, int, int], config: Config
+    known: LandingPosition, source: str, number: int, held: tuple[int, int, int], before: int, config: Config
 ) -> LandingPosition:
     """The position after a look at what Kafka holds of one partition.
 
-    That is from its oldest offset up to its end. From the third number on it is not what was there before.
+    That is from its oldest offset up to its end. From the third number on it is not what was there before. Reading went
+    on at `before`: from there on a landing that was cut short may have left some out.
     """
     oldest, end, kept = held
     at = known.reads(source, number)
@@ -145,7 +174,7 @@ def _compared(
     if kept < at:
         grown = f" (it has lost its end from {kept} on, and grown again)" if kept < end else ""
         _lost(f"{place} ends at offset {end}{grown}, but {following}", kept, at, config)
-        return known.cut(source, number, kept)
+        return known.cut(source, number, max(oldest, min(kept, before)))
     return known
 
 

@@ -30,9 +30,10 @@ class UsedOffsets:
 
     def __init__(self, warehouse: Warehouse, begun: LandingPosition) -> None:
         self._used = _are_used(begun)
-        self._told = materialized(_told(warehouse).where(self._used))
         spans = [begun.next(source, at) - low for source, lows in begun.again.items() for at, low in lows.items()]
-        self._landed = sized(materialized(_landed(warehouse).where(self._used)), sum(spans))  # hours of records, maybe
+        most = sum(spans)  # hours of records, maybe
+        self._told = sized(materialized(_told(warehouse).where(self._used)), most)
+        self._landed = sized(materialized(_landed(warehouse).where(self._used)), most)
 
     def refuse(self, classified: DataFrame) -> DataFrame:
         """Classified records: those at such offsets are refused, whatever else they are, without those told before.
@@ -43,7 +44,7 @@ class UsedOffsets:
         """
         others = classified.join(self._landed, _LANDED, "left_anti")
         refused = classify.rejecting(others, self._used, OFFSET_USED_BEFORE, _detail())
-        return refused.join(F.broadcast(self._told), _RECORD, "left_anti")
+        return refused.join(self._told, _RECORD, "left_anti")
 
 
 def _are_used(begun: LandingPosition) -> Column:
