@@ -204,26 +204,6 @@ def test_a_log_that_ends_early_stops_the_start_until_accepted(
     assert begun.position.again == {"half": {0: 2}}, "offset 2 names a message that has landed"
 
 
-def test_what_a_cut_short_landing_has_written_of_a_lost_end_is_not_taken_for_what_comes_there_next(
-    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log was cut above the position, so by that alone nothing that had landed is lost."""
-    commit(lake, "a")
-    lake.run(spark)
-    commit(lake, "b", "c")
-    with pytest.raises(CUT_SHORT):
-        land(spark, lake.config, cut_at(Warehouse(spark, lake.config.warehouse), commit=3))
-    written = {row["queue_offset"] for row in lake.rows("half")}
-    assert written == {0, 1, 2}
-    with monkeypatch.context() as elected:
-        elected.setattr("commitlake.coordinator.landing.start.cuts", lambda *_: {"half": {0: 2}})
-        error = "half, partition 0 ends at offset 3 (it has lost its end from 2 on, and grown again), but 3 is the next"
-        assert error in refusal(spark, lake)
-        begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
-    assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (1, 3), "what was not cut is read"
-    begin(lake.config, Warehouse(spark, lake.config.warehouse))  # what was accepted once is done with
-
-
 def test_a_broker_that_was_restored_and_has_grown_again_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,8 +289,9 @@ class Coordinator:
         until = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while not self._stopping.is_set():
             self._awaited_at = time.monotonic()
+            has_ended = any(not each.isActive for each in self._queries)
             self._raise_failure()
-            if any(not each.isActive for each in self._queries):
+            if has_ended:
                 return True
             if until is not None and time.monotonic() > until:
                 return False

@@ -70,7 +70,7 @@ class Scheduler:
         self._stopping = threading.Event()
         self.rounds = Rounds(context.config.trigger_interval_ms)
         self.failure: Exception | None = None
-        """What failed first since a round was last whole; Spark reports it as the text of a stack trace only."""
+        """What failed first since the last round began; Spark reports it as the text of a stack trace only."""
 
     @property
     def position(self) -> LandingPosition:
@@ -95,10 +95,11 @@ class Scheduler:
             if goes_on:
                 begun = time.monotonic()
                 if self._context.dedup.topics:
-                    self._await_running()  # what it shows takes names first
+                    self._running.result()  # what it shows takes names first
                 landed = self._landing.classify(raw, ends)
                 classified = time.monotonic()
-                self._await_running()
+                self._running.result()
+                self.failure = None  # of a tick, which has ended nothing
                 self._play(landed)
                 self.rounds.add(landed.rows, classified - begun, time.monotonic() - classified)
                 self._ask()  # now, since what Spark reads next is all of this and more
@@ -107,7 +108,7 @@ class Scheduler:
         """Calls the segments in which something is due, if there are any."""
         if self._timers.due(self._context.clock.now_ms()):
             with self._one_at_a_time() as goes_on:
-                self._await_running()
+                self._running.result()
                 if goes_on:
                     self._ask()
                     self._play(None)
@@ -167,10 +168,6 @@ class Scheduler:
             now.shown.wait()
             if self._running.done():
                 self._running.result()
-
-    def _await_running(self) -> None:
-        self._running.result()
-        self.failure = None  # a tick may have failed, for want of Kafka: it ended nothing
 
     def _begin(self) -> None:
         self._running = self._pool.submit(self._query().processAllAvailable)

@@ -53,11 +53,11 @@ class SettingsPublisher:
                 self._try(names(), self._clock)
 
     def _try(self, names: Collection[str], clock: BrokerClock | None) -> None:
-        self._due = time.monotonic() + _AGAIN_S
+        often, self._due = self._due, time.monotonic() + _AGAIN_S
         try:
             topics.publish_settings(self._config, names, clock)
         except KafkaError as error:
-            self._trouble.say("producers learn of new topics later: %s", error)
+            self._trouble.say("the settings are published later, with the names of new topics: %s", error)
         else:
-            self._due = time.monotonic() + _OFTEN_S
+            self._due = often if clock is None else time.monotonic() + _OFTEN_S
             self._trouble.end()

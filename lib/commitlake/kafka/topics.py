@@ -134,13 +134,7 @@ def identity(config: Config) -> Identity:
 def end_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict[int, int]]:
     """Return the next offset of each partition, by full topic name; `names` are without the prefix."""
     with connect(config) as client:
-        return _offsets(client, map(config.kafka.topic, names), OffsetSpec.LATEST)
-
-
-def beginning_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict[int, int]]:
-    """Return the first offset that each partition still holds, by full topic name; `names` are without the prefix."""
-    with connect(config) as client:
-        return _offsets(client, map(config.kafka.topic, names), OffsetSpec.EARLIEST)
+        return _offsets(_ends(client, map(config.kafka.topic, names), OffsetSpec.LATEST))
 
 
 def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock | None = None) -> clock_skew.Skew:
@@ -351,18 +345,24 @@ def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[s
     Raises:
         KafkaError: Kafka does not know one of them, as a broker that has just started may say for a moment.
     """
-    found = log_ends(client, config, sources)
-    return {source: {number: end.offset for number, end in ends.items()} for source, ends in found.items()}
+    return _offsets(log_ends(client, config, sources))
+
+
+def earliest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
+    """Return the first offset that each partition still holds, otherwise as `latest_offsets`."""
+    return _offsets(_all_ends(client, config, sources, OffsetSpec.EARLIEST))
 
 
 def log_ends(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, LogEnd]]:
-    """Return the same with the epochs of the leaders.
+    """Return the next offsets with the epochs of the leaders, otherwise as `latest_offsets`."""
+    return _all_ends(client, config, sources, OffsetSpec.LATEST)
 
-    Raises:
-        KafkaError: as of `latest_offsets`.
-    """
+
+def _all_ends(
+    client: KafkaAdminClient, config: Config, sources: Iterable[str], spec: Any
+) -> dict[str, dict[int, LogEnd]]:
     topics = [config.kafka.topic(source) for source in sources]
-    found = _ends(client, topics, OffsetSpec.LATEST, _LATE_S)
+    found = _ends(client, topics, spec, _LATE_S)
     missing = sorted(set(topics) - set(found))
     if missing:
         msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
@@ -370,9 +370,8 @@ def log_ends(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -
     return {config.kafka.source(topic): ends for topic, ends in found.items()}
 
 
-def _offsets(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, int]]:
-    found = _ends(client, topics, spec)
-    return {topic: {number: end.offset for number, end in ends.items()} for topic, ends in found.items()}
+def _offsets(ends: Mapping[str, Mapping[int, LogEnd]]) -> dict[str, dict[int, int]]:
+    return {topic: {number: end.offset for number, end in numbers.items()} for topic, numbers in ends.items()}
 
 
 def _ends(

@@ -34,8 +34,12 @@ class FileSystem:
         return [status.getPath().getName() for status in self._statuses(name)]
 
     def _statuses(self, name: str) -> list[Any]:
-        path = self._path(name)
-        return list(self._system.listStatus(path)) if self._system.exists(path) else []
+        path, system = self._path(name), self._unchecked()
+        return list(system.listStatus(path)) if system.exists(path) else []
+
+    def _unchecked(self) -> Any:
+        """Shows checksum files, too, which Hadoop's local file system hides."""
+        return self._system.getRawFileSystem() if self._system.getScheme() == "file" else self._system
 
     def write(self, name: str, text: str) -> None:
         """Writes a small file, in the place of the one that is there."""
@@ -69,4 +73,4 @@ class FileSystem:
     def delete_alone(self, name: str) -> None:
         """Deletes a file, or a directory that is empty, if it is there; any other directory stays."""
         with suppress(Py4JJavaError):
-            self._system.delete(self._path(name), False)
+            self._unchecked().delete(self._path(name), False)

@@ -35,19 +35,20 @@ def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
     except AnalysisException as error:
         if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
             raise
+        log.warning("the creation of the table %s was cut short, and is done again", path)
         _clear_log(FileSystem(spark, f"{path}/_delta_log"))
         builder.execute()
 
 
-def _clear_log(log: FileSystem) -> None:
+def _clear_log(begun: FileSystem) -> None:
     """Deletes a log that a kill or a full disk has left without a commit; Delta takes it for neither a table nor none.
 
     Only what Delta itself has begun, and nothing that is not empty: another coordinator may commit at this moment.
     """
-    for name in log.names(""):
-        if name.startswith((".", "_")) or name.endswith(".crc"):
-            log.delete_alone(name)
-    log.delete_alone("")
+    for name in begun.names(""):
+        if name == "_commits" or name.startswith(".") or name.endswith(".crc"):
+            begun.delete_alone(name)
+    begun.delete_alone("")
 
 
 def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> None:

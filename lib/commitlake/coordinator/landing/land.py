@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
-from commitlake.coordinator.landing import classify, landed_rows, positions
+from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
@@ -104,9 +104,8 @@ class Landing:
             raw: A batch of the Kafka source.
             ends: Where it ends, the next offset of each partition.
         """
-        records = self._new(classify.normalise(in_few_tasks(raw), self._rules.prefix))
-        classified = classify.classify(records, self._classification)
-        classified = kept(self._used.refuse(classified) if self._used else classified)
+        records = classify.normalise(in_few_tasks(raw), self._rules.prefix)
+        classified = kept(self._new(classify.classify(records, self._classification)))
         counts = _count(classified, self._topics.names)
         if _names_others(counts):
             self._topics.admit(classified)
@@ -173,8 +172,9 @@ class Landing:
             self._used = None
         positions.append(self._warehouse, self.position)
 
-    def _new(self, records: DataFrame) -> DataFrame:
-        return self._uncommitted.excluded(records) if self._uncommitted else records
+    def _new(self, classified: DataFrame) -> DataFrame:
+        new = used_offsets.apart(classified, self._uncommitted) if self._uncommitted else classified
+        return self._used.refuse(new) if self._used else new
 
     def _duplicates(self, rows: DataFrame, counts: Sequence[Row], now: int) -> DataFrame | None:
         """The normal and batch messages that must not be shown (`DedupIndex.duplicates`)."""

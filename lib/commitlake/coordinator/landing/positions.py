@@ -73,7 +73,7 @@ class LandingPosition:
     def with_partitions(self, known: Offsets) -> LandingPosition:
         """The same with an entry for each partition of `known`, at its value where nothing has landed yet."""
         offsets = {source: {**numbers, **self.offsets.get(source, {})} for source, numbers in known.items()}
-        return replace(self, offsets=offsets)
+        return replace(self, offsets={**self.offsets, **offsets})
 
     def advanced(self, ends: Offsets) -> LandingPosition:
         """The position after a landing that ended before `ends`. It never goes back: an offset names one message."""
@@ -148,20 +148,25 @@ def append(warehouse: Warehouse, position: LandingPosition) -> None:
 
 
 class UncommittedRecords:
-    """The records at or above a position that tables hold since a landing that was cut short."""
+    """The records at or above a position that tables hold since a landing that was cut short.
+
+    Attributes:
+        coordinates: source, partition and offset of each, and what tells it from another one that gets them after the
+            log has lost its end: when it was appended, or of a rejected one a hash of its key and value.
+    """
 
     def __init__(self, coordinates: DataFrame, ends: Offsets) -> None:
-        self._coordinates, self._ends = coordinates, ends
+        self.coordinates, self._ends = coordinates, ends
 
     def excluded(self, records: DataFrame) -> DataFrame:
-        """Normalised Kafka records, without those that stand in a table."""
-        return records.join(F.broadcast(self._coordinates), ["source", "partition", "offset"], "left_anti")
+        """Rows of Kafka records, without those that stand in a table."""
+        return records.join(F.broadcast(self.coordinates), ["source", "partition", "offset"], "left_anti")
 
     def with_more(self, more: UncommittedRecords) -> UncommittedRecords:
         """These records and `more`."""
         sources = {*self._ends, *more._ends}
         ends = {name: _later(self._ends.get(name, {}), more._ends.get(name, {})) for name in sources}
-        return UncommittedRecords(self._coordinates.union(more._coordinates), ends)
+        return UncommittedRecords(self.coordinates.union(more.coordinates), ends)
 
     def end(self, source: str, partition: int) -> int:
         """The offset after the last of them in a partition, 0 when there is none."""
@@ -187,7 +192,7 @@ def uncommitted(
         tables: where to look; by default all.
     """
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
-    found = reduce(DataFrame.unionAll, [_above(coordinates(warehouse, table), position) for table in tables])
+    found = reduce(DataFrame.unionAll, [_above(_recognisable(warehouse, table), position) for table in tables])
     ends: dict[str, dict[int, int]] = {}
     for row in found.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect():
         ends.setdefault(row["source"], {})[row["partition"]] = row["last"] + 1
@@ -198,7 +203,19 @@ def uncommitted(
     return UncommittedRecords(kept, ends)
 
 
-def coordinates(warehouse: Warehouse, table: str, *more: str) -> DataFrame:
+def content_hash() -> Column:
+    """What tells a rejected record from another at its coordinates; its table has no append time."""
+    return F.xxhash64("key", "value")
+
+
+def _recognisable(warehouse: Warehouse, table: str) -> DataFrame:
+    is_rejected = table == "rejected"
+    appended_at = F.lit(None).cast("timestamp") if is_rejected else F.col("stored_at")
+    content = content_hash() if is_rejected else F.lit(None).cast("bigint")
+    return coordinates(warehouse, table, appended_at.alias("appended_at"), content.alias("content"))
+
+
+def coordinates(warehouse: Warehouse, table: str, *more: Column) -> DataFrame:
     """Source, partition and offset of the Kafka records that a table holds; and `more` of its columns."""
     rows = warehouse.rows(table)
     if table == "op":
@@ -210,7 +227,7 @@ def coordinates(warehouse: Warehouse, table: str, *more: str) -> DataFrame:
     return _named(rows.where("source = 'messages'"), F.lit("messages"), "source_queue", "source_offset", *more)
 
 
-def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: str) -> DataFrame:
+def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: Column) -> DataFrame:
     return rows.select(
         source.alias("source"), F.col(partition).alias("partition"), F.col(offset).alias("offset"), *more
     )

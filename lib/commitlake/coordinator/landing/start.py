@@ -13,10 +13,10 @@ from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
 from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
-from commitlake.errors import IdentityError
+from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
 from commitlake.kafka.log_ends import Place, cuts, deposed
-from commitlake.kafka.topics import beginning_offsets, latest_offsets, log_ends
+from commitlake.kafka.topics import earliest_offsets, latest_offsets, log_ends
 from commitlake.tables import Warehouse, topic_table
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,13 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
         IdentityError: Kafka no longer holds all that has not landed, or a log ends below the next offset to land.
         KafkaError: Kafka is out of reach.
     """
-    first = _by_source(beginning_offsets(config, SOURCES), config)
     with connect(config) as client:
         held = log_ends(client, config, SOURCES)
+        first = earliest_offsets(client, config, SOURCES)
         cut = {} if is_other else cuts(client, config, come.position.held, held)
+    if any(first[source].keys() != held[source].keys() for source in SOURCES):  # asked of two brokers
+        msg = f"the brokers of Kafka at {config.kafka.bootstrap_servers} tell different partitions; start again"
+        raise KafkaError(msg)
     earlier = [] if is_other else deposed(come.position.held, held)
     last = {source: {number: end.offset for number, end in numbers.items()} for source, numbers in held.items()}
     begins = kafka_identity.begins(warehouse, config, first)
@@ -85,15 +88,14 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
         }
     )
     kept = _kept(last, cut)
-    known = _with_uncommitted(warehouse, before, kept, is_suspect=bool(cut or earlier))
-    known = replace(known, held=held)
-    for source, numbers in first.items():
-        for number, oldest in numbers.items():
-            log_now = (oldest, last[source][number], kept[source][number])
-            known = _compared(known, source, number, log_now, before.reads(source, number), config)
+    known = replace(_with_uncommitted(warehouse, before, kept), held=held)
+    for source, numbers in kept.items():
+        for number, low in numbers.items():
+            log_now = (first[source][number], last[source][number], low)
+            known = _compared(known, source, number, log_now, config)
     _refuse_earlier(earlier, config)
-    _warn_of_lost(before, cut, config)
-    is_new = is_other or bool(earlier) or known.again != come.position.again
+    _warn_of_lost(known, cut, config)
+    is_new = is_other or bool(earlier) or (known.offsets, known.again) != (before.offsets, before.again)
     if is_new:
         known = replace(known, landing_id=max(known.landing_id, come.position.landing_id + 1))
     if is_new or not come.is_recorded:
@@ -118,11 +120,11 @@ def _refuse_earlier(places: Sequence[Place], config: Config) -> None:
     log.warning("%s: going on at the next offsets to land", msg)
 
 
-def _warn_of_lost(before: LandingPosition, cut: Offsets, config: Config) -> None:
+def _warn_of_lost(known: LandingPosition, cut: Offsets, config: Config) -> None:
     """Tells where a log has lost what had not landed: nothing here is wrong, but its producers were told it is safe."""
     for source, numbers in cut.items():
         for number, low in numbers.items():
-            if low >= before.reads(source, number):
+            if low >= known.reads(source, number):
                 place = f"{config.kafka.topic(source)}, partition {number}"
                 log.warning("%s has lost records that it had acknowledged, from offset %d on", place, low)
 
@@ -135,34 +137,22 @@ def _kept(last: Offsets, cut: Offsets) -> Offsets:
     }
 
 
-def _with_uncommitted(
-    warehouse: Warehouse, before: LandingPosition, kept: Offsets, *, is_suspect: bool
-) -> LandingPosition:
-    """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end.
-
-    What gets such an offset next would pass for what stands in the tables.
-    """
-    places = [(source, at, low) for source, numbers in kept.items() for at, low in numbers.items()]
-    if not is_suspect and all(low >= before.reads(source, at) for source, at, low in places):
-        return before
-    uncommitted = positions.uncommitted(warehouse, before)
-    if uncommitted is None:
-        return before
-    known = before
-    for source, at, low in places:
-        used = uncommitted.end(source, at)
-        if low < max(used, before.reads(source, at)):
-            known = known.advanced({source: {at: used}})
+def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, kept: Offsets) -> LandingPosition:
+    """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end."""
+    short = [(source, at) for source, lows in kept.items() for at, low in lows.items() if low < known.reads(source, at)]
+    uncommitted = positions.uncommitted(warehouse, known) if short else None
+    if uncommitted is not None:
+        for source, at in short:
+            known = known.advanced({source: {at: uncommitted.end(source, at)}})
     return known
 
 
 def _compared(
-    known: LandingPosition, source: str, number: int, held: tuple[int, int, int], before: int, config: Config
+    known: LandingPosition, source: str, number: int, held: tuple[int, int, int], config: Config
 ) -> LandingPosition:
     """The position after a look at what Kafka holds of one partition.
 
-    That is from its oldest offset up to its end. From the third number on it is not what was there before. Reading went
-    on at `before`: from there on a landing that was cut short may have left some out.
+    That is from its oldest offset up to its end. From the third number on it is not what was there before.
     """
     oldest, end, kept = held
     at = known.reads(source, number)
@@ -174,7 +164,7 @@ def _compared(
     if kept < at:
         grown = f" (it has lost its end from {kept} on, and grown again)" if kept < end else ""
         _lost(f"{place} ends at offset {end}{grown}, but {following}", kept, at, config)
-        return known.cut(source, number, max(oldest, min(kept, before)))
+        return known.cut(source, number, max(oldest, kept))
     return known
 
 
@@ -197,10 +187,6 @@ def _lost(what: str, low: int, high: int, config: Config) -> None:
         )
         raise IdentityError(msg)
     log.warning("%s: going on without the offsets %d to %d", what, low, high - 1)
-
-
-def _by_source(offsets: dict[str, dict[int, int]], config: Config) -> dict[str, dict[int, int]]:
-    return {config.kafka.source(topic): numbers for topic, numbers in offsets.items()}
 
 
 _COMMITS = 1_000

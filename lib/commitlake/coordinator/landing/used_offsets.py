@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.landing import classify, positions
-from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.coordinator.landing.positions import LandingPosition, UncommittedRecords
 from commitlake.protocol.states import OFFSET_USED_BEFORE
 from commitlake.spark.frames import materialized, sized
 from commitlake.tables import Warehouse, topic_table
@@ -47,6 +47,22 @@ class UsedOffsets:
         return refused.join(self._told, _RECORD, "left_anti")
 
 
+def apart(classified: DataFrame, uncommitted: UncommittedRecords) -> DataFrame:
+    """Classified records without those that a landing that was cut short has written; others at their offsets refused.
+
+    The log may have lost its end since, above the position: by the position alone nothing that has landed was lost.
+    """
+    place = ["source", "partition", "offset"]
+    known = F.broadcast(uncommitted.coordinates)
+    written = known.withColumnsRenamed({name: f"written_{name}" for name in place})
+    here = reduce(Column.__and__, [F.col(name) == F.col(f"written_{name}") for name in place])
+    is_same = (F.col("appended_at") == F.col("stored_at")) | (F.col("content") == positions.content_hash())
+    others = classified.join(written, here & is_same, "left_anti")
+    used = known.select(*place).distinct().withColumn("is_used", F.lit(True))
+    marked = others.join(F.broadcast(used), place, "left")
+    return classify.rejecting(marked, F.col("is_used").isNotNull(), OFFSET_USED_BEFORE, _detail()).drop("is_used")
+
+
 def _are_used(begun: LandingPosition) -> Column:
     used = F.lit(False)
     for source, numbers in begun.again.items():
@@ -63,7 +79,7 @@ def _told(warehouse: Warehouse) -> DataFrame:
 
 def _landed(warehouse: Warehouse) -> DataFrame:
     tables = ["half", "op", "delayed", *map(topic_table, warehouse.topics())]
-    found = [positions.coordinates(warehouse, table, "stored_at") for table in tables]
+    found = [positions.coordinates(warehouse, table, F.col("stored_at")) for table in tables]
     return reduce(DataFrame.unionAll, found).distinct()
 
 

@@ -71,7 +71,7 @@ def rows(tables: OrderTables, topic: str) -> list[str]:
 def place(warehouse: Path, topic: str) -> list[str]:
     """Return where the tables are, and how to read one."""
     # Not its `to_pandas`, which with pyarrow 26 may abort at the exit.
-    table = f"DeltaTable({json.dumps(f'{warehouse}/topics/{topic}')})"
+    table = f"DeltaTable({json.dumps(f'{warehouse}/topics/{topic}', ensure_ascii=False)})"
     imports = "import pandas; from urllib.parse import unquote; from deltalake import DeltaTable"
     look = f"{imports}; print(pandas.read_parquet([*map(unquote, {table}.file_uris())], partitioning=None))"
     return [
