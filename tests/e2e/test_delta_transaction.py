@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.support.killing import ENVIRONMENT, ROOT
 from tests.support.lake import Lake
-from tests.support.polling import wait_for, wait_until_equal
+from tests.support.polling import patience, wait_for, wait_until_equal
 
 import commitlake
 from commitlake import Message
@@ -146,7 +146,8 @@ def test_a_killed_process_leaves_what_the_logs_say(
     expected: tuple[str, str],
     written: list[int],
 ) -> None:
-    given = {"conf": settings, "places": places, "writes": writes, "deadline": "20s", "topic": topic}
+    deadline = f"{round(20 * patience())}s"
+    given = {"conf": settings, "places": places, "writes": writes, "deadline": deadline, "topic": topic}
     child = subprocess.run(
         [sys.executable, "-m", "tests.support.delta_child", json.dumps(given)],
         cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
-from tests.support.polling import wait_for
+from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordination import input_table
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
@@ -149,7 +149,7 @@ def test_a_recall_that_kafka_held_in_time_holds_however_late_the_start(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No coordinator ran when the messages fell due; the recall lands in a later step than what is overdue."""
-    due = {"TIMER_DELIVER_MS": str(now_ms() + 20_000)}
+    due = {"TIMER_DELIVER_MS": str(now_ms() + round(20_000 * patience()))}
     messages = [lake.message(f"d{number}", number % 2, delays=due) for number in range(4)]
     lake.run(spark)
     for number in range(100):
