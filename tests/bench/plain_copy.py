@@ -39,8 +39,8 @@ def main() -> None:
 def untuned() -> SparkSession:
     """A session with Delta, and Spark's defaults."""
     builder = SparkSession.builder.appName("plain-copy").master("local[*]")
-    for name, value in session.REQUIRED.items():
-        builder = builder.config(name, value)
+    for name in ("spark.sql.extensions", "spark.sql.catalog.spark_catalog"):
+        builder = builder.config(name, session.STATIC_SETTINGS[name])
     return builder.config("spark.driver.extraClassPath", os.pathsep.join(session.jars_of_one_machine())).getOrCreate()
 
 

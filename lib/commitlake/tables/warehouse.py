@@ -118,7 +118,7 @@ class Warehouse:
 
     def listed_topics(self) -> set[str]:
         """Those that `destinations` lists."""
-        return {row["topic"] for row in self.read("destinations").select("topic").distinct().collect()}
+        return {row["topic"] for row in self.rows("destinations").select("topic").collect()}
 
     def found_topics(self) -> set[str]:
         """Those whose tables are there; a coordinator of an older version did not list them."""
