@@ -21,6 +21,7 @@ from tests.bench import rig
 from commitlake import config
 from commitlake.clients.gateway.access import CLIENT_ID
 from commitlake.clients.gateway.stubs import Proto, definitions, servicers, services
+from commitlake.clients.producer.link import ENGINES
 from commitlake.kafka.topics import publish_settings
 
 BODY = b"." * 256
@@ -34,11 +35,12 @@ def main() -> None:
     """Measures and prints; the first seconds of each are not counted."""
     parser = rig.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10, help="for each")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="what the gateways send with")
     given = parser.parse_args()
     figures: dict[str, dict[str, float]] = {}
     with rig.Rig(given) as running:
         publish_settings(config.from_mapping({"kafka.bootstrap_servers": running.servers}), [])
-        gateways = [running.gateway(name) for name in ("first", "second")]
+        gateways = [running.gateway(name, given.engine) for name in ("first", "second")]
         ports = [gateway.port() for gateway in gateways]
         for many in (1, 2):
             for callers in CALLERS:

@@ -181,10 +181,9 @@ class Coordinator(Child):
 class Gateway(Child):
     """A gateway at a free port of this machine."""
 
-    def __init__(self, servers: str, log: Path) -> None:
-        super().__init__(
-            command("gateway", "--listen", "127.0.0.1:0", "--set", f"kafka.bootstrap_servers={servers}"), log
-        )
+    def __init__(self, servers: str, engine: str, log: Path) -> None:
+        options = ("--listen", "127.0.0.1:0", "--engine", engine, "--set", f"kafka.bootstrap_servers={servers}")
+        super().__init__(command("gateway", *options), log)
 
     def port(self) -> int:
         """Where it listens, once it does."""
@@ -238,9 +237,9 @@ class Rig:
         """Starts a load, which writes down what it appends in `<name>.csv`."""
         return self._helper("load", name, "--log", self.place / f"{name}.csv", *arguments)
 
-    def gateway(self, name: str) -> Gateway:
+    def gateway(self, name: str, engine: str) -> Gateway:
         """Starts a gateway for RocketMQ's clients."""
-        return self._kept(Gateway(self.servers, self.place / f"{name}.log"))
+        return self._kept(Gateway(self.servers, engine, self.place / f"{name}.log"))
 
     def answers(self, *arguments: object) -> Child:
         """Starts a producer group that answers its checks."""

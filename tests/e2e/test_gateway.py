@@ -67,6 +67,17 @@ def test_normal_delayed_and_fifo_messages(kafka: Namespace, port: int) -> None:
     assert (recall.msg_id, recall.topic) == (delayed.message_id, "orders")
 
 
+def test_librdkafka_sends_a_transaction_too(kafka: Namespace) -> None:
+    with (
+        gateway(kafka.servers, kafka.prefix, "--engine=confluent") as running,
+        client(running.port, "orders", check=lambda _: COMMIT) as producer,
+    ):
+        transaction(producer, message("orders", b"half")).commit()
+    (half,) = kafka.read("half")
+    (op,) = kafka.ops()
+    assert (op.decision, op.half_messages) == ("COMMIT", (Position(half.partition, half.offset),))
+
+
 def test_a_topic_that_is_not_allowed_has_no_route(kafka: Namespace, port: int) -> None:
     with client(port, "orders") as producer, pytest.raises(Exception, match="failed to fetch topic:RMQ_SYS_x route"):
         producer.send(message("RMQ_SYS_x", b"x"))

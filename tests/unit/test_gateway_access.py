@@ -134,11 +134,11 @@ def test_tls(tmp_path: Path) -> None:
 def test_the_command_takes_no_keys_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = from_mapping({"kafka.bootstrap_servers": "127.0.0.1:1"})
     with pytest.raises(ConfigError, match="only says where") as error:
-        gateway.run(settings, "127.0.0.1:0", None, None, "shop: s3cret")
+        gateway.run(settings, "127.0.0.1:0", None, None, "shop: s3cret", "kafka-python")
     assert "s3cret" not in str(error.value)
     monkeypatch.setenv("NO_KEYS", "s3cret")
     with pytest.raises(ConfigError, match="not a list of keys"):
-        gateway.run(settings, "127.0.0.1:0", None, None, "env:NO_KEYS")
+        gateway.run(settings, "127.0.0.1:0", None, None, "env:NO_KEYS", "kafka-python")
 
 
 async def _raw(body: bytes, name: str = "SendMessage") -> Any:

@@ -19,7 +19,7 @@ from commitlake.clients.gateway.entry import Entry
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.service import MessagingService
 from commitlake.clients.gateway.stubs import servicers
-from commitlake.clients.producer.link import KafkaLink
+from commitlake.clients.producer.link import ENGINES, KafkaLink
 from commitlake.config import Config
 from commitlake.errors import ConfigError
 
@@ -103,19 +103,23 @@ class Entrance:
 
 
 @asynccontextmanager
-async def opened(settings: Config, entrance: Entrance, start_ms: int = START_MS) -> AsyncIterator[int]:
+async def opened(
+    settings: Config, entrance: Entrance, engine: str = ENGINES[0], start_ms: int = START_MS
+) -> AsyncIterator[int]:
     """A gateway that takes calls; gives its port.
 
     Args:
         settings: the coordinator's configuration: where Kafka is, and where the tables are.
         entrance: where and to whom it opens.
+        engine: what sends to Kafka; see `DefaultMQProducer`.
         start_ms: how long to wait for Kafka.
 
     Raises:
-        MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+        MQClientException: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.
+        SetupError: the engine's package is missing.
         ConfigError: the address can't be listened on.
     """
-    link = KafkaLink(settings.kafka, start_ms, {})
+    link = KafkaLink(settings.kafka, start_ms, {}, engine)
     await asyncio.to_thread(link.start, start_ms)
     try:
         async with listening(link, settings, entrance) as port:
@@ -144,11 +148,11 @@ async def listening(link: KafkaLink, settings: Config, entrance: Entrance) -> As
         await server.stop(_GRACE_S)
 
 
-async def serve(settings: Config, entrance: Entrance) -> None:
+async def serve(settings: Config, entrance: Entrance, engine: str) -> None:
     """Listen until SIGTERM or SIGINT."""
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with opened(settings, entrance) as port:
+    async with opened(settings, entrance, engine) as port:
         print(f"READY gateway on port {port}", flush=True)
         await ended.wait()

@@ -13,7 +13,12 @@ from commitlake.tools.cli.options import need_address
 
 
 def run(
-    settings: Config, listen: str, certificate: Path | None, private_key: Path | None, access_keys: str | None
+    settings: Config,
+    listen: str,
+    certificate: Path | None,
+    private_key: Path | None,
+    access_keys: str | None,
+    engine: str,
 ) -> int:
     """Listen until a signal; the exit code."""
     need_address(settings)
@@ -26,7 +31,7 @@ def run(
 
     keys = parse_keys(_text(access_keys)) if access_keys else {}
     entrance = Entrance(listen=listen, certificate=certificate, private_key=private_key, access_keys=keys)
-    asyncio.run(serve(settings, entrance))
+    asyncio.run(serve(settings, entrance, engine))
     return 0
 
 

@@ -233,6 +233,10 @@ def gateway(
         str | None,
         typer.Option("--access-keys", metavar="REFERENCE", help="Lines `key: secret`: file:/path or env:NAME."),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="NAME", help="What sends to Kafka: kafka-python or confluent (librdkafka)."),
+    ] = "kafka-python",
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
@@ -242,7 +246,7 @@ def gateway(
     """
     from commitlake.tools.cli import gateway as process
 
-    raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys))
+    raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys, engine))
 
 
 COMMANDS = (demo, rejected, topics, stats, doctor, report, delayed, recall, unfinished, groups, send_again, gateway)
