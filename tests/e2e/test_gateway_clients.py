@@ -76,20 +76,26 @@ def test_the_java_client_sends_commits_and_answers_a_check(
             kill(shop)
 
 
-@pytest.mark.soak  # npm fetches a package
-def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroker, tmp_path: Path) -> None:
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The programs for Node, with the client."""
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     place = shutil.copytree(SUPPORT / "node", tmp_path / "node")
     done = subprocess.run(["npm", "install", "--silent"], cwd=place, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"npm's registry is out of reach: {done.stderr[-200:]}")
+    return place
+
+
+@pytest.mark.soak  # npm fetches a package
+def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroker, node: Path) -> None:
     kafka = Namespace(broker)
     kafka.publish()
     with gateway(kafka.servers, kafka.prefix) as running:
         command = ["node", "shop.js", f"127.0.0.1:{running.port}", "orders"]
         pipe = subprocess.PIPE
-        shop = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=place, start_new_session=True)
+        shop = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=node, start_new_session=True)
         try:
             assert shop.stdin is not None and shop.stdout is not None
             assert shop.stdout.readline() == "sent\n"
@@ -111,18 +117,28 @@ def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroke
 
 @pytest.mark.soak  # Maven fetches a package
 def test_the_java_client_consumes(broker: EmbeddedBroker, jars: Path, tmp_path: Path) -> None:
-    kafka, warehouse, keys = Namespace(broker), tmp_path / "warehouse", tmp_path / "keys"
-    kafka.publish()
+    keys = tmp_path / "keys"
     keys.write_text("shop: s3cret\n")
-    names = [f"01{n:032X}" for n in range(3)]  # the client reads no other ids than its own kind
+    command = ["java", "-cp", f"{jars}/*", str(SOURCES / "Points.java")]
+    _consumes(broker, tmp_path, command, "shop", "s3cret", "3", option=f"--access-keys=file:{keys}")
+
+
+@pytest.mark.soak  # npm fetches a package
+def test_the_node_client_consumes(broker: EmbeddedBroker, node: Path, tmp_path: Path) -> None:
+    _consumes(broker, tmp_path, ["node", str(node / "points.js")], "3")
+
+
+def _consumes(broker: EmbeddedBroker, place: Path, command: list[str], *arguments: str, option: str = "") -> None:
+    """A simple consumer receives each of three messages twice; then a push consumer of one of them fails once."""
+    kafka, warehouse = Namespace(broker), place / "warehouse"
+    kafka.publish()
+    names = [f"01{n:032X}" for n in range(3)]  # the client for Java reads no other ids than its own kind
     rows_ = [message(n, queue=n % 2, message_id=names[n], tags="paid" if n == 2 else "new") for n in range(3)]
     write(warehouse, "orders", rows_)
-    options = (f"--set=warehouse={warehouse}", f"--access-keys=file:{keys}")
-    with gateway(kafka.servers, kafka.prefix, *options) as running:
-        address = f"127.0.0.1:{running.port}"
-        command = ["java", "-cp", f"{jars}/*", str(SOURCES / "Points.java"), address, "orders", "shop", "s3cret", "3"]
+    with gateway(kafka.servers, kafka.prefix, f"--set=warehouse={warehouse}", *filter(None, [option])) as running:
+        whole = [*command, f"127.0.0.1:{running.port}", "orders", *arguments]
         pipe = subprocess.PIPE
-        points = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path, start_new_session=True)
+        points = subprocess.Popen(whole, stdin=pipe, stdout=pipe, text=True, cwd=place, start_new_session=True)
         try:
             assert points.stdin is not None and points.stdout is not None
             said = [points.stdout.readline().split() for _ in range(8)]

@@ -179,6 +179,36 @@ def test_what_a_push_consumer_could_not_consume_comes_again_later(warehouse: Pat
     run(work())
 
 
+def test_a_push_consumer_that_knows_no_pauses_gets_what_it_could_not_consume_after_the_pause(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of RocketMQ's client for Node, which asks for no duration at all."""
+    monkeypatch.setattr(deliveries, "PAUSES", ("1s", "2s"))
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            got = await client.receive_all(3, hidden_s=None)
+            assert await client.ack(*got[1:]) == ["OK"] * 3
+            begun = time.monotonic()
+            assert (await client.change(got[0], 0))[0] == "OK"
+            (again,) = await client.receive_all(1, hidden_s=None)
+            assert (ids(again), attempt(again)) == (ids(got[0]), 2)
+            assert time.monotonic() - begun >= 1
+
+    run(work())
+
+
+def test_what_a_simple_consumer_wants_hidden_no_longer_comes_at_once(warehouse: Path) -> None:
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            (got,) = await client.receive(most=1)
+            assert (await client.change(got, 0))[0] == "OK"
+            again = await client.receive_all(3)
+            assert {ids(each): attempt(each) for each in again}[ids(got)] == 2
+
+    run(work())
+
+
 def test_after_the_last_attempt_it_is_a_dead_letter(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "MOST_ATTEMPTS", 2)
 

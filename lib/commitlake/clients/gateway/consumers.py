@@ -121,7 +121,7 @@ class Consumers:
         Raises:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE` or `ILLEGAL_INVISIBLE_TIME`.
         """
-        duration_s = invisible_s(request.invisible_duration)
+        duration_s = invisible_s(request.invisible_duration, least_s=0)
         names = topic_name(request.topic), group_name(request.group)
         handle = self._deliveries.change(request.receipt_handle, *names, caller, duration_s)
         return services.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=handle)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.consumer.runner import PAUSES
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.reader import Reader
 from commitlake.errors import GatewayRefusal
@@ -104,16 +105,18 @@ class Deliveries:
         """Let a message come again after so many seconds from now; returns the handle that is good until then.
 
         A push consumer says so only of what it could not consume: that counts at once, and does not depend on this
-        gateway.
+        gateway. The one for Node does not know the pauses that it was told, and says 0. Of a simple consumer 0 means
+        at once.
 
         Raises:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
         """
         found = self.end(handle, topic, group, caller)
         if found.is_renewed:
-            found.message.retry(max(invisible_s, _AT_ONCE_S), MOST_ATTEMPTS, _FAILED)
+            pause = PAUSES[min(found.message.attempt, len(PAUSES)) - 1]
+            found.message.retry(invisible_s or pause, MOST_ATTEMPTS, _FAILED)
             return handle
-        return self.begin(found.message, found.reader, group, caller, invisible_s)
+        return self.begin(found.message, found.reader, group, caller, max(invisible_s, _AT_ONCE_S))
 
     def undo(self, handle: str) -> None:
         """Let another client have a message that its own did not get or begin; does nothing when it was finished.

@@ -74,15 +74,15 @@ def group_name(resource: Proto) -> str:
         raise GatewayRefusal(str(error), "ILLEGAL_CONSUMER_GROUP") from error
 
 
-def invisible_s(duration: Proto) -> float:
+def invisible_s(duration: Proto, least_s: float = 0.001) -> float:
     """An invisible duration in seconds.
 
     Raises:
         GatewayRefusal: `ILLEGAL_INVISIBLE_TIME`.
     """
     seconds: float = duration.ToMilliseconds() / 1_000
-    if not 0 < seconds <= LONGEST_S:
-        msg = f"the invisible duration is {seconds} s; it must be more than 0 and at most {LONGEST_S:.0f}"
+    if not least_s <= seconds <= LONGEST_S:
+        msg = f"the invisible duration is {seconds} s; it must be between {least_s} and {LONGEST_S:.0f}"
         raise GatewayRefusal(msg, "ILLEGAL_INVISIBLE_TIME")
     return seconds
 
