@@ -16,7 +16,7 @@ from kafka.errors import UnknownTopicOrPartitionError
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.landing import CUT_SHORT, begin, cut_at, land
-from tests.support.polling import wait_for
+from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing import positions
@@ -173,13 +173,14 @@ def test_a_start_on_another_cluster_writes_nothing_there(spark: SparkSession, la
 def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Coordinator(spark, lake.configured(transaction_timeout="8s")).start() as running:
+    factor = patience()
+    with Coordinator(spark, lake.configured(transaction_timeout=f"{8 * factor:.0f}s")).start() as running:
         lake.half("open")
         wait_for(lambda: running._scheduler is not None and running._scheduler.rounds.count == 1)
         time.sleep(1)  # the round itself asks at its end
         monkeypatch.setattr("commitlake.kafka.held.cuts", lambda *_: {"half": {0: 0}})  # asked when the check is due
         with pytest.raises(IdentityError, match="half-0 from offset 0 on; start again"):
-            wait_for(lambda: running.await_termination(timeout=0.5), 60)
+            wait_for(lambda: running.await_termination(timeout=0.5), 60 * factor)
     assert lake.rows("checks") == []
 
 
