@@ -30,7 +30,6 @@ from tests.support.small_disk import SmallDisk
 _LOST = 5_000
 """Transactions of the group that is gone."""
 _FULL_S, _END_S, _AUDIT_S = 60, 900, 1_800
-_ENDED = "a coordinator ended"
 _TIMINGS = {"kafka.queues": 4, "maintenance.interval": "1m", "standby_after": "5s"}
 
 
@@ -52,16 +51,20 @@ class Week:
     started: int = 0
 
     def tell(self, what: str) -> None:
-        """Notes an event."""
+        """Notes an event, and says it."""
         self.events.append((time.time() - self.begun, what))
-        print(f"{self.events[-1][0]:6.0f} s  {what}", flush=True)
+        self.say(what)
+
+    def say(self, what: str) -> None:
+        """Prints it with its time."""
+        print(f"{time.time() - self.begun:6.0f} s  {what}", flush=True)
 
     def look_after(self) -> None:
         """Starts what is missing, as a supervisor does: two are to stand."""
         ended = [each for each in self.standing if not each.is_running]
         for each in ended:
             last = each.output.strip().splitlines()[-1:] or ["no word"]
-            self.tell(f"{_ENDED}: {last[0][:200]}")
+            self.say(f"a coordinator ended: {last[0][:200]}")
         self.standing = [each for each in self.standing if each.is_running]
         while len(self.standing) < 2:
             self.standing.append(self._next())
@@ -198,8 +201,6 @@ def plot(week: Week, ages: dict[str, list[tuple[float, float]]], path: Path) -> 
     axis.set_xlabel("minutes")
     axis.legend(loc="upper right")
     for second, what in week.events:
-        if what.startswith(_ENDED):  # right after what ended it
-            continue
         axis.axvline(second / 60, color="grey", linewidth=0.5)
         axis.text(second / 60, axis.get_ylim()[0], f" {what[:40]}", rotation=90, fontsize=6, va="bottom")
     figure.savefig(path)

@@ -13,10 +13,12 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import grpc.aio
 import numpy as np
 from tests.bench import rig
+from tests.support.gateway import gateway
 
 from commitlake import config
 from commitlake.clients.gateway.access import CLIENT_ID
@@ -38,12 +40,12 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="what the gateways send with")
     given = parser.parse_args()
     figures: dict[str, dict[str, float]] = {}
-    with rig.Rig(given) as running:
+    with rig.Rig(given) as running, ExitStack() as stack:
         publish_settings(config.from_mapping({"kafka.bootstrap_servers": running.servers}), [])
-        gateways = [running.gateway(name, given.engine) for name in ("first", "second")]
-        ports = [gateway.port() for gateway in gateways]
+        started = [gateway(running.servers, rig.PREFIX, f"--engine={given.engine}") for _ in range(2)]
+        ports = [stack.enter_context(each).port for each in started]
         for many in (1, 2):
-            for callers in CALLERS:
+            for callers in (each for each in CALLERS if each >= many):
                 found = asyncio.run(measure(ports[:many], callers, given.seconds))
                 figures[f"gateways: {many}, callers: {callers}"] = found
     rig.report("gateway", given, figures)

@@ -39,8 +39,8 @@ def main() -> None:
 def untuned() -> SparkSession:
     """A session with Delta, and Spark's defaults."""
     builder = SparkSession.builder.appName("plain-copy").master("local[*]")
-    for name in ("spark.sql.extensions", "spark.sql.catalog.spark_catalog"):
-        builder = builder.config(name, session.STATIC_SETTINGS[name])
+    for name, value in session.DELTA_SETTINGS.items():
+        builder = builder.config(name, value)
     return builder.config("spark.driver.extraClassPath", os.pathsep.join(session.jars_of_one_machine())).getOrCreate()
 
 

@@ -178,19 +178,6 @@ class Coordinator(Child):
         super().__init__(command("run", *arguments, *pairs), place / "coordinator.log")
 
 
-class Gateway(Child):
-    """A gateway at a free port of this machine."""
-
-    def __init__(self, servers: str, engine: str, log: Path) -> None:
-        options = ("--listen", "127.0.0.1:0", "--engine", engine, "--set", f"kafka.bootstrap_servers={servers}")
-        super().__init__(command("gateway", *options), log)
-
-    def port(self) -> int:
-        """Where it listens, once it does."""
-        self.ready()
-        return int(next(line for _, line in self.lines if line.startswith("READY")).split()[-1])
-
-
 class Rig:
     """A broker with CommitLake's topics, and the processes beside it.
 
@@ -236,10 +223,6 @@ class Rig:
     def load(self, *arguments: object, name: str = "load") -> Child:
         """Starts a load, which writes down what it appends in `<name>.csv`."""
         return self._helper("load", name, "--log", self.place / f"{name}.csv", *arguments)
-
-    def gateway(self, name: str, engine: str) -> Gateway:
-        """Starts a gateway for RocketMQ's clients."""
-        return self._kept(Gateway(self.servers, engine, self.place / f"{name}.log"))
 
     def answers(self, *arguments: object) -> Child:
         """Starts a producer group that answers its checks."""

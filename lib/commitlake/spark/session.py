@@ -73,10 +73,14 @@ MAINTENANCE_SETTINGS = {
     "parquet.bloom.filter.adaptive.enabled": "true",
     "parquet.bloom.filter.max.bytes": str(2 << 20),
 }
-# Need to be there before the JVM is.
-STATIC_SETTINGS = {
+# What Delta asks of any session.
+DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+# Need to be there before the JVM is.
+STATIC_SETTINGS = {
+    **DELTA_SETTINGS,
     "spark.ui.showConsoleProgress": "false",
     # Else the tasks of a round wait for all those that maintenance has in its queue.
     "spark.scheduler.mode": "FAIR",
