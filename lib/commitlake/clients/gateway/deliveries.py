@@ -19,7 +19,7 @@ LONGEST_S = 12 * 3_600.0
 """Of an invisible duration, as in RocketMQ's proxy."""
 RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
 """How often, and for how long, the duration of what a push consumer has is renewed; the second as in the proxy."""
-_AT_ONCE_S, _FAILED_S = 0.001, 10.0
+AT_ONCE_S, _FAILED_S = 0.001, 10.0
 GONE_S = 300.0
 """After so long without a telemetry stream a client is gone, and what it has comes again however long its duration."""
 _GONE = "its client is not connected any more"
@@ -116,7 +116,7 @@ class Deliveries:
             pause = PAUSES[min(found.message.attempt, len(PAUSES)) - 1]
             found.message.retry(invisible_s or pause, MOST_ATTEMPTS, _FAILED)
             return handle
-        return self.begin(found.message, found.reader, group, caller, max(invisible_s, _AT_ONCE_S))
+        return self.begin(found.message, found.reader, group, caller, max(invisible_s, AT_ONCE_S))
 
     def undo(self, handle: str) -> None:
         """Let another client have a message that its own did not get or begin; does nothing when it was finished.
@@ -145,7 +145,7 @@ class Deliveries:
         now = asyncio.get_running_loop().time()
         for handle, each in list(self._open.items()):
             if each.reader is reader:
-                left_s = max(_AT_ONCE_S, min(each.until - now, RENEW_S if each.is_renewed else LONGEST_S))
+                left_s = max(AT_ONCE_S, min(each.until - now, RENEW_S if each.is_renewed else LONGEST_S))
                 self._close(handle).message.retry(left_s, each.message.attempt + 1, _STOPPED)
 
     def forget(self, reader: Reader) -> None:
@@ -167,8 +167,8 @@ class Deliveries:
             found.seen = now
         patience_s = 0 if found.is_renewed else GONE_S
         if now >= found.until:
-            self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _SILENT)
+            self._close(handle).message.retry(AT_ONCE_S, MOST_ATTEMPTS, _SILENT)
         elif found.seen < now and now - found.seen >= patience_s:
-            self._close(handle).message.retry(_AT_ONCE_S, MOST_ATTEMPTS, _GONE)
+            self._close(handle).message.retry(AT_ONCE_S, MOST_ATTEMPTS, _GONE)
         else:
             found.timer = loop.call_at(min(found.until, now + RENEW_S), self._look, handle)

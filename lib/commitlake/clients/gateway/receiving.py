@@ -11,7 +11,7 @@ from commitlake.clients.consumer.arguments import checked_group
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES
-from commitlake.clients.gateway.deliveries import LONGEST_S, MOST_ATTEMPTS
+from commitlake.clients.gateway.deliveries import AT_ONCE_S, LONGEST_S, MOST_ATTEMPTS
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.routes import check_topic
 from commitlake.clients.gateway.status import ok
@@ -74,8 +74,8 @@ def group_name(resource: Proto) -> str:
         raise GatewayRefusal(str(error), "ILLEGAL_CONSUMER_GROUP") from error
 
 
-def invisible_s(duration: Proto, least_s: float = 0.001) -> float:
-    """An invisible duration in seconds.
+def invisible_s(duration: Proto, least_s: float = AT_ONCE_S) -> float:
+    """An invisible duration in seconds; as in RocketMQ's proxy it may be 0 (`least_s`) where it is changed.
 
     Raises:
         GatewayRefusal: `ILLEGAL_INVISIBLE_TIME`.
