@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,12 @@ from tests.support.namespace import Namespace, check
 from tests.support.polling import wait_for
 from tests.support.tables import rows
 
+from commitlake.clients.gateway import server
 from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.producers import SEND_MS
+from commitlake.clients.producer.confluent import ConfluentEngine
+from commitlake.clients.producer.kafka_python import KafkaPythonEngine
+from commitlake.clients.producer.link import KafkaLink
 from commitlake.protocol.encoding import Position
 
 if TYPE_CHECKING:
@@ -76,6 +82,29 @@ def test_librdkafka_sends_a_transaction_too(kafka: Namespace) -> None:
     (half,) = kafka.read("half")
     (op,) = kafka.ops()
     assert (op.decision, op.half_messages) == ("COMMIT", (Position(half.partition, half.offset),))
+
+
+@pytest.mark.parametrize(("engine", "sends"), [("confluent", ConfluentEngine), ("kafka-python", KafkaPythonEngine)])
+def test_the_engine_that_was_asked_for_gives_up_what_a_call_has_given_up(
+    kafka: Namespace, monkeypatch: pytest.MonkeyPatch, engine: str, sends: type
+) -> None:
+    links: list[KafkaLink] = []
+
+    class Watched(KafkaLink):
+        """One that the test can look into."""
+
+        def start(self, timeout_ms: int) -> None:
+            super().start(timeout_ms)
+            links.append(self)
+
+    async def look() -> None:
+        async with server.opened(kafka.config, server.Entrance(listen="127.0.0.1:0"), engine):
+            sending = links[0]._client
+            assert isinstance(sending, ConfluentEngine | KafkaPythonEngine)
+            assert (type(sending), sending._timeout_ms) == (sends, SEND_MS)
+
+    monkeypatch.setattr(server, "KafkaLink", Watched)
+    asyncio.run(look())
 
 
 def test_a_topic_that_is_not_allowed_has_no_route(kafka: Namespace, port: int) -> None:

@@ -26,6 +26,7 @@ from commitlake.clients.producer import (
     UncertainSend,
 )
 from commitlake.clients.producer.link import ENGINES
+from commitlake.errors import ConfigError
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -160,6 +161,15 @@ def test_a_start_without_a_broker_fails_in_time() -> None:
     with pytest.raises(MQClientException, match="bootstrap_servers"):
         producer.start()
     assert time.monotonic() - begun < 10 * patience()
+
+
+def test_an_option_that_librdkafka_refuses_is_named_and_no_thread_is_left(broker: EmbeddedBroker) -> None:
+    kafka = Namespace(broker)
+    kafka.publish()
+    before = threading.enumerate()
+    with pytest.raises(ConfigError, match=r"reconnect\.backoff.*change that, or use engine='kafka-python'"):
+        kafka.producer(engine="confluent", options={"reconnect.backoff.ms": "2000"}).start()
+    wait_for(lambda: set(threading.enumerate()) <= set(before))
 
 
 def test_a_producer_that_is_not_started_or_has_no_listener_refuses(kafka: Namespace) -> None:

@@ -138,7 +138,8 @@ def test_options_go_to_librdkafka_under_its_names(tmp_path: Path) -> None:
         Producer(found)
 
 
-def test_a_login_that_librdkafka_gets_no_token_for_is_refused() -> None:
-    given = kafka(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
+@pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM"])
+def test_a_login_that_librdkafka_gets_no_ticket_or_token_for_is_refused(mechanism: str) -> None:
+    given = kafka(security_protocol="SASL_SSL", sasl_mechanism=mechanism)
     with pytest.raises(ConfigError, match="needs engine='kafka-python'"):
         clients.confluent_options(given)

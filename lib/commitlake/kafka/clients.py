@@ -146,7 +146,7 @@ def confluent_options(kafka: KafkaConfig) -> dict[str, Any]:
         ConfigError: an option has no counterpart there, or a value is not allowed.
     """
     python = python_options(kafka)
-    if python.get("sasl_mechanism") in ("OAUTHBEARER", "AWS_MSK_IAM"):
+    if python.get("sasl_mechanism") in _WITHOUT_JAAS:
         msg = f"kafka.options.sasl.mechanism: {python['sasl_mechanism']} needs engine='kafka-python'"
         raise ConfigError(msg)
     named = {name: value for name, value in python.items() if name not in _NOT_CONFLUENT}

@@ -16,7 +16,7 @@ import grpc
 from commitlake.clients.gateway.access import Access
 from commitlake.clients.gateway.checks import Checks
 from commitlake.clients.gateway.entry import Entry
-from commitlake.clients.gateway.producers import Producers
+from commitlake.clients.gateway.producers import SEND_MS, Producers
 from commitlake.clients.gateway.service import MessagingService
 from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.producer.link import ENGINES, KafkaLink
@@ -120,7 +120,7 @@ async def opened(
         ConfigError: the address can't be listened on.
     """
     link = KafkaLink(settings.kafka, start_ms, {}, engine)
-    await asyncio.to_thread(link.start, start_ms)
+    await asyncio.to_thread(link.start, SEND_MS)
     try:
         async with listening(link, settings, entrance) as port:
             yield port

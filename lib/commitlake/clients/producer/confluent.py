@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
 from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import CommitLakeError, ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
@@ -154,7 +154,7 @@ class ConfluentEngine:
         if again and error.code() in _OF_A_BATCH:
             try:
                 again()
-            except MQClientException as told:
+            except CommitLakeError as told:
                 outcome.set_exception(told)
             return
         outcome.set_exception(self._told(error))
@@ -187,7 +187,11 @@ class _Client:
     """librdkafka's producer, and the thread that calls back."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.producer = Producer({**options, "logger": log})
+        try:
+            self.producer = Producer({**options, "logger": log})
+        except KafkaException as error:  # its ranges are not Java's, and what it can do depends on how it was built
+            msg = f"kafka.options: librdkafka: {error.args[0].str()}; change that, or use engine='kafka-python'"
+            raise ConfigError(msg) from error
         self.is_spoilt = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="commitlake-librdkafka", daemon=True)

@@ -105,6 +105,7 @@ class KafkaLink:
 
         Raises:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
+            ConfigError: the engine does not take an option.
         """
         self._reader = SettingsReader(self.client_options(KafkaConsumer), self.kafka.topic(SETTINGS), self.explain)
         self._reader.start(self._start_timeout_ms)
@@ -113,6 +114,9 @@ class KafkaLink:
         except (ClientError, ValueError) as error:
             self.stop(0)
             raise MQClientException(self.explain(error)) from error
+        except BaseException:
+            self.stop(0)
+            raise
 
     def _connected(self, timeout_ms: int) -> Engine:
         if self._engine == "confluent":
