@@ -59,7 +59,7 @@ async def measure(ports: Sequence[int], callers: int, seconds: float) -> dict[st
     found = np.array([each for part in await asyncio.gather(*work) for each in part])
     for channel in channels:
         await channel.close()
-    sent, ended = (found[found[:, 0] >= until - seconds, 1:] * 1_000).T
+    sent, ended = (found[(found[:, 0] >= until - seconds) & (found[:, 0] < until), 1:] * 1_000).T
     return {
         "transactions/s": len(sent) / seconds,
         "send p50 ms": float(np.median(sent)),

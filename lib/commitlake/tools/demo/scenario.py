@@ -26,8 +26,8 @@ the orders: one books points for what was paid, one ships it, and tries again wh
 carrier does not answer.
 """
 _LOOK_EVERY_S = 1.0
-_PATIENCE_S = 600  # a minute on two quick cores; four and more on slow ones that do other things too
-"""The story takes a minute on 2 cores; a machine that needs longer than this is broken, or CommitLake is."""
+_PATIENCE_S = 600
+"""The story takes a minute on two quick cores, and four and more on slow ones that do other things too."""
 
 
 @dataclass
