@@ -2,7 +2,8 @@
 
     .venv/bin/python -m tests.bench.topics --rate 1000 --topics 1 100 1000
 
-A round is the time from one commit of `batches` to the next. What counts begins `--after` seconds after each topic has
+A round is the time from one commit of `batches` to the next; a row is visible from its COMMIT's append in Kafka to the
+commit that holds it. What counts begins `--after` seconds after each topic has
 a table, and ends after `--seconds` and not before `--rounds`.
 """
 
@@ -13,7 +14,7 @@ import time
 
 import numpy as np
 from tests.bench import rig
-from tests.bench.observer import Sent, durations, rounds
+from tests.bench.observer import Lateness, Sent, durations, rounds, tables
 
 _LIMIT_S = 3_600
 _QUIET_S = 15
@@ -53,8 +54,20 @@ def measure(running: rig.Rig, coordinator: rig.Coordinator, given: argparse.Name
     coordinator.until(lambda: not rounds(warehouse, time.time() - _QUIET_S), _LIMIT_S)
     took, end = durations(spans), spans[-1][1]
     p50, p99 = np.percentile(took, [50, 99])
-    rate = Sent(running.place / f"load{topics}.csv").rate(begin, end)
-    return {"p50_s": p50, "p99_s": p99, "rounds": len(took), "tables_after_s": created, "tx/s": rate}
+    sent = Sent(running.place / f"load{topics}.csv")
+    own = [log for log in tables(warehouse) if log.name.startswith(f"topics/of{topics}n")]
+    commits = [commit for log in own for commit in log.appends(begin)]
+    shown = Lateness.of(commits, sent, "half", "source_queue", "source_offset").between(begin, end).figures
+    return {
+        "round_p50_s": p50,
+        "round_p99_s": p99,
+        "round_max_s": took.max(),
+        "rounds": len(took),
+        "visible_p50_s": shown["p50_s"],
+        "visible_p99_s": shown["p99_s"],
+        "tables_after_s": created,
+        "tx/s": sent.rate(begin, end),
+    }
 
 
 if __name__ == "__main__":

@@ -144,3 +144,21 @@ def test_rows_of_a_table_that_never_got_any_need_no_scan(spark: SparkSession, tm
 def test_a_copy_with_all_rows_in_its_first_commit_is_read(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(3).write.format("delta").save(str(tmp_path / "batches"))
     assert Warehouse(spark, str(tmp_path)).rows("batches").count() == 3
+
+
+def test_an_append_outside_utc_rebuilds_no_state_of_its_table(spark: SparkSession, tmp_path: Path) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    zones = jvm.java.util.TimeZone
+    before = zones.getDefault()
+    zones.setDefault(zones.getTimeZone("Europe/Berlin"))
+    try:
+        tables = Warehouse(spark, str(tmp_path))
+        tables.create()
+        for number in range(3):
+            tables.append(spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at"), "batches")
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, tables.locate("batches"))
+        assert log.unsafeVolatileSnapshot().version() == 3
+        assert not log.unsafeVolatileSnapshot().stateReconstructionTriggered()
+    finally:
+        zones.setDefault(before)
