@@ -17,7 +17,6 @@ from tests.bench import rig
 from tests.bench.observer import Lateness, Sent, durations, rounds, tables
 
 _LIMIT_S = 3_600
-_QUIET_S = 15
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def main() -> None:
 
 
 def measure(running: rig.Rig, coordinator: rig.Coordinator, given: argparse.Namespace, topics: int) -> dict[str, float]:
-    """The rounds with one number of topics; ends when nothing more is written."""
+    """The rounds with one number of topics; ends when all rows are visible."""
     begun, warehouse = time.time(), coordinator.warehouse
     names = ("--topic", f"of{topics}n", "--topics", topics, "--first", topics * 100_000_000)
     load = running.load("--rate", given.rate, *names, name=f"load{topics}")
@@ -50,12 +49,12 @@ def measure(running: rig.Rig, coordinator: rig.Coordinator, given: argparse.Name
     time.sleep(given.seconds)
     coordinator.until(lambda: len(rounds(warehouse, begin)) >= given.rounds, _LIMIT_S)
     spans = rounds(warehouse, begin)
-    load.stop()
-    coordinator.until(lambda: not rounds(warehouse, time.time() - _QUIET_S), _LIMIT_S)
+    committed = load.stop()["committed"]
+    own = [log for log in tables(warehouse) if log.name.startswith(f"topics/of{topics}n")]
+    coordinator.until(lambda: sum(log.rows() for log in own) >= committed, _LIMIT_S)
     took, end = durations(spans), spans[-1][1]
     p50, p99 = np.percentile(took, [50, 99])
     sent = Sent(running.place / f"load{topics}.csv")
-    own = [log for log in tables(warehouse) if log.name.startswith(f"topics/of{topics}n")]
     commits = [commit for log in own for commit in log.appends(begin)]
     shown = Lateness.of(commits, sent, "half", "source_queue", "source_offset").between(begin, end).figures
     return {

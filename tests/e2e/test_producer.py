@@ -26,6 +26,7 @@ from commitlake.clients.producer import (
     UncertainSend,
 )
 from commitlake.clients.producer.link import ENGINES
+from commitlake.clients.producer.settings import SettingsReader
 from commitlake.errors import ConfigError
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
@@ -167,9 +168,41 @@ def test_an_option_that_librdkafka_refuses_is_named_and_no_thread_is_left(broker
     kafka = Namespace(broker)
     kafka.publish()
     before = threading.enumerate()
-    with pytest.raises(ConfigError, match=r"reconnect\.backoff.*change that, or use engine='kafka-python'"):
-        kafka.producer(engine="confluent", options={"reconnect.backoff.ms": "2000"}).start()
+    with pytest.raises(ConfigError, match=r"retry\.backoff\.ms.*; change that one, or use engine='kafka-python'"):
+        kafka.producer(engine="confluent", options={"retry.backoff.ms": "0"}).start()
     wait_for(lambda: set(threading.enumerate()) <= set(before))
+
+
+def test_an_interrupted_start_leaves_no_thread(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Namespace(broker)
+    kafka.publish()
+    before, start = threading.enumerate(), SettingsReader.start
+
+    def interrupted(reader: SettingsReader, timeout_ms: int) -> None:
+        start(reader, timeout_ms)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SettingsReader, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kafka.producer().start()
+    wait_for(lambda: set(threading.enumerate()) <= set(before))
+
+
+def test_a_connection_that_can_not_be_replaced_fails_the_send_and_not_the_next(broker: EmbeddedBroker) -> None:
+    kafka = Namespace(broker)
+    kafka.publish()
+    with kafka.producer(engine="confluent") as producer:
+        producer.send(Message("orders", b"a"), timeout=2_000_000)  # more than librdkafka takes for a request
+        producer._link._more = {"compression_type": "none such"}
+        with pytest.raises(FailedSend, match=r"compression.*change that one"):
+            producer.send(Message("orders", b"b"), timeout=3_000_000)
+        outcomes: list[BaseException | None] = []
+        record = wire.encode_message(wire.MessageRecord(topic="orders", msg_id="c", body=b"c", producer_group="group"))
+        producer._link.send_soon("messages", 0, record, 4_000_000, outcomes.append)
+        assert isinstance(outcomes[0], FailedSend)
+        producer._link._more = {}
+        producer.send(Message("orders", b"d"))
+    assert sorted(record.value for record in kafka.read("messages")) == [b"a", b"d"]
 
 
 def test_a_producer_that_is_not_started_or_has_no_listener_refuses(kafka: Namespace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -176,11 +175,15 @@ def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
     factor = min(5.0, patience())
     with Coordinator(spark, lake.configured(transaction_timeout=f"{30 * factor:.0f}s")).start() as running:
         lake.half("open")
-        wait_for(lambda: running._scheduler is not None and running._scheduler.rounds.count >= 1, 60 * factor)
-        time.sleep(1)  # the round itself asks at its end
-        monkeypatch.setattr("commitlake.kafka.held.cuts", lambda *_: {"half": {0: 0}})  # asked when the check is due
-        with pytest.raises(IdentityError, match="half-0 from offset 0 on; start again"):
+        scheduler = running._scheduler
+        assert scheduler is not None
+        wait_for(lambda: scheduler.rounds.records >= 1, 60 * factor)
+        with scheduler.between_rounds():  # a round asks at its end, too
+            monkeypatch.setattr("commitlake.kafka.held.cuts", lambda *_: {"half": {0: 0}})
+        rounds = scheduler.rounds.count
+        with pytest.raises(IdentityError, match="half-0 from offset 0 on; start again"):  # asked when the check is due
             wait_for(lambda: running.await_termination(timeout=0.5), 120 * factor)
+        assert scheduler.rounds.count == rounds
     assert lake.rows("checks") == []
 
 

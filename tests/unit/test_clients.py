@@ -143,3 +143,17 @@ def test_a_login_that_librdkafka_gets_no_ticket_or_token_for_is_refused(mechanis
     given = kafka(security_protocol="SASL_SSL", sasl_mechanism=mechanism)
     with pytest.raises(ConfigError, match="needs engine='kafka-python'"):
         clients.confluent_options(given)
+    clients.confluent_options(kafka(security_protocol="PLAINTEXT", sasl_mechanism=mechanism))
+
+
+def test_a_login_without_a_mechanism_is_kerberos_as_in_java() -> None:
+    given = kafka(security_protocol="SASL_PLAINTEXT")
+    assert clients.python_options(given)["sasl_mechanism"] == "GSSAPI"
+    with pytest.raises(ConfigError, match="GSSAPI needs engine='kafka-python'"):
+        clients.confluent_options(given)
+
+
+def test_the_longest_pause_between_tries_to_connect_is_never_below_the_first() -> None:
+    assert clients.python_options(kafka(reconnect_backoff_ms="2000"))["reconnect_backoff_max_ms"] == 2_000
+    both = kafka(reconnect_backoff_ms="2000", reconnect_backoff_max_ms="3000")
+    assert clients.python_options(both)["reconnect_backoff_max_ms"] == 3_000

@@ -324,6 +324,8 @@ def test_an_engine_that_is_unknown_or_does_not_take_an_option_is_refused() -> No
         DefaultMQProducer("group", engine="rust", **where)
     with pytest.raises(MQClientException, match="retries is not allowed with engine='confluent'"):
         DefaultMQProducer("group", engine="confluent", client_options={"retries": 5}, **where)
+    with pytest.raises(MQClientException, match="sasl_mechanism is not allowed with engine='confluent'"):
+        DefaultMQProducer("group", engine="confluent", client_options={"sasl_mechanism": "PLAIN"}, **where)
     DefaultMQProducer("group", engine="confluent", client_options={"compression_type": "zstd"}, **where)
 
 

@@ -111,6 +111,9 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     for name, parse in _COMMON.items():
         if name in options:
             translated[name.replace(".", "_")] = _parsed(name, parse, options[name])
+    if "reconnect.backoff.max.ms" not in options:  # never below the first pause
+        longest = max(translated["reconnect_backoff_max_ms"], translated.get("reconnect_backoff_ms", 0))
+        translated["reconnect_backoff_max_ms"] = longest
     translated |= {theirs: options[name] for name, theirs in _RENAMED.items() if name in options}
     translated |= _credentials(options) | _stores(options)
     if "ssl.endpoint.identification.algorithm" in options:
@@ -146,7 +149,7 @@ def confluent_options(kafka: KafkaConfig) -> dict[str, Any]:
         ConfigError: an option has no counterpart there, or a value is not allowed.
     """
     python = python_options(kafka)
-    if python.get("sasl_mechanism") in _WITHOUT_JAAS:
+    if _is_login(python.get("security_protocol")) and python.get("sasl_mechanism") in _WITHOUT_JAAS:
         msg = f"kafka.options.sasl.mechanism: {python['sasl_mechanism']} needs engine='kafka-python'"
         raise ConfigError(msg)
     named = {name: value for name, value in python.items() if name not in _NOT_CONFLUENT}
@@ -166,12 +169,16 @@ def _parsed(name: str, parse: Callable[[str], Any], value: str) -> Any:
         raise ConfigError(msg) from None
 
 
+def _is_login(protocol: str | None) -> bool:
+    return (protocol or "").upper().startswith("SASL")
+
+
 def _credentials(options: Mapping[str, str]) -> dict[str, str]:
-    if not options.get("security.protocol", "").upper().startswith("SASL"):
+    if not _is_login(options.get("security.protocol")):
         return {}
     mechanism = options.get("sasl.mechanism", "GSSAPI")
     if mechanism in _WITHOUT_JAAS:
-        return {}
+        return {"sasl_mechanism": mechanism}
     found = {name: "".join(values) for name, *values in _JAAS_FIELD.findall(options.get("sasl.jaas.config", ""))}
     if mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512") or len(found) < 2:
         msg = (

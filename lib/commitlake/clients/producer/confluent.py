@@ -155,7 +155,7 @@ class ConfluentEngine:
             try:
                 again()
             except CommitLakeError as told:
-                outcome.set_exception(told)
+                outcome.set_exception(told if isinstance(told, MQClientException) else FailedSend(str(told)))
             return
         outcome.set_exception(self._told(error))
 
@@ -177,8 +177,9 @@ class ConfluentEngine:
             raise FailedSend(FORKED)
         with self._lock:
             if self._client.is_spoilt or timeout_ms > self._timeout_ms:
-                self._timeout_ms = max(timeout_ms, self._timeout_ms)
-                old, self._client = self._client, _Client(self._options(self._timeout_ms))
+                longest_ms = max(timeout_ms, self._timeout_ms)
+                old, self._client = self._client, _Client(self._options(longest_ms))
+                self._timeout_ms = longest_ms
                 self._replaced(old)
             return self._client
 
@@ -190,7 +191,10 @@ class _Client:
         try:
             self.producer = Producer({**options, "logger": log})
         except KafkaException as error:  # its ranges are not Java's, and what it can do depends on how it was built
-            msg = f"kafka.options: librdkafka: {error.args[0].str()}; change that, or use engine='kafka-python'"
+            msg = (
+                f"options and client_options: librdkafka says: {error.args[0].str().strip()}; change that one, or use "
+                "engine='kafka-python'"
+            )
             raise ConfigError(msg) from error
         self.is_spoilt = False
         self._stopping = threading.Event()

@@ -18,7 +18,7 @@ from commitlake.clients.producer.engine import Engine, Sent
 from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
 from commitlake.clients.producer.settings import SettingsReader
 from commitlake.config import KafkaConfig
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, SetupError, UncertainSend
+from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, SetupError, UncertainSend
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import confluent_options, python_options, record_bytes
 from commitlake.protocol import wire
@@ -36,6 +36,8 @@ _TRY_MS = 5_000
 """The longest try of a connection, which a shutdown can't end; there is another as long as anybody wants it."""
 _LEAST_MS = 1_000
 """Shorter time-outs bound what a send waits, and not the client's requests: no connection would come about."""
+_LONGEST_REQUEST_MS = 900_000
+"""What librdkafka takes."""
 _OWN = {"acks", "enable_idempotence", "max_request_size", "key_serializer", "value_serializer"}
 _TIMES = {"delivery_timeout_ms", "max_block_ms"}
 
@@ -60,6 +62,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
 ENGINES = ("kafka-python", "confluent")
 _CONFLUENT_TAKES = {"compression_type", "linger_ms", "batch_size"}
 """Of `client_options`, those that both engines know."""
+_LOGIN = ("security_", "sasl_", "ssl_")
 
 
 def check_engine(engine: str, options: Mapping[str, Any]) -> str:
@@ -76,7 +79,8 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
         if importlib.util.find_spec("confluent_kafka") is None:
             msg = "engine='confluent' needs the package confluent-kafka: pip install 'commitlake[confluent]'"
             raise SetupError(msg)
-        others = sorted(set(options) & set(KafkaProducer.DEFAULT_CONFIG) - set(KafkaConsumer.DEFAULT_CONFIG))
+        reading = set(KafkaConsumer.DEFAULT_CONFIG)
+        others = [name for name in sorted(options) if name not in reading or name.startswith(_LOGIN)]
         if left := [name for name in others if name not in _CONFLUENT_TAKES]:
             msg = f"client_options: {left[0]} is not allowed with engine='confluent'; use engine='kafka-python' for it"
             raise MQClientException(msg)
@@ -107,9 +111,9 @@ class KafkaLink:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
             ConfigError: the engine does not take an option.
         """
-        self._reader = SettingsReader(self.client_options(KafkaConsumer), self.kafka.topic(SETTINGS), self.explain)
-        self._reader.start(self._start_timeout_ms)
         try:
+            self._reader = SettingsReader(self.client_options(KafkaConsumer), self.kafka.topic(SETTINGS), self.explain)
+            self._reader.start(self._start_timeout_ms)
             self._client = self._connected(timeout_ms)
         except (ClientError, ValueError) as error:
             self.stop(0)
@@ -137,7 +141,7 @@ class KafkaLink:
             "linger.ms": self._more.get("linger_ms", 0),
             "message.max.bytes": record_bytes(self.settings.max_message_size),
             "message.timeout.ms": bound + self._more.get("linger_ms", 0),
-            "request.timeout.ms": min(bound, given.get("request.timeout.ms", bound)),
+            "request.timeout.ms": min(bound, given.get("request.timeout.ms", bound), _LONGEST_REQUEST_MS),
             "max.in.flight.requests.per.connection": 1,
             "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
         }
@@ -264,10 +268,13 @@ class KafkaLink:
 
     def _send(self, name: str, queue: int | None, record: Encoded, timeout_ms: int) -> Sent:
         engine = self._started()
-        if queue is None:
-            number = next(self._turn) if record.key is None else murmur2(record.key) & 0x7FFFFFFF
-            queue = int(number % engine.queues(name, timeout_ms))
-        return engine.send(name, queue, record, timeout_ms)
+        try:
+            if queue is None:
+                number = next(self._turn) if record.key is None else murmur2(record.key) & 0x7FFFFFFF
+                queue = int(number % engine.queues(name, timeout_ms))
+            return engine.send(name, queue, record, timeout_ms)
+        except ConfigError as error:  # of a connection in place of another, for example when a file is gone
+            raise FailedSend(str(error)) from error
 
     def _started(self) -> Engine:
         if self._client is None:
