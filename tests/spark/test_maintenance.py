@@ -206,9 +206,10 @@ def test_the_coordinator_maintains_at_its_interval_while_it_works(spark: SparkSe
     changes = {"maintenance_interval": "3s", "transaction_op_park_time": "0s"}
     conf = copied.configured(**changes)
     conf = replace(conf, maintenance=replace(conf.maintenance, retention_ms=0))
-    at = copied.half("while maintained")
+    at, newest_half = copied.half("while maintained"), copied.half("the newest of its queue")
     with Coordinator(spark, conf).start() as running:
         copied.op("COMMIT", "while maintained", at)
+        copied.op("COMMIT", "the newest of its queue", newest_half)  # it stays, with the newest op
         wait_for(lambda: running.await_termination(timeout=0) or has_maintained(copied, at), 300)  # two runs
     assert [row["body"] for row in copied.topic("orders")].count(b"while maintained") == 1
 
