@@ -106,14 +106,13 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     translated: dict[str, Any] = {
         "bootstrap_servers": kafka.bootstrap_servers.split(","),
         "kafka_client": refusals.Client,
-        "reconnect_backoff_max_ms": 1_000,  # Java's default; kafka-python's 30 s would outlast a broker's restart
     }
     for name, parse in _COMMON.items():
         if name in options:
             translated[name.replace(".", "_")] = _parsed(name, parse, options[name])
-    if "reconnect.backoff.max.ms" not in options:  # never below the first pause
-        longest = max(translated["reconnect_backoff_max_ms"], translated.get("reconnect_backoff_ms", 0))
-        translated["reconnect_backoff_max_ms"] = longest
+    if "reconnect.backoff.max.ms" not in options:
+        # Java's default; kafka-python's 30 s would outlast a broker's restart.
+        translated["reconnect_backoff_max_ms"] = max(1_000, translated.get("reconnect_backoff_ms", 0))
     translated |= {theirs: options[name] for name, theirs in _RENAMED.items() if name in options}
     translated |= _credentials(options) | _stores(options)
     if "ssl.endpoint.identification.algorithm" in options:
