@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 from deltalake import DeltaTable
+from py4j.java_gateway import JavaPackage, JVMView
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.errors import WarehouseError
@@ -66,6 +67,21 @@ def test_all_rows_are_there_and_read_as_after_plain_appends(spark: SparkSession,
         ours, theirs = (each.read(topic_table(topic)).sort("source_offset") for each in (warehouse, plain))
         assert_df_equality(ours, theirs)
         assert DeltaTable(warehouse.locate(topic_table(topic))).to_pyarrow_table().num_rows == 20
+
+
+def test_no_commit_makes_the_jvm_look_for_a_package_in_all_jars(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    adds, operation = staged(warehouse)._write(rows_of(spark, TOPICS[:1], 1)), staged(warehouse)._operation(MARKER)
+    adds[0]["partitionValues"].pop("digest")
+    append, table, found = staged(warehouse), Path(warehouse.locate(topic_table(TOPICS[0]))), list[str]()
+    with monkeypatch.context() as patch:
+        for kind in (JVMView, JavaPackage):
+            patch.setattr(kind, "__getattr__", lambda _, name: found.append(name))
+        append._commit(table, adds, operation)
+    assert found == []
+    assert warehouse.markers(topic_table(TOPICS[0])) == [MARKER, MARKER]
 
 
 def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, warehouse: Warehouse) -> None:

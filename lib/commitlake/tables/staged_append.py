@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -32,7 +33,13 @@ _LAYOUT = TableLayout(
     StructType([StructField("digest", StringType()), *TOPIC.schema]), ("digest", *TOPIC.partition_by), TOPIC.stats
 )
 """With a digest of the topic: its name may be too long for a directory once it is escaped, or mean null to Spark."""
-_WRITE = "DeltaOperations$Write"
+_CLASSES = (
+    *("java.lang.Class", "java.util.ArrayList", "java.util.List"),
+    *("scala.Option", "scala.jdk.javaapi.CollectionConverters"),
+    *("org.apache.spark.sql.SaveMode", "org.apache.spark.sql.SparkSession"),
+    *("org.apache.spark.sql.delta.DeltaLog", "org.apache.spark.sql.delta.actions.Action"),
+)
+_WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
 Adds = list[dict[str, Any]]
 """Delta's `add` actions."""
 
@@ -57,8 +64,10 @@ class StagedAppend:
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._spark, self._place = spark, local_path(place)
         jvm: Any = spark.sparkContext._jvm
-        self._jvm, self._delta, self._session = jvm, jvm.org.apache.spark.sql.delta, spark._jsparkSession
-        self._java = jvm.scala.jdk.javaapi.CollectionConverters
+        # By their whole names: for each part of one, such as `java`, the JVM looks through all jars in vain. That took
+        # two fifths of a commit's CPU.
+        self._jvm = SimpleNamespace(**{name.rpartition(".")[2]: getattr(jvm, name) for name in _CLASSES})
+        self._write_operation, self._none = getattr(jvm, _WRITE), self._jvm.Option.empty()
         if self._place.exists():
             shutil.rmtree(self._place)
         create_at_path(spark, place, _LAYOUT)  # it stays empty: it lends Delta's writer its columns
@@ -85,16 +94,18 @@ class StagedAppend:
         adds: Mapping[str, Adds] = defaultdict(list)
         for add in self._write(rows):
             adds[add["partitionValues"].pop("digest")].append(add)
-        run_all(self._spark, [partial(self._commit, places[digest], adds[digest], marker) for digest in sorted(adds)])
+        operation = self._operation(marker)
+        commits = [partial(self._commit, places[digest], adds[digest], operation) for digest in sorted(adds)]
+        run_all(self._spark, commits)
 
     def _write(self, rows: DataFrame) -> Adds:
         digest = F.md5(F.col("topic").cast("binary")).alias("digest")
         columns = [digest, *[F.col(field.name).cast(field.dataType) for field in TOPIC.schema]]
         written = self._begin(self._place).writeFiles(rows.select(*columns)._jdf)
-        return [json.loads(action.json())["add"] for action in self._java.asJava(written)]
+        return [json.loads(action.json())["add"] for action in self._jvm.CollectionConverters.asJava(written)]
 
-    def _commit(self, table: Path, adds: Sequence[dict[str, Any]], marker: Mapping[str, Any] | None) -> None:
-        actions = self._jvm.java.util.ArrayList()
+    def _commit(self, table: Path, adds: Sequence[dict[str, Any]], operation: Any) -> None:
+        actions = self._jvm.ArrayList()
         for add in adds:
             staged = Path(unquote(add["path"]))
             own = Path(*staged.parts[1:])  # all but `digest=...`
@@ -103,19 +114,21 @@ class StagedAppend:
             (self._place / staged).with_name(f".{staged.name}.crc").unlink(
                 missing_ok=True
             )  # of Hadoop's own file system
-            actions.add(self._delta.actions.Action.fromJson(json.dumps({"add": add | {"path": quote(str(own))}})))
-        self._begin(table).commit(self._java.asScala(actions).toSeq(), self._operation(marker))
+            actions.add(self._jvm.Action.fromJson(json.dumps({"add": add | {"path": quote(str(own))}})))
+        self._begin(table).commit(self._seq(actions), operation)
 
     def _begin(self, table: Path) -> Any:
-        self._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._session)  # of this thread
-        none = self._jvm.scala.Option.empty()
-        return self._delta.DeltaLog.forTable(self._session, str(table)).startTransaction(none, none)
+        session: Any = self._spark._jsparkSession
+        self._jvm.SparkSession.setActiveSession(session)  # of this thread
+        return self._jvm.DeltaLog.forTable(session, str(table)).startTransaction(self._none, self._none)
 
     def _operation(self, marker: Mapping[str, Any] | None) -> Any:
         """What the log says of the commit: an append; later versions of Delta have further, optional fields."""
-        some, none = self._jvm.scala.Option.apply, self._jvm.scala.Option.empty()
-        (made,) = self._jvm.java.lang.Class.forName(f"org.apache.spark.sql.delta.{_WRITE}").getConstructors()
-        by = self._java.asScala(self._jvm.java.util.List.of()).toSeq()  # as the writer of an append gives it
-        text = none if marker is None else some(json.dumps(marker, separators=(",", ":")))
-        given = [self._jvm.org.apache.spark.sql.SaveMode.Append, some(by), none, text]
-        return getattr(self._delta, _WRITE)(*given, *[none] * (made.getParameterCount() - len(given)))
+        (made,) = self._jvm.Class.forName(_WRITE).getConstructors()
+        by = self._jvm.Option.apply(self._seq(self._jvm.List.of()))  # as the writer of an append gives it
+        text = self._none if marker is None else self._jvm.Option.apply(json.dumps(marker, separators=(",", ":")))
+        given = [self._jvm.SaveMode.Append, by, self._none, text]
+        return self._write_operation(*given, *[self._none] * (made.getParameterCount() - len(given)))
+
+    def _seq(self, items: Any) -> Any:
+        return self._jvm.CollectionConverters.asScala(items).toSeq()
