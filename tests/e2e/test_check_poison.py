@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from kafka import KafkaProducer
-from tests.support.namespace import Listener, Namespace, check
+from tests.support.namespace import Listener, Namespace, NotUtf8, check
 from tests.support.polling import wait_for
 
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -150,15 +150,8 @@ def test_a_process_ends_though_a_check_that_was_given_up_hangs(kafka: Namespace)
     assert time.monotonic() - begun < 20
 
 
-class _NotUtf8(str):
-    """The name of a header that no client of Python can read."""
-
-    def encode(self, *_: str) -> bytes:
-        return b"\xff"
-
-
 def test_a_header_whose_name_is_not_utf8_is_passed_with_its_batch(kafka: Namespace) -> None:
-    send(kafka, [(_NotUtf8("x"), b"")], times=20)
+    send(kafka, [(NotUtf8("x"), b"")], times=20)
     kafka.ask(check())
     with kafka.producer(Listener()):
         wait_for(lambda: kafka.committed() == 21, 60)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check
+from kafka import KafkaProducer
+from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, NotUtf8, check
 from tests.support.polling import WAIT_S, patience, wait_for
 
 from commitlake.clients.producer import (
@@ -22,6 +23,7 @@ from commitlake.clients.producer import (
     Message,
     MessageExt,
     MQClientException,
+    RefusedSend,
     TransactionMQProducer,
     UncertainSend,
 )
@@ -114,6 +116,10 @@ def emptied(message: Message) -> Message:
         ({"topics.allowed": ["points"]}, Message("orders", b""), "TOPIC_NOT_ALLOWED"),
         ({"topics.max": 1}, Message("orders", b""), "TOPIC_NOT_ALLOWED"),
         ({}, Message("orders", b"", queue_id=64), "BAD_QUEUE_ID"),
+        ({}, Message("orders", b"", tags="\ud800"), None),
+        ({}, Message("orders", b"", sharding_key="\ud800"), None),
+        ({}, Message("orders", b"", properties={"\ud800": "x"}), None),
+        ({}, Message("orders", b"", properties={"FIRST_HALF\0": "0-1"}), None),
         ({}, emptied(Message("orders", b"")), "NULL_BODY"),
         ({"max_message_size": "1KiB"}, Message("orders", b"x" * 1_025), "BODY_TOO_LARGE"),
         ({}, Message("orders", b"", delay_seconds="soon"), "BAD_DELAY"),
@@ -122,12 +128,12 @@ def emptied(message: Message) -> Message:
     ],
 )
 def test_what_landing_would_reject_is_refused_before_it_is_sent(
-    kafka: Namespace, changes: dict[str, object], message: Message, reason: str
+    kafka: Namespace, changes: dict[str, object], message: Message, reason: str | None
 ) -> None:
     kafka.publish("known", **changes)
     listener = Listener()
     with kafka.producer(listener) as producer:
-        with pytest.raises(MQClientException) as error:
+        with pytest.raises(RefusedSend) as error:
             producer.send_message_in_transaction(message)
         assert error.value.reason == reason
     assert listener.executed == []
@@ -148,6 +154,21 @@ def test_new_settings_are_respected_while_the_producer_runs(kafka: Namespace) ->
 
         wait_for(refused)
         assert producer.send(Message("orders", b"")).msg_id  # normal messages still go
+
+
+def test_a_record_of_settings_that_no_client_can_read_is_passed_over(kafka: Namespace) -> None:
+    client = KafkaProducer(bootstrap_servers=kafka.servers)
+    client.send(f"{kafka.prefix}settings", b"{}", b"x", [(NotUtf8("x"), b"")], 0).get(10)
+    client.close()
+    kafka.publish(max_message_size="1KiB")
+    with kafka.producer(Listener()) as producer, pytest.raises(RefusedSend, match="max_message_size is 1024"):
+        producer.send(Message("orders", b"x" * 1_025))
+
+
+def test_a_send_with_a_very_long_time_out_harms_no_other(kafka: Namespace) -> None:
+    with kafka.producer(Listener()) as producer:
+        assert producer.send(Message("orders", b""), timeout="20d").msg_id
+        assert producer.send(Message("orders", b""), timeout="10s").msg_id
 
 
 def test_a_start_without_published_settings_asks_for_the_coordinator(broker: EmbeddedBroker) -> None:

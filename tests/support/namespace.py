@@ -108,6 +108,13 @@ class Namespace:
         return found  # type: ignore[no-any-return]
 
 
+class NotUtf8(str):
+    """The name of a header that no client of Python can read."""
+
+    def encode(self, *_: str) -> bytes:
+        return b"\xff"
+
+
 def check(msg_id: str = "m", group: str = "group", **changes: Any) -> wire.CheckRecord:
     fields: dict[str, Any] = {
         "transaction_id": msg_id,

@@ -59,7 +59,7 @@ def test_what_is_no_duration_is_told_with_what_is_allowed(given: Any) -> None:
         consumer_seconds("poll", given)
     with pytest.raises(ConfigError, match=r"timeout: .* is not allowed; give a text such as 500ms"):
         seconds("timeout", given)
-    with pytest.raises(MQClientException, match=r"timeout: .* is not allowed; give ms from 0 up"):
+    with pytest.raises(MQClientException, match=r"timeout: .* is not allowed; give ms from 0"):
         milliseconds("timeout", given)
     with pytest.raises(ConfigError, match=r"sink: deadline .* not allowed; give a time such as '1h'"):
         deadline_ms("sink", from_mapping(KAFKA), given)
@@ -71,6 +71,12 @@ def test_what_is_no_duration_is_told_with_what_is_allowed(given: Any) -> None:
 def test_a_duration_longer_than_any_clock_is_refused() -> None:
     with pytest.raises(CommitLakeError, match=r"poll: .* is not allowed"):
         consumer_seconds("poll", 10**400)
+
+
+def test_a_time_out_longer_than_kafkas_clients_can_count_is_refused() -> None:
+    assert milliseconds("timeout", "20d") < 2**31
+    with pytest.raises(MQClientException, match=r"timeout: '21d' is not allowed; give ms from 0 to '20d'"):
+        milliseconds("timeout", "21d")
 
 
 def test_a_delay_level_has_a_unit_as_producers_in_other_languages_read_it() -> None:

@@ -163,7 +163,9 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(properties={"a": ""}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
         (message(properties={"a": "x" * 140_000}), "MESSAGE_PROPERTIES_TOO_LARGE"),
         (message(properties={"PGROUP": "x" * 256}), "BAD_REQUEST"),
+        (message(kind=d.TRANSACTION, properties={"FIRST_HALF\0": "0-1"}), "BAD_REQUEST"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 9_999_999_999}), "ILLEGAL_DELIVERY_TIME"),
+        (message(kind=d.DELAY, delivery_timestamp={"seconds": 2**62}), "ILLEGAL_DELIVERY_TIME"),
     ],
 )
 def test_what_is_refused_has_rocketmqs_code(given: Any, expected: str) -> None:
@@ -215,7 +217,10 @@ def test_transactions_may_be_switched_off() -> None:
     assert code(Kafka(transaction__reject=True).send(message(kind=d.TRANSACTION))) == "FORBIDDEN"
 
 
-@pytest.mark.parametrize("handle", ["", "x", "a:b:c:", "a:b:0-1", ":g:0-1:", "a:g:0-1:x:y"])
+@pytest.mark.parametrize(
+    "handle",
+    ["", "x", "a:b:c:", "a:b:0-1", ":g:0-1:", "a:g:0-1:x:y", "a" * 256 + ":g:0-1:", "a:" + "g" * 256 + ":0-1:"],
+)
 def test_what_is_no_transaction_id_is_refused(handle: str) -> None:
     request = s.EndTransactionRequest(transaction_id=handle, resolution=d.COMMIT)
     answer = Kafka().serve(lambda stub: stub.EndTransaction(request, metadata=CLIENT))

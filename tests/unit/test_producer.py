@@ -47,7 +47,7 @@ def test_a_user_property_is_a_name_and_a_text(name: Any, value: Any) -> None:
         Message("orders", b"").put_user_property(name, value)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("0", 0), ("-1", None), ("1.5", None)])
+@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("0", 0), ("-1", None), ("1.5", None), ("9" * 5_000, None)])
 def test_the_immunity_may_be_set_as_the_property_it_is_in_rocketmq(text: str, seconds: int | None) -> None:
     message = Message("orders", b"", properties={headers.CHECK_IMMUNITY: text})
     assert message.properties == {}

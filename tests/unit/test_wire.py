@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,4 +222,13 @@ def test_settings_of_a_newer_version_are_read_and_of_an_older_one_refused() -> N
 def test_text_that_is_no_utf8_is_refused_before_it_is_sent() -> None:
     record = wire.MessageRecord(topic="t", msg_id="m", body=b"", tags="\ud800")
     with pytest.raises(RecordError, match="UTF-8"):
+        wire.encode_message(record)
+    with pytest.raises(RecordError, match="UTF-8"):
+        wire.encode_message(replace(record, tags=None, properties={"\ud800": "a"}))
+
+
+def test_a_property_with_a_nul_in_its_name_is_refused_before_it_is_sent() -> None:
+    """To librdkafka the name ends there, so the half message would be one of another transaction."""
+    record = wire.MessageRecord(topic="t", msg_id="m", body=b"", properties={"FIRST_HALF\0": "0-1"})
+    with pytest.raises(RecordError, match=r"FIRST_HALF.* NUL in its name"):
         wire.encode_message(record)

@@ -90,9 +90,21 @@ def _no_number(name: str) -> NoReturn:
 
 
 def to_headers(own: Mapping[str, object], properties: Mapping[str, str]) -> list[tuple[str, bytes]]:
-    """Header list: user properties first, then the protocol's own; those that are None are left out."""
+    """Header list: user properties first, then the protocol's own; those that are None are left out.
+
+    Raises:
+        RecordError: a name or a value can't be written.
+    """
     both = {**properties, **own}
-    return [(name, utf8(str(value))) for name, value in both.items() if value is not None]
+    return [(_header_name(name), utf8(str(value))) for name, value in both.items() if value is not None]
+
+
+def _header_name(name: str) -> str:
+    """A name without NUL, where librdkafka ends it: what is left may be a header of the protocol."""
+    if b"\0" in utf8(name):
+        msg = f"property {name[:100]!r} has a NUL in its name; remove it"
+        raise RecordError(msg)
+    return name
 
 
 def texts(headers: Headers) -> dict[str, str]:

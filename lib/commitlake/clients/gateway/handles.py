@@ -7,7 +7,7 @@ from typing import Self
 from urllib.parse import quote, unquote
 
 from commitlake.errors import GatewayRefusal, RecordError
-from commitlake.protocol.encoding import Position
+from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, OpRecord
 
 
@@ -47,7 +47,8 @@ class TransactionHandle:
         try:
             transaction_id, group, places, check_id = map(unquote, text.split(":"))
             halves = tuple(Position.parse(place) for place in places.split(","))
-            if transaction_id and group and len(halves) <= MAX_HALF_MESSAGES:
+            are_names = all(0 < len(name) <= MAX_ID_LENGTH for name in (transaction_id, group))
+            if are_names and len(halves) <= MAX_HALF_MESSAGES:
                 return cls(transaction_id=transaction_id, group=group, half_messages=halves, check_id=check_id or None)
         except (ValueError, RecordError):
             pass

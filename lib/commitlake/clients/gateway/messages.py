@@ -62,7 +62,7 @@ def producer_message(given: Proto, most: int) -> Message:
         properties=_properties(given),
     )
     if own.HasField("delivery_timestamp"):
-        message.deliver_at = own.delivery_timestamp.ToMilliseconds()
+        message.deliver_at = _delivery_ms(own.delivery_timestamp)
     if own.HasField("orphaned_transaction_recovery_duration"):
         message.check_immunity_seconds = -(-own.orphaned_transaction_recovery_duration.ToMilliseconds() // 1_000)
     return message
@@ -104,6 +104,14 @@ def _check_kind(own: Proto) -> None:
     if (needed := _NEEDS.get(kind)) and not own.HasField(needed):
         msg = f"a message of type {definitions.MessageType.Name(kind)} needs {needed}; set it"
         raise GatewayRefusal(msg, "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE")
+
+
+def _delivery_ms(given: Proto) -> int:
+    try:
+        return int(given.ToMilliseconds())
+    except ValueError as error:
+        msg = f"the delivery timestamp is out of range: {error}"
+        raise GatewayRefusal(msg, "ILLEGAL_DELIVERY_TIME") from error
 
 
 def _check_texts(own: Proto) -> None:

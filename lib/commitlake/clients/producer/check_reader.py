@@ -11,7 +11,6 @@ from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
-from kafka.errors import CorruptRecordError
 from kafka.errors import KafkaError as ClientError
 
 from commitlake.clients.producer.check_progress import Calls, CheckProgress
@@ -21,6 +20,7 @@ from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.errors import RecordError, RefusedSend
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
+from commitlake.kafka.unreadable import poll
 from commitlake.protocol import headers, wire
 from commitlake.protocol.kafka_topics import CHECK, check_topic
 
@@ -138,27 +138,15 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             consumer.close(autocommit=False, timeout_ms=self._leave_ms())
 
     def _poll(self, consumer: KafkaConsumer) -> None:
-        try:
-            found = consumer.poll(timeout_ms=POLL_MS, max_records=POLL_RECORDS)
-        except CorruptRecordError as error:
-            self._pass_unreadable(consumer, error)
-            return
+        found = poll(consumer, self._pass, timeout_ms=POLL_MS, max_records=POLL_RECORDS)
         for partition, records in found.items():
             self._take(self._progress.setdefault(partition, CheckProgress()), records)
 
-    def _pass_unreadable(self, consumer: KafkaConsumer, error: Exception) -> None:
-        """Goes past a record that kafka-python can't read: one with a header's name that is not UTF-8.
-
-        The coordinator writes none. The client reads a batch from its begin, so the rest of that batch goes too; and
-        only its fetcher knows the partition.
-        """
-        partition = consumer._fetcher._next_partition_records.topic_partition
-        at = consumer.position(partition)
-        consumer.seek(partition, at + 1)
+    def _pass(self, partition: TopicPartition, offset: int, reason: str) -> None:
         progress = self._progress.setdefault(partition, CheckProgress())
-        progress.begin(at)
-        progress.done(at)
-        self.ignored.add(f"{partition.partition}-{at}", error)
+        progress.begin(offset)
+        progress.done(offset)
+        self.ignored.add(f"{partition.partition}-{offset}", reason)
 
     def _topic_now(self) -> str:
         """Where the checks of this group are; the coordinator may say something else at each of its starts."""

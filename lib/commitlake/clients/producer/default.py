@@ -175,8 +175,9 @@ class DefaultMQProducer:
         with tracing.sending(message.topic) as span:
             with self._refusing(tracing.carried()) as maker:
                 record = maker.message(message)
+                encoded = wire.encode_message(record)
             span.sends(record)
-            at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
+            at = self._send_record(MESSAGES, encoded, timeout)
         recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
         return SendResult(
             send_status=SendStatus.SEND_OK,
@@ -190,7 +191,8 @@ class DefaultMQProducer:
         with tracing.sending(messages[0].topic if messages else "", len(messages)):
             with self._refusing(tracing.carried()) as maker:
                 record, ids = maker.batch(messages)
-            at = self._send_record(MESSAGES, wire.encode_message(record), timeout)
+                encoded = wire.encode_message(record)
+            at = self._send_record(MESSAGES, encoded, timeout)
         return SendResult(
             send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
         )

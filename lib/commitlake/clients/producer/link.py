@@ -153,7 +153,7 @@ class KafkaLink:
             "enable_idempotence": True,
             "max_request_size": record_bytes(self.settings.max_message_size),
             "max_block_ms": bound,
-            "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound)),
+            "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound), _LONGEST_REQUEST_MS),
             "delivery_timeout_ms": bound + WITHDRAWAL_MS + given.get("linger_ms", 0),
             # What is written to a broker that hangs is appended when it goes on, so few requests are. With one, a half
             # message waits for the op before it: 250 transactions a second of a thread in place of 430.

@@ -12,7 +12,7 @@ from commitlake.clients.producer.timeouts import Timeout
 from commitlake.errors import MQClientException
 from commitlake.protocol import headers, wire
 from commitlake.protocol.durations import Duration
-from commitlake.protocol.encoding import MAX_ID_LENGTH
+from commitlake.protocol.encoding import MAX_ID_LENGTH, natural
 from commitlake.protocol.postgresql import TRANSACTION
 
 _POSITIONAL = 2
@@ -156,7 +156,7 @@ class Message:
             msg = f"property {name!r} is {value!r}; its name and value must be strings of at least one character"
             raise MQClientException(msg)
         if name == headers.CHECK_IMMUNITY:
-            self.check_immunity_seconds = int(value) if value.isdecimal() else None
+            self.check_immunity_seconds = natural(value)
         elif name == TRANSACTION:
             return  # copied from a received message, it would let that one's transaction answer for this one
         elif name in headers.RESERVED_HEADERS:

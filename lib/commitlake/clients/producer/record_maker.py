@@ -19,7 +19,7 @@ from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import duration_ms
-from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
+from commitlake.protocol.encoding import MAX_ID_LENGTH, Position, utf8
 
 _MOST_IMMUNITY_S = 2**31 - 1
 """What the column holds; landing counts a number of more than 18 digits as absent."""
@@ -281,4 +281,4 @@ def _check_body(body: object) -> None:
 
 
 def _bytes(text: bytes | str) -> bytes:
-    return text.encode() if isinstance(text, str) else text
+    return utf8(text) if isinstance(text, str) else text

@@ -12,8 +12,10 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
+from commitlake.clients.producer.ignored import Ignored
 from commitlake.errors import CommitLakeError, MQClientException, RecordError
 from commitlake.kafka.refusals import is_refusal
+from commitlake.kafka.unreadable import poll
 from commitlake.protocol import wire
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class SettingsReader:
         self._explain = explain
         self._known: wire.Settings | None = None
         self._failure: Exception | None = None
+        self._ignored = Ignored(topic)
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="commitlake-settings", daemon=True)
@@ -100,17 +103,20 @@ class SettingsReader:
             consumer.seek_to_beginning(partition)
             end = consumer.end_offsets([partition])[partition]
             while not self._stopping.is_set():
-                for record in consumer.poll(timeout_ms=POLL_MS).get(partition, []):
-                    self._take(record.key, record.value)
+                for record in poll(consumer, self._pass, timeout_ms=POLL_MS).get(partition, []):
+                    self._take(record)
                 if self._known and consumer.position(partition) >= end:
                     self._ready.set()
         finally:
             consumer.close()
 
-    def _take(self, key: bytes | None, value: bytes | None) -> None:
-        if key != wire.SETTINGS_KEY or value is None:
+    def _take(self, record: Any) -> None:
+        if record.key != wire.SETTINGS_KEY or record.value is None:
             return
         try:
-            self._known = wire.decode_settings(value)
+            self._known = wire.decode_settings(record.value)
         except RecordError as error:
-            log.warning("ignored a record of %s: %s", self._topic, error)
+            self._ignored.add(f"0-{record.offset}", error)
+
+    def _pass(self, partition: TopicPartition, offset: int, reason: str) -> None:
+        self._ignored.add(f"{partition.partition}-{offset}", reason)

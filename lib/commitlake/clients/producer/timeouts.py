@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 from commitlake.errors import MQClientException
-from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.durations import DAY_MS, duration_ms
 
 Timeout = int | str | timedelta
 """A number of ms, a text with a unit such as `15s`, or a `timedelta`."""
+_MOST_MS = 20 * DAY_MS
+"""Clients of Kafka count ms in 31 bits, and what they add to a time-out must fit, too."""
 
 
 def milliseconds(name: str, given: object) -> int:
@@ -19,11 +21,11 @@ def milliseconds(name: str, given: object) -> int:
         given: what should be a `Timeout`.
 
     Raises:
-        MQClientException: it is none.
+        MQClientException: it is none, or longer than 20 days.
     """
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     ms = duration_ms(given / 1_000) if is_number else duration_ms(given)  # type: ignore[operator]
-    if ms is None:
-        msg = f"{name}: {given!r} is not allowed; give ms from 0 up, a text such as '15s', or a timedelta"
+    if ms is None or ms > _MOST_MS:
+        msg = f"{name}: {given!r:.100} is not allowed; give ms from 0 to '20d', a text such as '15s', or a timedelta"
         raise MQClientException(msg)
     return ms
