@@ -103,6 +103,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
 @pytest.mark.timeout(900)
 def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None:
     assert "COMMIT_MESSAGE" in readme.python("class Orders", "begin_transaction")
+    assert "ROLLBACK_MESSAGE" in readme.python("class Orders", "begin_transaction")  # orders that are there
     readme.python("DefaultMQProducer")
     wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 1, 3])
 
