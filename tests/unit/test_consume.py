@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,10 +16,13 @@ from tests.support.polling import wait_for
 from tests.support.topic_table import compact, message, write
 
 import commitlake
+from commitlake.clients.consumer import overview
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.topic import Topic
+from commitlake.clients.consumer.unfinished import unfinished
+from commitlake.config import from_mapping
 from commitlake.errors import ConfigError, ConsumerError, WarehouseError
 from commitlake.tools.cli.app import app
 
@@ -314,3 +318,37 @@ def test_files_that_maintenance_has_removed_meanwhile_are_read_from_the_newest_v
     assert sorted(found.rows["message_id"].to_pylist()) == sorted(ALL + NORMAL)
     some = [{"source": "half", "source_queue": 0, "source_offset": 1, "source_index": 0}]
     assert reader.find(some)["message_id"].to_pylist() == ["m1"]
+
+
+def made_again(warehouse: Path) -> None:
+    """Delete the topic's table, and make it with three rows, each of a commit of its own."""
+    shutil.rmtree(warehouse / "topics" / "orders")
+    for number in range(3):
+        write(warehouse, "orders", [message(number, message_id=f"new{number}")])
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_consumer_ends_where_its_topic_was_made_again_and_passes_no_row_of_it(tmp_path: Path, batched: bool) -> None:
+    write(tmp_path / "warehouse", "orders", [message(7)])
+    with consumer(tmp_path / "warehouse", follow=True) as messages:
+        found = messages.batches() if batched else messages
+        next(found).done()
+        made_again(tmp_path / "warehouse")
+        with pytest.raises(WarehouseError, match="was deleted and made again"):
+            next(found)
+
+
+def test_a_group_does_not_go_on_in_a_topic_that_was_made_again_until_it_is_rewound(warehouse: Path) -> None:
+    """Where the group is says nothing about rows of now: those before it would never come."""
+    assert len(ids(warehouse)) == len(ALL + NORMAL)
+    made_again(warehouse)
+    conf = from_mapping({"warehouse": str(warehouse)})
+    told = "the topic orders was deleted and made again since the group 'points' .*groups --topic orders --group points"
+    with pytest.raises(WarehouseError, match=told):
+        ids(warehouse)
+    with pytest.raises(WarehouseError, match=told):
+        unfinished(conf, "orders", "points")
+    assert overview.groups(conf)["behind"].to_pylist() == [None]
+    overview.rewind(conf, "orders", "points", "first")
+    assert ids(warehouse) == ["new0", "new1", "new2"]
+    assert ids(warehouse) == []

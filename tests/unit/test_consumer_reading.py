@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from commitlake.clients.consumer import plan
 from commitlake.clients.consumer import topic as topic_module
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.topic import Topic
+from commitlake.errors import WarehouseError
 from commitlake.reading.parquet import ParquetRows
 
 
@@ -121,3 +123,36 @@ def test_after_an_outage_in_the_middle_of_a_file_reading_goes_on_at_the_same_row
                 tries += 1
     assert found == list(range(16))
     assert 1 <= tries <= outage
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+@pytest.mark.parametrize("commits", [1, 3, 12])
+def test_a_table_that_was_made_again_is_not_mixed_with_the_one_before(
+    tmp_path: Path, commits: int, has_checkpoint: bool
+) -> None:
+    """Its log may be shorter by now, or longer: then its first commits would be taken for those that were read."""
+    for number in range(2):
+        write(tmp_path, "orders", [message(number)])
+    reader = Topic(str(tmp_path / "topics" / "orders"))
+    assert reader.queues() == {0}
+    shutil.rmtree(tmp_path / "topics" / "orders")
+    for number in range(commits):
+        write(tmp_path, "orders", [message(100 + number)])
+    if has_checkpoint:
+        DeltaTable(str(tmp_path / "topics" / "orders")).create_checkpoint()
+    for _ in range(2):
+        with pytest.raises(WarehouseError, match=r"topics/orders was deleted and made again while .*; start again"):
+            reader.refresh()
+        with pytest.raises(WarehouseError, match="was deleted and made again"):
+            reader.next({0: Cursor()})
+
+
+def test_a_table_whose_first_commits_are_gone_from_its_log_is_the_same(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(0)])
+    place = tmp_path / "topics" / "orders"
+    DeltaTable(str(place)).create_checkpoint()
+    reader = Topic(str(place))
+    (place / "_delta_log" / f"{0:020}.json").unlink()
+    write(tmp_path, "orders", [message(1)])
+    assert reader.refresh()
+    assert not reader.refresh()

@@ -25,6 +25,7 @@ NO_SPARK = (
     "commitlake.read_topic"
 )
 _PARTITION = "partition."
+_FIRST_COMMIT = f"_delta_log/{0:020}.json"
 Options = Mapping[str, str] | None
 
 
@@ -93,6 +94,9 @@ class Snapshot:
         place: A local directory or a URI.
         options: deltalake's `storage_options`.
 
+    Attributes:
+        id: Of the table: one that is made at the same place later has another.
+
     Raises:
         WarehouseError: There is no table, or it can't be read.
     """
@@ -101,15 +105,43 @@ class Snapshot:
         self.place = str(local_path(place)) if is_local(place) else place
         self._options = dict(options or {})
         self.delta = delta_table(self.place, self._options)
+        self.id = str(self.delta.metadata().id)
         self.schema = pa.schema(self.delta.schema().to_arrow())
         self.partitions = tuple(self.delta.metadata().partition_columns)
-        self._actions: tuple[int, pa.Table] | None = None
+        self._version = self.delta.version()
+        self._actions: pa.Table | None = None
 
     def refresh(self) -> bool:
-        """Go to the newest version; whether that is another one."""
-        before = self.delta.version()
-        self.delta.update_incremental()
-        return bool(self.delta.version() != before)
+        """Go to the newest version; whether that is another one.
+
+        Raises:
+            WarehouseError: The table was deleted and made again.
+        """
+        try:
+            self.delta.update_incremental()
+        except DeltaError:  # such as of a log that is shorter now
+            self._refuse_another()
+            raise
+        if self.delta.version() == self._version:
+            return False
+        if not self._begins_the_log():
+            self._refuse_another()
+        self._version, self._actions = self.delta.version(), None
+        return True
+
+    def _begins_the_log(self) -> bool:
+        """Whether the first commit names this table; deltalake puts later ones on top, whoever's they are."""
+        try:
+            with self.open(_FIRST_COMMIT) as commit:
+                return self.id.encode() in commit.read()
+        except FileNotFoundError:  # a long log loses its beginning
+            return True
+
+    def _refuse_another(self) -> None:
+        newest = DeltaTable(self.place, storage_options=storage_options(self._options))
+        if str(newest.metadata().id) != self.id:
+            msg = f"the table at {self.place} was deleted and made again while it was read; start again"
+            raise WarehouseError(msg)
 
     def files(self) -> pa.Table:
         """The files of the snapshot.
@@ -117,10 +149,10 @@ class Snapshot:
         `path`, `size_bytes`, `modification_time`, `num_records`, `partition.<column>`, and statistics such as
         `min.batch_id` where the table has them.
         """
-        if self._actions is None or self._actions[0] != self.delta.version():
+        if self._actions is None:
             actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
-            self._actions = self.delta.version(), pa.RecordBatchReader.from_stream(actions).read_all()
-        return self._actions[1]
+            self._actions = pa.RecordBatchReader.from_stream(actions).read_all()
+        return self._actions
 
     def log_length(self) -> int:
         """How many files its log has."""

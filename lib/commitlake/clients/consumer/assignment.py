@@ -16,7 +16,8 @@ from commitlake.clients.consumer.cursor import Cursor
 State = dict[str, Any]
 """`{"members": {name: its lease, s}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`
 
-After a rewind also `rounds`, those of the first attempts of each reading.
+After a rewind also `rounds`, those of the first attempts of each reading; and `table`, the id of the topic's table,
+since an instance joined: cursors are places in that one.
 """
 
 EMPTY: State = {"members": {}, "queues": {}}

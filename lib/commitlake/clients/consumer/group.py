@@ -18,7 +18,7 @@ from commitlake.clients.consumer.assignment import State
 from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.receipts import Receipts
 from commitlake.config.object_store import storage_options
-from commitlake.errors import ConsumerError
+from commitlake.errors import ConsumerError, WarehouseError
 from commitlake.reading.table import Options
 
 SCHEMA = pa.schema([("consumer_group", pa.string()), ("topic", pa.string()), ("state", pa.string())])
@@ -106,6 +106,21 @@ class Group:
         self._changes += 1
         if self._changes % _COMPACT_EVERY == 0:
             tables.compact(self._table)
+
+
+def refuse_other_table(state: State | None, table_id: str, group: str, topic: str) -> None:
+    """Refuse a topic whose table is not the one that the group's cursors are about: rows before them would never come.
+
+    Raises:
+        WarehouseError: it was deleted and made again. A rewind lets the group begin in the one of now.
+    """
+    if state and state.get("table", table_id) != table_id:
+        msg = (
+            f"the table of the topic {topic} was deleted and made again since the group {group!r} read it, and how far "
+            f"the group came says nothing about its rows of now; stop its instances, run `commitlake groups --topic "
+            f"{topic} --group {group} --rewind first`, or to `newest` or a time, and start them again"
+        )
+        raise WarehouseError(msg)
 
 
 def kept_state(receipts_at: str, group: str, topic: str, options: Options = None) -> State | None:

@@ -41,7 +41,7 @@ class Keeper:
         receipts: the group's receipts.
         me: name of this instance.
         lease_s: silence after which others take its queues.
-        first: the state when the group has none.
+        first: the state when the group has none, with the topic's `table`.
         queues: the queues of the topic.
         is_patient: wait for a store that is away, for as long as it takes.
         retention_ms: age at which receipts of messages that are done are deleted; 0: never.
@@ -157,7 +157,7 @@ class Keeper:
         kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
-            state = before or self._first
+            state = {"table": self._first["table"], **(before or self._first)}
             mine, places = (held, cursors) if self._follows(state) else (set(), {})
             kept.clear()
             kept.update(mine & assignment.owned(state, self._me).keys())

@@ -15,7 +15,7 @@ from deltalake.exceptions import TableNotFoundError
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.arguments import start_ms
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state
+from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state, refuse_other_table
 from commitlake.clients.consumer.receipts import SCHEMA
 from commitlake.clients.consumer.rows import keys_of
 from commitlake.clients.consumer.tables import TRANSIENT
@@ -68,7 +68,7 @@ def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int,
     for group, topic in sorted(_names(conf, options)):
         try:
             state = kept_state(conf.receipts_place, group, topic, options) or assignment.EMPTY
-            found = _behind(conf, topic, assignment.cursors(state), options, _EXACT_ROWS)
+            found = _behind(conf, group, topic, state, options, _EXACT_ROWS)
         except UNREADABLE as error:
             log.info("not known how far the group %s is behind in %s: %s", group, topic, error)
         else:
@@ -164,7 +164,7 @@ def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, An
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
     behind: tuple[int | None, datetime | None] = None, None
     try:
-        behind = _behind(conf, topic, assignment.cursors(state), options)
+        behind = _behind(conf, group, topic, state, options)
     except UNREADABLE as error:
         log.warning("not known how far the group %s is behind in %s: %s", group, topic, error)
     return {
@@ -175,7 +175,7 @@ def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, An
 
 
 def _behind(
-    conf: Config, topic: str, cursors: Mapping[int, Cursor], options: Options, most_rows: int | None = None
+    conf: Config, group: str, topic: str, state: assignment.State, options: Options, most_rows: int | None = None
 ) -> tuple[int, datetime | None]:
     """How many messages a group has not passed, and since when the oldest of them is visible."""
     try:
@@ -184,4 +184,5 @@ def _behind(
         if isinstance(error.__cause__, TableNotFoundError):
             return 0, None  # somebody has deleted it
         raise
-    return table.behind(cursors, most_rows)
+    refuse_other_table(state, table.id, group, topic)
+    return table.behind(assignment.cursors(state), most_rows)

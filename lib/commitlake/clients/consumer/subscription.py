@@ -17,7 +17,7 @@ from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.filters import Filter
-from commitlake.clients.consumer.group import Group
+from commitlake.clients.consumer.group import Group, refuse_other_table
 from commitlake.clients.consumer.keeper import Keeper
 from commitlake.clients.consumer.lanes import Handed, Lane
 from commitlake.clients.consumer.message import ReceivedMessage
@@ -104,7 +104,7 @@ class Subscription:
         """Become a member of the group; whether the topic is there.
 
         Raises:
-            WarehouseError: it is not there, and nobody wants to wait for it.
+            WarehouseError: it is not there, and nobody wants to wait for it; or it was made again.
             ConsumerError: the tables of consumers can't be made.
         """
         if self._member is not None:
@@ -119,9 +119,10 @@ class Subscription:
             return False
         self._trouble.end()
         group = Group(plan.receipts_at, plan.group, self.topic, plan.options)
+        first = {"table": table.id, **(group.read() or self._first_state(table))}
+        refuse_other_table(first, table.id, plan.group, self.topic)
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
         name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
-        first = group.read() or self._first_state(table)
         self._member = Keeper(group, kept, name, plan.lease_s, first, table.queues(), plan.follow, plan.retention_ms)
         self._outcomes = Outcomes(self.topic, self._member)
         return True

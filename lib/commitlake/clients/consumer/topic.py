@@ -31,11 +31,14 @@ class Topic:
     Args:
         place: Where it is.
         options: deltalake's `storage_options`.
+
+    Attributes:
+        id: Of the table: one that is made at the same place later has another.
     """
 
     def __init__(self, place: str, options: Options = None) -> None:
         self._table = Snapshot(place, options)
-        self.schema = self._table.schema
+        self.id, self.schema = self._table.id, self._table.schema
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
 

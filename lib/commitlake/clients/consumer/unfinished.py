@@ -8,7 +8,7 @@ import pyarrow.dataset as pads
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.filters import Filter
-from commitlake.clients.consumer.group import kept_receipts, kept_state
+from commitlake.clients.consumer.group import kept_receipts, kept_state, refuse_other_table
 from commitlake.clients.consumer.receipts import SCHEMA, STATES
 from commitlake.clients.consumer.rows import PLACE_COLUMNS
 from commitlake.clients.consumer.topic import Topic
@@ -69,6 +69,7 @@ def unfinished(
     wanted = Filter(tags, where)
     table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
     state = kept_state(conf.receipts_place, group, topic, options)
+    refuse_other_table(state, table.id, group, topic)
     cursors = None if state is None else assignment.cursors(state)
     receipts = _receipts(conf, group, topic, options)
     offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
