@@ -6,17 +6,25 @@ import html
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.client import HTTPConnection
 from http.cookiejar import CookieJar
+from http.server import ThreadingHTTPServer
 from urllib.parse import urlencode
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
+
+from commitlake.config import from_mapping
+from commitlake.tools.cli.report import ReportHandler
+from commitlake.tools.cli.report_actions import Actions
 
 Answer = tuple[int, str]
 Ask = Callable[..., Answer]
@@ -118,3 +126,49 @@ def test_without_the_option_there_is_nothing_to_do(lake: Lake, spark: SparkSessi
     with served(lake) as ask:
         assert "/resume" not in ask("/")[1]
         assert ask("/resume", {})[0] == 400
+
+
+@contextmanager
+def handled(actions: Actions | None) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Asks a handler without a warehouse: for a path, by headers; the status, the text and the cookie that it sets."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(ReportHandler, lambda: "the page", actions)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"127.0.0.1:{server.server_port}"
+
+        def ask(path: str, **headers: str) -> tuple[int, str, str]:
+            connection = HTTPConnection(here, timeout=60)
+            connection.request("GET", path, headers={"Host": here, **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), answer.getheader("Set-Cookie", "").partition(";")[0]
+
+        try:
+            yield ask
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture
+def actions() -> Actions:
+    return Actions(from_mapping({"kafka.bootstrap_servers": "kafka:9092"}))
+
+
+@pytest.mark.parametrize("has_actions", [False, True])
+def test_a_name_that_leads_to_the_loopback_address_gets_no_page(actions: Actions, has_actions: bool) -> None:
+    """A page of another site would read it, once its name is that of the loopback address."""
+    with handled(actions if has_actions else None) as ask:
+        for path in ("/", f"/?token={actions.token}"):
+            for host in ("rebound.example", "rebound.example:80", "127.0.0.1.rebound.example", "", "localhost:1;a"):
+                status, text, cookie = ask(path, Host=host)
+                assert (status, cookie) == (403, ""), host
+                assert "127.0.0.1 or localhost" in text
+        assert "&lt;b&gt;" in ask("/", Host="<b>")[1]
+
+
+def test_the_page_is_there_behind_a_tunnel_from_another_port(actions: Actions) -> None:
+    for host in ("localhost:8080", "127.0.0.1:8080", "localhost"):
+        with handled(None) as ask:
+            assert ask("/", Host=host)[:2] == (200, "the page")
+        with handled(actions) as ask:
+            assert ask("/", Host=host)[0] == 403
+            cookie = ask(f"/?token={actions.token}", Host=host)[2]
+            assert ask("/", Host=host, Cookie=cookie)[:2] == (200, "the page")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from html import escape
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +24,7 @@ from commitlake.tools.report.page import page
 
 _REFRESH_S = 30
 _COOKIE = "commitlake"
+_HERE = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")
 _UNKNOWN = "open the address that the command has printed, with its token"
 
 
@@ -79,6 +81,16 @@ class ReportHandler(BaseHTTPRequestHandler):
         self._made, self._actions = made, actions
         super().__init__(*given)
 
+    def parse_request(self) -> bool:
+        """Whether the request is for this host; a page of another site may have a name that leads here by now."""
+        if not super().parse_request():
+            return False
+        host = self.headers.get("Host", "")
+        if not _HERE.fullmatch(host):
+            self._answer(403, f"this page is that of 127.0.0.1 or localhost, not of '{escape(host)}'; open it there")
+            return False
+        return True
+
     def do_GET(self) -> None:
         """Answer a request for a page; the token in its address becomes a cookie, and so leaves the address."""
         parts = _parts(self.path)
@@ -106,13 +118,11 @@ class ReportHandler(BaseHTTPRequestHandler):
             self._answer(*self._actions.answer(_parts(self.path).path, form))
 
     def _is_known(self, actions: Actions) -> bool:
-        """Whether the request knows the token, and is for the loopback address, no name that leads there now."""
-        name, _, port = self.headers.get("Host", "").rpartition(":")
-        is_local = name in ("127.0.0.1", "localhost") and port == str(self.connection.getsockname()[1])
+        """Whether the request knows the token."""
         cookies = SimpleCookie()
         with suppress(CookieError):  # of another program on this host
             cookies.load(self.headers.get("Cookie", ""))
-        return is_local and _COOKIE in cookies and actions.knows(cookies[_COOKIE].value)
+        return _COOKIE in cookies and actions.knows(cookies[_COOKIE].value)
 
     def _answer(self, status: int, text: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
         body = text.encode()
