@@ -172,3 +172,29 @@ def test_the_page_is_there_behind_a_tunnel_from_another_port(actions: Actions) -
             assert ask("/", Host=host)[0] == 403
             cookie = ask(f"/?token={actions.token}", Host=host)[2]
             assert ask("/", Host=host, Cookie=cookie)[:2] == (200, "the page")
+
+
+@pytest.mark.parametrize("other", ['x={"a":1}', "a[b]=1", "a=b]c", "=", "a", 'q="', "commitlake=1"])
+def test_cookies_of_other_programs_on_this_host_lock_nobody_out(actions: Actions, other: str) -> None:
+    with handled(actions) as ask:
+        cookie = ask(f"/?token={actions.token}")[2]
+        name = cookie.partition("=")[0]
+        for cookies in (f"{other}; {cookie}", f"{cookie}; {other}", f"{name}=another; {cookie}"):
+            assert ask("/", Cookie=cookies)[0] == 200
+        assert ask("/", Cookie=other)[0] == 403
+
+
+def test_two_served_pages_have_cookies_of_their_own(actions: Actions) -> None:
+    """A browser keeps one cookie of a name for a host, whatever the port."""
+    with handled(actions) as first, handled(actions) as second:
+        names = {ask(f"/?token={actions.token}")[2].partition("=")[0] for ask in (first, second)}
+    assert len(names) == 2
+
+
+def test_a_form_does_not_hold_what_opens_the_page(actions: Actions) -> None:
+    """A page that was saved or sent on gives no access."""
+    form = actions.page("/resume")
+    assert form is not None
+    assert actions.token not in form
+    assert actions.answer("/resume", {"token": actions.token})[0] == 403
+    assert actions.answer("/resume", fields(form))[0] == 400

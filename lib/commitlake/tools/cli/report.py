@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +22,7 @@ from commitlake.tools.report.page import page
 
 _REFRESH_S = 30
 _COOKIE = "commitlake"
-_HERE = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")
+_HERE = re.compile(r"(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?")
 _UNKNOWN = "open the address that the command has printed, with its token"
 
 
@@ -86,9 +84,11 @@ class ReportHandler(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         host = self.headers.get("Host", "")
-        if not _HERE.fullmatch(host):
+        here = _HERE.fullmatch(host)
+        if here is None:
             self._answer(403, f"this page is that of 127.0.0.1 or localhost, not of '{escape(host)}'; open it there")
             return False
+        self._cookie = f"{_COOKIE}-{here[1] or 80}"  # a browser sends a host's cookies to each of its ports
         return True
 
     def do_GET(self) -> None:
@@ -97,7 +97,7 @@ class ReportHandler(BaseHTTPRequestHandler):
         if self._actions is None:
             self._answer(200, self._made())
         elif self._actions.knows(dict(parse_qsl(parts.query)).get("token", "")):
-            cookie = f"{_COOKIE}={self._actions.token}; HttpOnly; SameSite=Strict; Path=/"
+            cookie = f"{self._cookie}={self._actions.token}; HttpOnly; SameSite=Strict; Path=/"
             self._answer(303, "", {"Location": "/", "Set-Cookie": cookie})
         elif not self._is_known(self._actions):
             self._answer(403, _UNKNOWN)
@@ -118,11 +118,9 @@ class ReportHandler(BaseHTTPRequestHandler):
             self._answer(*self._actions.answer(_parts(self.path).path, form))
 
     def _is_known(self, actions: Actions) -> bool:
-        """Whether the request knows the token."""
-        cookies = SimpleCookie()
-        with suppress(CookieError):  # of another program on this host
-            cookies.load(self.headers.get("Cookie", ""))
-        return _COOKIE in cookies and actions.knows(cookies[_COOKIE].value)
+        """Whether the request knows the token, whatever cookies other programs on this host have set."""
+        cookies = (each.strip().partition("=") for each in self.headers.get("Cookie", "").split(";"))
+        return any(name == self._cookie and actions.knows(value) for name, _, value in cookies)
 
     def _answer(self, status: int, text: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
         body = text.encode()

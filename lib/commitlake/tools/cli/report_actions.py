@@ -50,12 +50,12 @@ class Actions:
     def __init__(self, settings: Config) -> None:
         need_address(settings)
         self._settings = settings
-        self.token = secrets.token_urlsafe()
+        self.token, self._form_token = secrets.token_urlsafe(), secrets.token_urlsafe()
         self._offered: set[str] = set()
 
     def knows(self, token: str) -> bool:
         """Whether this is the token."""
-        return secrets.compare_digest(token.encode(), self.token.encode())
+        return _is_same(token, self.token)
 
     def page(self, path: str) -> str | None:
         """The page at a path; None where there is none."""
@@ -72,7 +72,7 @@ class Actions:
         name = path.removeprefix("/")
         if name not in _SAID:
             return 404, _document("Not found", "<p>there is no such page</p>")
-        if not self.knows(form.get("token", "")):  # a page of another site can't read it
+        if not _is_same(form.get("token", ""), self._form_token):  # a page of another site can't read it
             return 403, _document("Refused", "<p>this form is of another page; load it again</p>")
         wrong = _wrong(name, form)
         try:
@@ -134,9 +134,13 @@ class Actions:
             f'<label>{field}<input name="{field}" value="{escape(form.get(field, ""))}"{fixed}></label>'
             for field in _FILTERS[name]
         )
-        hidden = {"token": self.token, "shown": shown}
+        hidden = {"token": self._form_token, "shown": shown}
         kept = "".join(f'<input type="hidden" name="{key}" value="{value}">' for key, value in hidden.items())
         return f'<form method="post" action="/{name}">{fields}{kept}<button>{button}</button></form>'
+
+
+def _is_same(given: str, token: str) -> bool:
+    return secrets.compare_digest(given.encode(), token.encode())
 
 
 def _wrong(name: str, form: Form) -> str:
