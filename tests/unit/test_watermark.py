@@ -86,6 +86,22 @@ def test_the_time_is_taken_before_kafka_is_asked() -> None:
     assert time.landed(at(10, 5)) == 1_000
 
 
+def test_without_traffic_kafka_is_asked_from_time_to_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody would hear of an outage before something is due."""
+
+    def away() -> Offsets:
+        raise KafkaError("away")
+
+    idle = scheduler(SimpleNamespace(now_ms=lambda: 1_000), Watermark(), away)
+    idle.tick()
+    assert caplog.text == ""
+    monkeypatch.setattr(idle, "_asked_at", float("-inf"))
+    idle.tick()
+    assert "nothing is decided while Kafka is away" in caplog.text
+
+
 def test_while_kafka_is_away_it_stands_still() -> None:
     clock = SimpleNamespace(now_ms=lambda: 1_000)
 

@@ -32,6 +32,8 @@ from commitlake.spark.parallel import run_all
 
 log = logging.getLogger(__name__)
 
+_ASK_EVERY_S = 30.0
+"""Without traffic: an outage of Kafka, or an end that a log has lost, is told though nothing is due."""
 Start = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
 """Starts the query that reads `inputs`, with what carries out its batches."""
 
@@ -61,7 +63,7 @@ class Scheduler:
         self._start, self._first_batch_id = start, first_batch_id
         self._coordination: StreamingQuery | None = None
         self._timers = Timers()
-        self._outage = Complaint(log)
+        self._outage, self._asked_at = Complaint(log), time.monotonic()
         self._round = Round(context, self._timers, landing, None, ABSENT)  # of what was open at the start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
         self._running: Future[None] = Future()
@@ -105,13 +107,15 @@ class Scheduler:
                 self._ask()  # now, since what Spark reads next is all of this and more
 
     def tick(self) -> None:
-        """Calls the segments in which something is due, if there are any."""
-        if self._timers.due(self._context.clock.now_ms()):
+        """Calls the segments in which something is due, if any; without traffic it asks Kafka from time to time."""
+        is_due = bool(self._timers.due(self._context.clock.now_ms()))
+        if is_due or time.monotonic() - self._asked_at > _ASK_EVERY_S:
             with self._one_at_a_time() as goes_on:
                 self._running.result()
                 if goes_on:
                     self._ask()
-                    self._play(None)
+                    if is_due:
+                        self._play(None)
         self.rounds.idle()
 
     def begin(self) -> None:
@@ -185,7 +189,7 @@ class Scheduler:
 
     def _ask(self) -> None:
         """Remembers what Kafka holds: when that has landed, the watermark is now. It stands still without Kafka."""
-        asked = self._context.clock.now_ms()
+        asked, self._asked_at = self._context.clock.now_ms(), time.monotonic()
         try:
             self._watermark.ask(asked, self._held())
         except IdentityError:
