@@ -302,6 +302,26 @@ def test_a_record_that_kafka_refuses_was_not_sent_and_those_beside_it_are_not_bl
         producer.send(Message("orders", os.urandom(50_000)))
 
 
+def test_a_refused_record_that_no_thread_can_send_by_itself_fails_and_the_next_one_is_sent(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka, start = Namespace(broker), threading.Thread.start
+    kafka.publish()
+    limit(kafka, "messages", 1_000)
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "commitlake-librdkafka":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with kafka.producer(engine="confluent") as producer:
+        with monkeypatch.context() as patch, pytest.raises(FailedSend, match=r"nothing was sent.*can't start new"):
+            patch.setattr(threading.Thread, "start", refused)
+            producer.send(Message("orders", os.urandom(50_000)))
+        assert producer.send(Message("orders", b"small")).queue_offset >= 0
+    assert "can't start new thread" in caplog.text
+
+
 @pytest.mark.timeout(600)
 def test_what_is_sent_again_through_an_outage_is_one_message(spark: SparkSession, tmp_path: Path) -> None:
     dedup = {"topics.dedup": {"orders": {"by": "message_id", "window": "1d"}}}

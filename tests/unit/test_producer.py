@@ -17,6 +17,7 @@ from tests.support.published import SETTINGS
 
 from commitlake.clients.producer import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake.clients.producer.check_progress import CheckProgress
+from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
 from commitlake.errors import MQClientException, RecordError, SetupError
@@ -27,6 +28,7 @@ from commitlake.protocol.wire import RecallRecord
 from commitlake.testing import codecs
 
 MAKER = RecordMaker("group", SETTINGS)
+RECORD = wire.Encoded(None, b"body", [])
 
 
 def test_rocketmqs_spelling_of_unknown_and_the_usual_one_are_the_same() -> None:
@@ -333,6 +335,24 @@ def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SetupError, match=r"confluent-kafka.*pip install 'commitlake\[confluent\]'"):
         DefaultMQProducer("group", engine="confluent", bootstrap_servers="nowhere:9092")
+
+
+def in_memory(timeout_ms: int) -> dict[str, Any]:
+    """Options of librdkafka, for a Kafka in itself; each client has one of its own."""
+    return {"test.mock.num.brokers": 1, "message.timeout.ms": timeout_ms}
+
+
+def test_a_callback_that_raises_ends_no_later_send() -> None:
+    engine = ConfluentEngine(in_memory, 10_000, str)
+
+    def fail(_: object) -> None:
+        raise SystemExit(3)
+
+    first = engine.send("orders", 0, RECORD, 10_000).outcome
+    first.add_done_callback(fail)
+    assert first.result(20)
+    assert engine.send("orders", 0, RECORD, 10_000).outcome.result(20)
+    engine.close(5)
 
 
 @pytest.mark.parametrize("name", ["max_block_ms", "delivery_timeout_ms"])

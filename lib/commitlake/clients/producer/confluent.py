@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
 from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S
-from commitlake.errors import CommitLakeError, ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
@@ -151,13 +151,9 @@ class ConfluentEngine:
             outcome.set_result(Position(record.partition(), record.offset()))
             return
         self._note(client, error)
-        if again and error.code() in _OF_A_BATCH:
-            try:
-                again()
-            except CommitLakeError as told:
-                outcome.set_exception(told if isinstance(told, MQClientException) else FailedSend(str(told)))
-            return
-        outcome.set_exception(self._told(error))
+        told = _failure_of(again) if again and error.code() in _OF_A_BATCH else self._told(error)
+        if told:
+            outcome.set_exception(told)
 
     def _told(self, error: Failure, *, is_sent: bool = True) -> MQClientException:
         """The public error for one of librdkafka; `is_sent` says whether the record may have gone out."""
@@ -182,6 +178,20 @@ class ConfluentEngine:
                 self._timeout_ms = longest_ms
                 self._replaced(old)
             return self._client
+
+
+def _failure_of(again: Callable[[], None]) -> MQClientException | None:
+    """Sends again what Kafka has refused, so that it is nowhere if that fails."""
+    try:
+        again()
+    except MQClientException as told:
+        return told
+    except ConfigError as error:
+        return FailedSend(str(error))
+    except Exception as error:
+        log.exception("a record that Kafka had refused in a batch could not be sent by itself")
+        return FailedSend(f"{type(error).__name__}: {error}")
+    return None
 
 
 class _Client:
@@ -211,7 +221,10 @@ class _Client:
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
-            self.producer.poll(_POLL_S)
+            try:
+                self.producer.poll(_POLL_S)
+            except BaseException:  # without this thread no send would have an outcome
+                log.exception("the callback of a send failed")
 
 
 class _ConfluentSending:
