@@ -36,6 +36,7 @@ from commitlake.clients.producer import (
 from commitlake.clients.producer.link import ENGINES
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.kafka.topics import publish_settings
+from commitlake.protocol import wire
 from commitlake.protocol.recall_handle import decode_handle
 from commitlake.testing import codecs
 
@@ -320,6 +321,25 @@ def test_a_refused_record_that_no_thread_can_send_by_itself_fails_and_the_next_o
             producer.send(Message("orders", os.urandom(50_000)))
         assert producer.send(Message("orders", b"small")).queue_offset >= 0
     assert "can't start new thread" in caplog.text
+
+
+def test_a_client_that_was_replaced_leaves_nothing_after_a_shutdown(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        kafka = Namespace(broker)
+        kafka.publish()
+        limit(kafka, "messages", 1_000)
+        before, outcomes = set(threading.enumerate()), list[BaseException | None]()
+        with kafka.producer(engine="confluent") as producer:
+            producer.send(Message("orders", b"small"))
+            large = wire.Encoded(None, os.urandom(50_000), [])
+            with paused(broker, seconds=4):
+                producer._link.send_soon("messages", 0, large, 60_000, outcomes.append)
+                producer._link.send_soon("messages", 0, large, 90_000, outcomes.append)
+                producer.shutdown(1)
+                assert [type(each) for each in outcomes] == [UncertainSend, UncertainSend]
+        time.sleep(2)  # the refusals come now, to nobody
+        assert len(outcomes) == 2
+        wait_for(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.mark.timeout(600)

@@ -5,22 +5,32 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pytest
+from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.published import SETTINGS
 
-from commitlake.clients.producer import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
+from commitlake.clients.producer import (
+    DefaultMQProducer,
+    LocalTransactionState,
+    Message,
+    TransactionMQProducer,
+    confluent,
+)
 from commitlake.clients.producer.check_progress import CheckProgress
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
-from commitlake.errors import MQClientException, RecordError, SetupError
+from commitlake.errors import FailedSend, MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.recall_handle import decode_handle, encode_handle
@@ -353,6 +363,45 @@ def test_a_callback_that_raises_ends_no_later_send() -> None:
     assert first.result(20)
     assert engine.send("orders", 0, RECORD, 10_000).outcome.result(20)
     engine.close(5)
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["replaced", "closed"])
+def test_a_send_has_its_outcome_when_its_client_ends_before_it_has_the_record(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = threading.Event()
+
+    class Slow(Producer):
+        def produce(self, *args: Any, **named: Any) -> None:
+            chosen.set()
+            time.sleep(0.5)
+            super().produce(*args, **named)
+
+    monkeypatch.setattr(confluent, "Producer", Slow)
+    engine = ConfluentEngine(in_memory, 10_000, str)
+    with ThreadPoolExecutor(1) as beside:
+        sending = beside.submit(engine.send, "orders", 0, RECORD, 10_000)
+        assert chosen.wait(20)
+        engine.close(10) if is_closed else engine.send("orders", 0, RECORD, 20_000)
+        assert sending.result().outcome.result(20)
+    engine.close(10)
+    with pytest.raises(FailedSend, match="is shut down"):
+        engine.send("orders", 0, RECORD, 10_000)
+
+
+def test_a_flush_and_a_close_of_librdkafka_wait_for_clients_that_were_replaced() -> None:
+    def slow_at_first(timeout_ms: int) -> dict[str, Any]:
+        return {**in_memory(timeout_ms), "test.mock.broker.rtt": 500 if timeout_ms == 10_000 else 0}
+
+    for end in (ConfluentEngine.flush, ConfluentEngine.close):
+        engine = ConfluentEngine(slow_at_first, 10_000, str)
+        slow, quick = (engine.send("orders", 0, RECORD, timeout_ms).outcome for timeout_ms in (10_000, 20_000))
+        assert quick.result(20)
+        assert not engine.flush(0.1)
+        assert end(engine, 20) is not False
+        assert slow.done()
+        assert slow.result()
+        engine.close(5)
 
 
 @pytest.mark.parametrize("name", ["max_block_ms", "delivery_timeout_ms"])

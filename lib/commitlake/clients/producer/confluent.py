@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -23,8 +23,10 @@ from commitlake.protocol.wire import Encoded
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_GIVE_UP_S = 1.0
 _AGE_S = 30.0
 """How long an added queue may stay unknown, as with kafka-python."""
+_SHUT_DOWN = "the producer is shut down; send before shutdown(), or call start() again"
 _DENIED = (Failure.TOPIC_AUTHORIZATION_FAILED, Failure.CLUSTER_AUTHORIZATION_FAILED)
 _OF_A_BATCH = (Failure.MSG_SIZE_TOO_LARGE, Failure.RECORD_LIST_TOO_LARGE, Failure.INVALID_RECORD)
 """Told of each record of a batch that has a bad one."""
@@ -53,12 +55,13 @@ class ConfluentEngine:
     """
 
     def __init__(self, options: Options, timeout_ms: int, explain: Explain) -> None:
-        self._options, self._timeout_ms, self._explain = options, timeout_ms, explain
-        self._lock = threading.Lock()
+        self._explain = explain
         self._pid = os.getpid()
         self._queues: dict[str, tuple[int, float]] = {}
-        self._client = _Client(options(timeout_ms))
-        self._lone: _Client | None = None
+        self._shared = _Clients(options, timeout_ms)
+        self._shared.newest(timeout_ms)
+        # A batch of each record, so that one is refused for what it is itself.
+        self._lone = _Clients(lambda longest_ms: {**options(longest_ms), "batch.num.messages": 1}, timeout_ms)
 
     def queues(self, topic: str, timeout_ms: int) -> int:
         """See `Engine`."""
@@ -77,67 +80,42 @@ class ConfluentEngine:
     def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> _ConfluentSending:
         """See `Engine`."""
         sending = _ConfluentSending()
-        again = partial(self._produce, self._alone, topic, queue, record, sending, None)
-        self._produce(lambda: self._current(timeout_ms), topic, queue, record, sending, again)
+        named = {"value": record.value, "key": record.key, "headers": [*record.headers], "partition": queue}
+        produce = partial(self._produce, sending.outcome, {"topic": topic, **named})
+        again = partial(produce, partial(self._lone.newest, timeout_ms), None)
+        produce(partial(self._current, timeout_ms), again)
         return sending
 
     def _produce(
         self,
+        outcome: Future[Position],
+        named: dict[str, Any],
         choose: Callable[[], _Client],
-        topic: str,
-        queue: int,
-        record: Encoded,
-        sending: _ConfluentSending,
         again: Callable[[], None] | None,
     ) -> None:
-        client = choose()
-        try:
-            client.producer.produce(
-                topic,
-                value=record.value,
-                key=record.key,
-                headers=[*record.headers],
-                partition=queue,
-                on_delivery=partial(self._delivered, client, sending.outcome, again),
-            )
-        except BufferError as error:
-            msg = f"librdkafka's queue is full: {error}"
-            raise FailedSend(msg) from error
-        except KafkaException as error:
-            self._note(client, error.args[0])
-            raise self._told(error.args[0], is_sent=False) from error
+        is_taken = False
+        while not is_taken:  # a client may end between the two
+            client = choose()
+            try:
+                is_taken = client.produce(**named, on_delivery=partial(self._delivered, client, outcome, again))
+            except BufferError as error:
+                msg = f"librdkafka's queue is full: {error}"
+                raise FailedSend(msg) from error
+            except KafkaException as error:
+                self._note(client, error.args[0])
+                raise self._told(error.args[0], is_sent=False) from error
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
         until = time.monotonic() + timeout_s
-        left = [each.producer.flush(max(0.0, until - time.monotonic())) for each in self._clients()]
-        return not any(left)
+        return all([clients.flush(until) for clients in (self._shared, self._lone)])
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
         if os.getpid() == self._pid:  # the connection of a parent process is the parent's
             until = time.monotonic() + timeout_s
-            for each in self._clients():
-                each.close(max(0.0, until - time.monotonic()))
-
-    def _clients(self) -> Iterator[_Client]:
-        """The second one may be made while the first one is flushed."""
-        yield self._client
-        if self._lone:
-            yield self._lone
-
-    def _alone(self) -> _Client:
-        """A client that makes a batch of each record, so that one is refused for what it is itself."""
-        with self._lock:
-            if self._lone is None or self._lone.is_spoilt:
-                self._replaced(self._lone)
-                self._lone = _Client({**self._options(self._timeout_ms), "batch.num.messages": 1})
-            return self._lone
-
-    def _replaced(self, old: _Client | None) -> None:
-        if old is not None:
-            closing = partial(old.close, OLD_CLIENT_S)
-            threading.Thread(target=closing, name="commitlake-old-client", daemon=True).start()
+            for clients in (self._shared, self._lone):  # the second ones get what is refused meanwhile
+                clients.close(until)
 
     def _delivered(
         self,
@@ -171,13 +149,7 @@ class ConfluentEngine:
     def _current(self, timeout_ms: int) -> _Client:
         if os.getpid() != self._pid:
             raise FailedSend(FORKED)
-        with self._lock:
-            if self._client.is_spoilt or timeout_ms > self._timeout_ms:
-                longest_ms = max(timeout_ms, self._timeout_ms)
-                old, self._client = self._client, _Client(self._options(longest_ms))
-                self._timeout_ms = longest_ms
-                self._replaced(old)
-            return self._client
+        return self._shared.newest(timeout_ms)
 
 
 def _failure_of(again: Callable[[], None]) -> MQClientException | None:
@@ -194,10 +166,63 @@ def _failure_of(again: Callable[[], None]) -> MQClientException | None:
     return None
 
 
-class _Client:
-    """librdkafka's producer, and the thread that calls back."""
+class _Clients:
+    """The client that takes records, and those before it that still hold some.
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    Args:
+        options: librdkafka's options for a client that gives a record up after some ms.
+        timeout_ms: the shortest that a client is made for.
+    """
+
+    def __init__(self, options: Options, timeout_ms: int) -> None:
+        self._options, self._timeout_ms = options, timeout_ms
+        self._lock = threading.RLock()  # a signal handler may close it in the middle of a send
+        self._alive: list[_Client] = []  # never changed in place: a flush goes through it without the lock
+        self._is_closed = False
+
+    def newest(self, timeout_ms: int) -> _Client:
+        """The client for a send that waits for so long, a new one if need be."""
+        with self._lock:
+            if self._is_closed:
+                raise FailedSend(_SHUT_DOWN)
+            if not self._alive or self._alive[-1].is_spoilt or timeout_ms > self._timeout_ms:
+                self._replace(max(timeout_ms, self._timeout_ms))
+            return self._alive[-1]
+
+    def flush(self, until: float) -> bool:
+        """See `Engine`."""
+        return not any([each.producer.flush(max(0.0, until - time.monotonic())) for each in self._alive])
+
+    def close(self, until: float) -> None:
+        """Take nothing more, and wait for the outcome of what was taken; what has none by then is given up."""
+        with self._lock:
+            self._is_closed = True
+            ending = self._alive
+        for each in ending:
+            each.end(until)
+        for each in ending:
+            each.join()
+
+    def _replace(self, timeout_ms: int) -> None:
+        new = _Client(self._options(timeout_ms), self._forget)
+        for old in self._alive:
+            old.end(time.monotonic() + OLD_CLIENT_S)
+        self._alive, self._timeout_ms = [*self._alive, new], timeout_ms
+
+    def _forget(self, ended: _Client) -> None:
+        with self._lock:
+            self._alive = [each for each in self._alive if each is not ended]
+
+
+class _Client:
+    """librdkafka's producer, and the thread that calls back until it is to end and each record has its outcome.
+
+    Args:
+        options: librdkafka's.
+        ended: called at the end of the thread.
+    """
+
+    def __init__(self, options: dict[str, Any], ended: Callable[[_Client], None]) -> None:
         try:
             self.producer = Producer({**options, "logger": log})
         except KafkaException as error:  # its ranges are not Java's, and what it can do depends on how it was built
@@ -207,24 +232,47 @@ class _Client:
             )
             raise ConfigError(msg) from error
         self.is_spoilt = False
-        self._stopping = threading.Event()
+        self._ended = ended
+        self._lock = threading.RLock()  # no record may come in between the end and the look at what is left
+        self._until: float | None = None
         self._thread = threading.Thread(target=self._serve, name="commitlake-librdkafka", daemon=True)
         self._thread.start()
 
-    def close(self, timeout_s: float) -> None:
-        if self.producer.flush(timeout_s):
-            log.warning("not every record was acknowledged within %.1f s", timeout_s)
-            self.producer.purge()
-            self.producer.flush(1.0)
-        self._stopping.set()
-        self._thread.join(1.0)
+    def produce(self, **named: Any) -> bool:
+        """Hand a record over; return whether it is taken, and will have an outcome."""
+        with self._lock:
+            is_taken = self._until is None
+            if is_taken:
+                self.producer.produce(**named)
+            return is_taken
+
+    def end(self, until: float) -> None:
+        """Take nothing more, and give up then what has no outcome; a second call can't put that off."""
+        with self._lock:
+            self._until = until if self._until is None else min(until, self._until)
+
+    def join(self) -> None:
+        """Wait for the thread, unless this is a callback in it."""
+        if self._until is not None and threading.current_thread() is not self._thread:
+            self._thread.join(max(0.0, self._until - time.monotonic()) + _GIVE_UP_S + 1.0)
 
     def _serve(self) -> None:
-        while not self._stopping.is_set():
+        while self._until is None or len(self.producer):
             try:
-                self.producer.poll(_POLL_S)
+                self._call_back(self._until)
             except BaseException:  # without this thread no send would have an outcome
                 log.exception("the callback of a send failed")
+        self._ended(self)
+
+    def _call_back(self, until: float | None) -> None:
+        if until is None:
+            self.producer.poll(_POLL_S)
+        elif (left_s := until - time.monotonic()) > 0:
+            self.producer.flush(min(left_s, _POLL_S))  # which sends at once what would linger
+        else:
+            log.warning("%d records were not acknowledged in time", len(self.producer))
+            self.producer.purge()
+            self.producer.flush(_GIVE_UP_S)
 
 
 class _ConfluentSending:
