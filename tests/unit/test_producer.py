@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka.errors import KafkaTimeoutError
 from tests.support.published import SETTINGS
 
 from commitlake.clients.producer import (
@@ -28,6 +30,7 @@ from commitlake.clients.producer import (
 )
 from commitlake.clients.producer.check_progress import CheckProgress
 from commitlake.clients.producer.confluent import ConfluentEngine
+from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
 from commitlake.errors import FailedSend, MQClientException, RecordError, SetupError
@@ -391,7 +394,7 @@ def test_a_send_has_its_outcome_when_its_client_ends_before_it_has_the_record(
 
 def test_a_flush_and_a_close_of_librdkafka_wait_for_clients_that_were_replaced() -> None:
     def slow_at_first(timeout_ms: int) -> dict[str, Any]:
-        return {**in_memory(timeout_ms), "test.mock.broker.rtt": 500 if timeout_ms == 10_000 else 0}
+        return {**in_memory(timeout_ms), "test.mock.broker.rtt": 200 if timeout_ms == 10_000 else 0}
 
     for end in (ConfluentEngine.flush, ConfluentEngine.close):
         engine = ConfluentEngine(slow_at_first, 10_000, str)
@@ -402,6 +405,39 @@ def test_a_flush_and_a_close_of_librdkafka_wait_for_clients_that_were_replaced()
         assert slow.done()
         assert slow.result()
         engine.close(5)
+
+
+class Held:
+    """A client of kafka-python whose record is acknowledged or given up when the test says so."""
+
+    def __init__(self) -> None:
+        self.has_outcome = threading.Event()
+        self._sender = SimpleNamespace(force_close=self.has_outcome.set, join=lambda _: None)
+
+    def partitions_for(self, _: str) -> list[int]:
+        return [0]
+
+    def flush(self, timeout: float) -> None:
+        if not self.has_outcome.wait(timeout):
+            raise KafkaTimeoutError
+
+    def close(self, timeout: float) -> None:
+        self.flush(timeout)
+
+
+def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced() -> None:
+    for is_given_up in (False, True):
+        old, new = Held(), Held()
+        new.has_outcome.set()
+        clients = iter((old, new))
+        engine = KafkaPythonEngine(lambda *_, made=clients: next(made), 1_000, str)
+        engine.queues("orders", 2_000)  # a longer time-out, so it needs a new client
+        assert not engine.flush(0.1)
+        if not is_given_up:
+            threading.Timer(0.2, old.has_outcome.set).start()
+            assert engine.flush(20)
+        engine.close(0.1)
+        assert old.has_outcome.is_set()
 
 
 @pytest.mark.parametrize("name", ["max_block_ms", "delivery_timeout_ms"])

@@ -63,6 +63,7 @@ class KafkaPythonEngine:
     def __init__(self, connect: Connect, timeout_ms: int, explain: Explain) -> None:
         self._connect, self._timeout_ms, self._explain = connect, timeout_ms, explain
         self._client, self._made_for_ms = connect(timeout_ms, True), timeout_ms
+        self._old: list[KafkaProducer] = []  # each until what it holds has its outcome
         self._awaited_until = 0.0  # the last of those who wait for a new client, by a monotonic clock
         self._spoilt: KafkaProducer | None = None
         self._renewal: Future[KafkaProducer] | None = None
@@ -86,18 +87,18 @@ class KafkaPythonEngine:
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
-        try:
-            self._client.flush(timeout=timeout_s)
-        except ClientError:
-            return False
-        return True
+        until = time.monotonic() + timeout_s
+        return all([_flushed(each, until) for each in (self._client, *self._old)])
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
         with self._lock:
             self._is_closed = True
         if os.getpid() == self._pid:  # the connection of a parent process is the parent's
-            _close(self._client, timeout_s)
+            until = time.monotonic() + timeout_s
+            self.flush(timeout_s / 2)
+            for each in (self._client, *self._old):
+                _close(each, max(0.0, until - time.monotonic()))
 
     def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> MQClientException:
         """The public error for one of kafka-python.
@@ -177,11 +178,14 @@ class KafkaPythonEngine:
                 renewal.set_exception(error)
                 return
         with self._lock:
-            old, self._client, self._made_for_ms, self._renewal = self._client, new, made_for_ms, None
+            old = self._client
+            self._old.append(old)  # first: whoever looks at both has no lock
+            self._client, self._made_for_ms, self._renewal = new, made_for_ms, None
             is_closed = self._is_closed
         renewal.set_result(new)
         log.info("connected to Kafka again")
         _close(old, 0 if is_closed else OLD_CLIENT_S)  # what it still holds is uncertain; it fails now or is sent yet
+        self._old.remove(old)
         if is_closed:
             _close(new, 0)
 
@@ -263,6 +267,14 @@ def _was_aborted(sent: Any) -> bool:
     """Whether kafka-python gave its batch up, in place of an answer of Kafka: `ProducerBatch.abort` says offset -1."""
     done = sent._produce_future.value
     return done is not None and done[0] == -1 and not isinstance(sent.exception, _Withdrawn)
+
+
+def _flushed(client: KafkaProducer, until: float) -> bool:
+    try:
+        client.flush(timeout=max(0.0, until - time.monotonic()))
+    except ClientError:
+        return False
+    return True
 
 
 def _close(client: KafkaProducer, timeout_s: float) -> None:
