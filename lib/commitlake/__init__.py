@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
     from commitlake.errors import IdentityError as IdentityError
     from commitlake.errors import KafkaError as KafkaError
     from commitlake.errors import MQClientException as MQClientException
+    from commitlake.errors import NoTableError as NoTableError
     from commitlake.errors import RefusedSend as RefusedSend
     from commitlake.errors import SetupError as SetupError
     from commitlake.errors import StreamError as StreamError

@@ -17,6 +17,7 @@ __all__ = [
     "IdentityError",
     "KafkaError",
     "MQClientException",
+    "NoTableError",
     "RefusedSend",
     "SetupError",
     "StreamError",
@@ -53,6 +54,10 @@ class EmbeddedBrokerError(KafkaError):
 
 class WarehouseError(CommitLakeError):
     """Raised when the warehouse is out of reach, not writable, or holds something unexpected."""
+
+
+class NoTableError(WarehouseError):
+    """Raised when a table is not there, for example that of a topic of which nothing is visible yet."""
 
 
 class FencedError(CommitLakeError):

@@ -18,7 +18,7 @@ import commitlake
 from commitlake import config
 from commitlake.clients.consumer import unfinished
 from commitlake.clients.consumer.spark import LAST_COMPLETE
-from commitlake.errors import ConsumerError
+from commitlake.errors import ConsumerError, NoTableError
 
 if TYPE_CHECKING:
     from commitlake.kafka.embedded import EmbeddedBroker
@@ -76,6 +76,19 @@ def test_a_topic_is_read_as_a_batch_up_to_a_point_by_tags_and_from_a_time(
     assert ids(commitlake.read_topic(spark, conf, "orders", from_time=datetime(2100, 1, 1, tzinfo=UTC))) == []
     with pytest.raises(ConsumerError, match="is not allowed with stream=True"):
         commitlake.read_topic(spark, conf, "orders", up_to=LAST_COMPLETE, stream=True)
+    with pytest.raises(ConsumerError, match="'last' is not allowed; give a batch_id, or 'last complete batch'"):
+        commitlake.read_topic(spark, conf, "orders", up_to="last")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_misspelt_topic_is_an_error_of_the_package_that_names_those_that_are_there(
+    spark: SparkSession, conf: dict[str, object], stream: bool
+) -> None:
+    with pytest.raises(NoTableError, match=r"topics/ordrs; check the name.*; topics that are there: orders$"):
+        commitlake.read_topic(spark, conf, "ordrs", stream=stream)
+    catalog = {"warehouse": "schema:spark_catalog.default"}
+    with pytest.raises(NoTableError, match=r"schema:spark_catalog.default/topics/ordrs; .* its commit$"):
+        commitlake.read_topic(spark, catalog, "ordrs", stream=stream)
 
 
 def test_a_stream_leaves_receipts_beside_those_of_consumers_without_spark(

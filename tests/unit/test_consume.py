@@ -23,7 +23,7 @@ from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.topic import Topic
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
-from commitlake.errors import ConfigError, ConsumerError, WarehouseError
+from commitlake.errors import ConfigError, ConsumerError, NoTableError, WarehouseError
 from commitlake.tools.cli.app import app
 
 
@@ -249,6 +249,17 @@ def test_a_duration_that_is_none_leaves_the_message_open(warehouse: Path) -> Non
         for each in messages:
             each.retry(after="5")
     assert len(ids(warehouse)) == 12
+
+
+def test_a_topic_without_a_row_ends_a_batch_job_with_an_error_that_names_the_others(warehouse: Path) -> None:
+    with pytest.raises(NoTableError) as caught:
+        next(commitlake.consume({"warehouse": str(warehouse)}, "ordrs", group="points", follow=False))
+    told = (
+        f"there is no table at {warehouse}/topics/ordrs; check the name, or wait: the first row of a topic becomes "
+        "visible some seconds after its commit; topics that are there: orders"
+    )
+    assert str(caught.value) == told
+    assert caught.value.__suppress_context__, "one line, and no traceback of deltalake"
 
 
 def test_places_that_can_not_be_read_here_are_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from commitlake.config.locations import has_scheme, is_local, local_path
 from commitlake.config.object_store import storage_options
-from commitlake.errors import WarehouseError
+from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol.topic_names import path_name
 
 if TYPE_CHECKING:
@@ -58,13 +58,14 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
     """A table at its newest version.
 
     Raises:
-        WarehouseError: there is no table, or it can't be read.
+        NoTableError: there is none.
+        WarehouseError: it can't be read.
     """
     try:
         return DeltaTable(place, storage_options=storage_options(options))
-    except TableNotFoundError as error:
-        msg = f"there is no table at {place}; check the configuration, or wait for its first row"
-        raise WarehouseError(msg) from error
+    except TableNotFoundError:
+        msg = f"there is no table at {place}; check the place, or wait for its first row"
+        raise NoTableError(msg) from None
     except (DeltaError, OSError) as error:
         msg = f"cannot read the table at {place}: {error}; {NO_SPARK}"
         raise WarehouseError(msg) from error
@@ -98,7 +99,8 @@ class Snapshot:
         id: Of the table: one that is made at the same place later has another.
 
     Raises:
-        WarehouseError: There is no table, or it can't be read.
+        NoTableError: There is none.
+        WarehouseError: It can't be read.
     """
 
     def __init__(self, place: str, options: Options = None) -> None:

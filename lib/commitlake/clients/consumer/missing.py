@@ -9,12 +9,20 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.protocol.topic_names import from_path_name
 
 
-def hint(place: str) -> str:
-    """What is there instead of a topic's table, for a warning; empty where that can't be told.
+def told(place: str) -> str:
+    """What to say where a topic has no table.
 
     Args:
         place: of the topic's table.
     """
+    return (
+        f"there is no table at {place}; check the name, or wait: the first row of a topic becomes visible some seconds "
+        f"after its commit{_instead(place)}"
+    )
+
+
+def _instead(place: str) -> str:
+    """What is there; empty where that can't be told."""
     if not is_local(place):
         return ""
     table = local_path(place)
@@ -25,4 +33,5 @@ def hint(place: str) -> str:
     if not names:
         return "; the warehouse has no topic yet"
     near = difflib.get_close_matches(from_path_name(table.name), names, n=3) or names[:5]
-    return f"; {len(names)} topics are there, for example {', '.join(near)}"
+    more = f" and {len(names) - len(near)} more" if len(near) < len(names) else ""
+    return f"; topics that are there: {', '.join(near)}{more}"

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-from deltalake.exceptions import TableNotFoundError
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.arguments import start_ms
@@ -21,7 +20,7 @@ from commitlake.clients.consumer.rows import keys_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
-from commitlake.errors import ConsumerError, WarehouseError
+from commitlake.errors import ConsumerError, NoTableError, WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options, Snapshot, folders, location
 
@@ -180,9 +179,7 @@ def _behind(
     """How many messages a group has not passed, and since when the oldest of them is visible."""
     try:
         table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
-    except WarehouseError as error:
-        if isinstance(error.__cause__, TableNotFoundError):
-            return 0, None  # somebody has deleted it
-        raise
+    except NoTableError:
+        return 0, None  # somebody has deleted it
     refuse_other_table(state, table.id, group, topic)
     return table.behind(assignment.cursors(state), most_rows)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake import config as configuration
+from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.rows import RECEIPT_COLUMNS
 from commitlake.clients.consumer.tags import tags_of
-from commitlake.errors import ConsumerError
+from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
 from commitlake.tables import Warehouse, topic_table
 
 LAST_COMPLETE = "last complete batch"
 Conf = configuration.Conf
+_NOT_THERE = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_SCHEMA_NOT_SET")
+"""Spark's names for a table that is not there: at a path, in a catalog, as a stream of a path."""
 
 
 def read_topic(
@@ -43,21 +47,34 @@ def read_topic(
         stream: as a stream, in which each row comes once.
 
     Raises:
-        ConsumerError: `up_to` is given for a stream, which has no end.
+        ConsumerError: `up_to` is none of these, or is given for a stream, which has no end.
+        NoTableError: the topic has no table. On Spark Connect Spark's own error comes, once the rows are looked at.
     """
-    if stream and up_to is not None:
-        msg = f"up_to: {up_to!r} is not allowed with stream=True; a stream goes on, read a batch instead"
-        raise ConsumerError(msg)
+    _check_up_to(up_to, stream=stream)
     warehouse = Warehouse(spark, configuration.of(conf).warehouse)
     name = topic_table(topic)
-    last = warehouse.newest_batch() if up_to == LAST_COMPLETE else up_to  # before the rows: they may only be newer
-    rows = warehouse.stream(name) if stream else warehouse.read(name)
+    try:
+        last = warehouse.newest_batch() if up_to == LAST_COMPLETE else up_to  # before the rows: they may only be newer
+        rows = warehouse.stream(name) if stream else warehouse.read(name)
+    except AnalysisException as error:
+        if error.getCondition() not in _NOT_THERE:
+            raise
+        raise NoTableError(missing.told(f"{warehouse.root}/{name.path}")) from None
     if last is not None:
         rows = rows.where(F.col("batch_id").isNull() | (F.col("batch_id") <= int(last)))
     wanted = tags_of(tags)
     if wanted is not None:
         rows = rows.where(F.col("tags").isin(wanted))
     return rows if from_time is None else rows.where(F.col("visible_at") >= F.lit(from_time))
+
+
+def _check_up_to(up_to: int | str | None, *, stream: bool) -> None:
+    if stream and up_to is not None:
+        msg = f"up_to: {up_to!r} is not allowed with stream=True; a stream goes on, read a batch instead"
+        raise ConsumerError(msg)
+    if isinstance(up_to, str) and up_to != LAST_COMPLETE and not up_to.isdecimal():
+        msg = f"up_to: {up_to!r} is not allowed; give a batch_id, or {LAST_COMPLETE!r}"
+        raise ConsumerError(msg)
 
 
 class SparkReceipts:

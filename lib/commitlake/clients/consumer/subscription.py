@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.complaint import Complaint
@@ -115,7 +114,7 @@ class Subscription:
         except WarehouseError as error:
             if not plan.follow:
                 raise
-            self._trouble.say("%s; looking again and again%s", error, missing.hint(plan.place))
+            self._trouble.say("%s; looking again and again", error)
             return False
         self._trouble.end()
         group = Group(plan.receipts_at, plan.group, self.topic, plan.options)

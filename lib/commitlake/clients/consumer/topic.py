@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from commitlake.clients.consumer import window
+from commitlake.clients.consumer import missing, window
 from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
 from commitlake.clients.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
+from commitlake.errors import NoTableError
 from commitlake.reading.parquet import ParquetRows
 from commitlake.reading.table import Options, Snapshot
 
@@ -34,10 +35,17 @@ class Topic:
 
     Attributes:
         id: Of the table: one that is made at the same place later has another.
+
+    Raises:
+        NoTableError: It is not there.
+        WarehouseError: It can't be read.
     """
 
     def __init__(self, place: str, options: Options = None) -> None:
-        self._table = Snapshot(place, options)
+        try:
+            self._table = Snapshot(place, options)
+        except NoTableError:
+            raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from commitlake.config.locations import has_scheme
-from commitlake.errors import WarehouseError
+from commitlake.errors import NoTableError, WarehouseError
 from commitlake.reading.table import Options, Snapshot, location
 
 
@@ -38,11 +38,12 @@ class Tables:
         some three times as fast as through Arrow, which reads from object stores.
 
         Raises:
-            WarehouseError: one of them is not there.
+            NoTableError: one of them is not there.
+            WarehouseError: one of them can't be read.
         """
         for name in names:
             if name not in self._open:
-                self._open[name] = Snapshot(location(self._warehouse, name), self._options)
+                self._open[name] = self._snapshot(name)
                 self._make(name, self._open[name])
 
     def topic(self, topic: str) -> str | None:
@@ -83,6 +84,16 @@ class Tables:
         """The greatest value of a column, by the statistics of the files; None where there is none."""
         files = self.files(name)
         return pc.max(files[f"max.{column}"]).as_py() if f"max.{column}" in files.column_names else None
+
+    def _snapshot(self, name: str) -> Snapshot:
+        try:
+            return Snapshot(location(self._warehouse, name), self._options)
+        except NoTableError:
+            msg = (
+                f"no coordinator of this version has run on the warehouse {self._warehouse}: it has no table {name}; "
+                "start one, or check `warehouse`"
+            )
+            raise NoTableError(msg) from None
 
     def _make(self, name: str, table: Snapshot) -> None:
         columns = ", ".join(map(_typed, table.schema))
