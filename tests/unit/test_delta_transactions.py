@@ -56,6 +56,37 @@ def test_an_error_rolls_back_unless_all_tables_have_their_rows(
     assert len(lake.messages("orders-ready")) == (end == "COMMITTED")
 
 
+@pytest.mark.parametrize(
+    ("checks", "warnings"),
+    [
+        ({}, 0),
+        ({"nightly": {"table": "delta-log"}}, 0),
+        ({"nighty": {"table": "delta-log"}}, 1),
+        ({"nightly": {"database": "postgresql://db/shop"}}, 1),
+    ],
+    ids=["no rules here", "a rule", "misspelt", "a rule of another kind"],
+)
+def test_a_group_without_a_rule_is_told_where_rules_are_known(
+    lake: InMemoryCoordinator, caplog: pytest.LogCaptureFixture, checks: dict[str, Any], warnings: int
+) -> None:
+    with (
+        pytest.raises(ConfigError, match="it has no message"),
+        commitlake.delta_transaction(NO_SPARK, {**CONF, "checks": checks}, "nightly"),
+    ):
+        pass
+    found = [each for each in caplog.messages if "`checks` has no rule nightly: {table: delta-log}" in each]
+    assert len(found) == warnings
+
+
+def test_of_an_embedded_broker_and_a_deadline_only_what_is_wrong_is_named() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"bootstrap_servers: 'embedded' is not allowed; give the address") as caught,
+        commitlake.delta_transaction(NO_SPARK, {}, "nightly"),
+    ):
+        pass
+    assert "1h" not in str(caught.value)
+
+
 def test_an_error_before_anything_is_sent_leaves_nothing(lake: InMemoryCoordinator) -> None:
     with (
         pytest.raises(ZeroDivisionError),

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from commitlake import config as configuration
 from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
-from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of
+from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of, warn_without_rule
 from commitlake.clients.delta.properties import properties
 from commitlake.clients.producer.message import Message
 from commitlake.clients.producer.transactional import TransactionMQProducer
@@ -49,6 +49,7 @@ def delta_transaction(
     """
     settings = configuration.of(conf)
     ms = deadline_ms("delta_transaction", settings, deadline)
+    warn_without_rule("delta_transaction", settings, group)
     with producer_of(settings, group) as producer:
         transaction = DeltaTransaction(spark, producer, ms, _allowed(settings, group))
         try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
+from commitlake.clients.delta.allowed_places import DELTA_LOG
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.config import Config
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import Duration, duration_ms
+
+log = logging.getLogger(__name__)
 
 
 def deadline_ms(what: str, settings: Config, deadline: Duration) -> int:
@@ -15,14 +20,26 @@ def deadline_ms(what: str, settings: Config, deadline: Duration) -> int:
     Raises:
         ConfigError: it is no duration, or the Kafka address is `embedded`.
     """
-    ms = duration_ms(deadline)
-    if not ms or settings.kafka.is_embedded:
+    if settings.kafka.is_embedded:
         msg = (
-            f"{what}: deadline {deadline!r} and Kafka at {settings.kafka.bootstrap_servers!r} are not allowed; "
-            "give a time such as '1h', and the address of the broker in kafka.bootstrap_servers"
+            f"{what}: kafka.bootstrap_servers: 'embedded' is not allowed; give the address of the coordinator's broker"
         )
         raise ConfigError(msg)
+    ms = duration_ms(deadline)
+    if not ms:
+        msg = f"{what}: deadline {deadline!r} is not allowed; give a time such as '1h'"
+        raise ConfigError(msg)
     return ms
+
+
+def warn_without_rule(what: str, settings: Config, group: str) -> None:
+    """Warn where the configuration has rules, and none ends what a killed job of the group leaves."""
+    if settings.checks and settings.checks.get(group, {}).get("table") != DELTA_LOG:
+        log.warning(
+            "%s: `checks` has no rule %s: {table: %s}, so nobody ends what a killed job of this group leaves; add it, "
+            "or check the group; rules are there for: %s",
+            *(what, group, DELTA_LOG, ", ".join(settings.checks)),
+        )
 
 
 def absolute(place: str) -> str:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from commitlake import config as configuration
 from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import SINKS
-from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of
+from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of, warn_without_rule
 from commitlake.clients.delta.properties import properties
 from commitlake.clients.delta.row_messages import message_of, selected
 from commitlake.clients.producer.transaction import Transaction
@@ -81,6 +81,7 @@ def sink(
         raise ConfigError(msg)
     settings = configuration.of(conf)
     ms = deadline_ms("sink", settings, deadline)
+    warn_without_rule("sink", settings, group)
     columns = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key}
     return _Sink(settings, topic, name, group, columns, ms, unfit == "skip")
 
