@@ -337,7 +337,7 @@ def test_an_engine_that_is_unknown_or_does_not_take_an_option_is_refused() -> No
     where: dict[str, Any] = {"bootstrap_servers": "nowhere:9092"}
     with pytest.raises(MQClientException, match="engine is 'rust', allowed is kafka-python or confluent"):
         DefaultMQProducer("group", engine="rust", **where)
-    with pytest.raises(MQClientException, match="retries is not allowed with engine='confluent'"):
+    with pytest.raises(MQClientException, match="confluent', which takes batch_size, compression_type, linger_ms"):
         DefaultMQProducer("group", engine="confluent", client_options={"retries": 5}, **where)
     with pytest.raises(MQClientException, match="sasl_mechanism is not allowed with engine='confluent'"):
         DefaultMQProducer("group", engine="confluent", client_options={"sasl_mechanism": "PLAIN"}, **where)
@@ -438,6 +438,12 @@ def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced
             assert engine.flush(20)
         engine.close(0.1)
         assert old.has_outcome.is_set()
+
+
+@pytest.mark.parametrize("engine", ["kafka-python", "confluent"])
+def test_an_option_that_is_commitlakes_own_is_refused_as_that(engine: str) -> None:
+    with pytest.raises(MQClientException, match="acks is not allowed; CommitLake's promises hang on it"):
+        DefaultMQProducer("group", engine=engine, bootstrap_servers="nowhere:9092", client_options={"acks": 1})
 
 
 @pytest.mark.parametrize("name", ["max_block_ms", "delivery_timeout_ms"])

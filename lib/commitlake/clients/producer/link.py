@@ -46,12 +46,19 @@ Done = Callable[[BaseException | None], None]
 Late = Callable[[Position], None]
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
-    allowed = (set(KafkaProducer.DEFAULT_CONFIG) | set(KafkaConsumer.DEFAULT_CONFIG)) - _OWN - _TIMES
+def _check_own(options: Mapping[str, Any]) -> None:
     for name in options:
         if name in _TIMES:
             msg = f"client_options: {name} is not allowed; send_msg_timeout bounds all that a send does, so set that"
             raise MQClientException(msg)
+        if name in _OWN:
+            msg = f"client_options: {name} is not allowed; CommitLake's promises hang on it, so it is set: leave it out"
+            raise MQClientException(msg)
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    allowed = (set(KafkaProducer.DEFAULT_CONFIG) | set(KafkaConsumer.DEFAULT_CONFIG)) - _OWN - _TIMES
+    for name in options:
         if name not in allowed:
             close = difflib.get_close_matches(name, allowed, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -82,7 +89,11 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
         reading = set(KafkaConsumer.DEFAULT_CONFIG)
         others = [name for name in sorted(options) if name not in reading or name.startswith(_LOGIN)]
         if left := [name for name in others if name not in _CONFLUENT_TAKES]:
-            msg = f"client_options: {left[0]} is not allowed with engine='confluent'; use engine='kafka-python' for it"
+            takes = ", ".join(sorted(_CONFLUENT_TAKES))
+            msg = (
+                f"client_options: {left[0]} is not allowed with engine='confluent', which takes {takes} for sending; "
+                "leave it out, or see whether engine='kafka-python' takes it"
+            )
             raise MQClientException(msg)
     return engine
 
@@ -94,8 +105,9 @@ class KafkaLink:
         self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str = ENGINES[0]
     ) -> None:
         self.kafka, self._more = kafka, more
-        _check_names(more)
+        _check_own(more)
         self._engine = check_engine(engine, more)
+        _check_names(more)
         self._start_timeout_ms = start_timeout_ms
         self._client: Engine | None = None
         self._reader: SettingsReader | None = None
