@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -438,6 +439,19 @@ def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced
             assert engine.flush(20)
         engine.close(0.1)
         assert old.has_outcome.is_set()
+
+
+def test_without_a_broker_the_start_fails_without_the_clients_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    producer = DefaultMQProducer("group", bootstrap_servers="127.0.0.1:1", start_timeout=400)
+    with (
+        caplog.at_level(logging.DEBUG, "commitlake"),
+        pytest.raises(
+            MQClientException, match=r"cannot reach Kafka at 127\.0\.0\.1:1: .*Unable to bootstrap"
+        ) as caught,
+    ):
+        producer.start()
+    assert caught.value.__suppress_context__
+    assert any(record.exc_info for record in caplog.records if record.name.startswith("commitlake"))
 
 
 @pytest.mark.parametrize("engine", ["kafka-python", "confluent"])

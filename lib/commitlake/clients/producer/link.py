@@ -129,7 +129,8 @@ class KafkaLink:
             self._client = self._connected(timeout_ms)
         except (ClientError, ValueError) as error:
             self.stop(0)
-            raise MQClientException(self.explain(error)) from error
+            log.debug("the producer's client was not made", exc_info=error)
+            raise MQClientException(self.explain(error)) from None
         except BaseException:
             self.stop(0)
             raise

@@ -55,8 +55,9 @@ class SettingsReader:
             return
         self.stop()
         if self._failure:
+            log.debug("the last try to read %s", self._topic, exc_info=self._failure)
             msg = f"cannot read the Kafka topic {self._topic}: {self._explain(self._failure)}"
-            raise MQClientException(msg) from self._failure
+            raise MQClientException(msg) from None  # it has the cause's text; 25 lines of its trace hid it
         msg = (
             f"the Kafka topic {self._topic} has no settings after {timeout_ms} ms; "
             "start the coordinator, which publishes them, or check topic_prefix"
