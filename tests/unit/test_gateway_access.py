@@ -75,6 +75,7 @@ def test_access_keys_are_lines() -> None:
         {"listen": "shop.example:8081"},
         {"listen": "[::]:8081"},
         {"listen": "8081"},
+        {"listen": "127.0.0.1:65536"},
         {"listen": "127.0.0.1:8081", "certificate": Path("a.pem")},
         {"listen": "0.0.0.0:8081", "certificate": Path("a.pem"), "private_key": Path("a.key")},
     ],
@@ -104,8 +105,18 @@ def test_a_port_that_is_taken_is_said() -> None:
         ):
             pass
 
-    with pytest.raises(ConfigError, match="cannot listen on"):
+    with pytest.raises(ConfigError, match=r": Address already in use; choose another host or port$"):
         asyncio.run(twice())
+
+
+@pytest.mark.parametrize("listen", ["no-such-host.invalid:8081", "203.0.113.1:8081"])
+def test_an_address_that_is_not_of_this_machine_is_said_in_words_of_the_system(listen: str) -> None:
+    async def work() -> None:
+        Entrance(listen=listen, access_keys={"key": "secret"}).open(grpc.aio.server())
+
+    with pytest.raises(ConfigError, match=r"choose another host or port$") as caught:
+        asyncio.run(work())
+    assert "GRPC_VERBOSITY" not in str(caught.value)
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -127,7 +138,7 @@ def test_tls(tmp_path: Path) -> None:
 
     assert code(asyncio.run(asyncio.wait_for(work(), 30))) == "OK"
     key.write_text("no key")
-    with pytest.raises(ConfigError, match="cannot listen on"):
+    with pytest.raises(ConfigError, match=r"cannot listen on .*; check the TLS files$"):
         asyncio.run(asyncio.wait_for(work(), 30))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import re
 import signal
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -66,7 +67,8 @@ class Entrance:
         Raises:
             ConfigError: the address is none, half of TLS is given, or anybody on the network could call.
         """
-        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}", self.listen):
+        found = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):(\d{1,5})", self.listen)
+        if found is None or int(found[2]) >= 1 << 16:  # gRPC would take the rest of a division
             msg = f"--listen: {self.listen!r} is not allowed; give host:port, for example 127.0.0.1:8081"
             raise ConfigError(msg)
         if (self.certificate is None) != (self.private_key is None):
@@ -98,8 +100,21 @@ class Entrance:
             pair = (self.private_key.read_bytes(), self.certificate.read_bytes())
             return int(server.add_secure_port(self.listen, grpc.ssl_server_credentials([pair])))
         except (OSError, RuntimeError, ValueError) as error:
-            msg = f"--listen: cannot listen on {self.listen}: {error}; choose another port, or check the TLS files"
+            reason = self._bind_error()
+            advice = f"{reason}; choose another host or port" if reason else f"{error}; check the TLS files"
+            msg = f"--listen: cannot listen on {self.listen}: {advice}"
             raise ConfigError(msg) from error
+
+    def _bind_error(self) -> str | None:
+        """Why the address can't be bound: gRPC tells that its own log only."""
+        host, _, port = self.listen.rpartition(":")
+        try:
+            family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            with socket.socket(family) as tried:
+                tried.bind(address)
+        except OSError as error:
+            return error.strerror
+        return None
 
 
 @asynccontextmanager
