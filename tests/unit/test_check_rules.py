@@ -321,6 +321,26 @@ def test_a_rule_that_fails_stops_no_other_and_is_tried_again(
     assert caplog.messages == ["the rule checks.ill answers nothing now: No files found"] * 2
 
 
+@pytest.mark.parametrize(("password", "warnings"), [(None, 1), (postgres.PASSWORD, 0)], ids=["unset", "right"])
+def test_a_database_is_asked_at_the_start_when_nothing_is_due(
+    tmp_path: Path,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    password: str | None,
+    warnings: int,
+) -> None:
+    if password:
+        monkeypatch.setenv("SHOP_PASSWORD", password)
+    given = {"database": f"postgresql://{database}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
+    ended = threading.Event()
+    ended.set()
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    Resolver(from_mapping({"warehouse": str(tmp_path), "checks": {"g": given}})).run(ended)
+    told = "the rule checks.g answers nothing now: checks.g.password: the environment variable SHOP_PASSWORD is not set"
+    assert [each.startswith(told) for each in caplog.messages] == [True] * warnings
+
+
 def test_an_answer_is_sent_once_but_again_when_that_failed(
     warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

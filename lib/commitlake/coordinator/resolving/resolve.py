@@ -10,7 +10,8 @@ import importlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -110,17 +111,21 @@ class Resolver:
 
     def run(self, stop: threading.Event) -> None:
         """Look at each rule at its own interval, until told to stop."""
+        for rule in self.rules:
+            if rule.database:  # it is asked only when a check is due, so a wrong login would be told minutes later
+                self._try(rule, partial(_ask_nothing, rule))
         due = {rule.group: 0 for rule in self.rules}
         while not stop.wait(0.5):
             for rule in self.rules:
                 if due[rule.group] <= now_ms():
-                    self._try(rule)
+                    self._try(rule, partial(self.once, [rule]))
                     due[rule.group] = now_ms() + rule.every_ms
 
-    def _try(self, rule: CheckRule) -> None:
+    @staticmethod
+    def _try(rule: CheckRule, work: Callable[[], object]) -> None:
         """Whatever fails is tried again: a file that maintenance has removed, a database that is away."""
         try:
-            self.once([rule])
+            work()
         except Exception as error:  # without this thread no rule would ever answer again
             log.warning("the rule checks.%s answers nothing now: %s", rule.group, error)
 
@@ -200,6 +205,12 @@ def by_database(tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
         elif row["age_ms"] > _LONG_MS:
             _warn_open(row["transaction_id"], _STILL_RUNS.format(xid=xact.xid))
     return found
+
+
+def _ask_nothing(rule: CheckRule) -> None:
+    from commitlake.coordinator.resolving.database import answers
+
+    answers(rule, ())
 
 
 def _table(tables: Tables, rule: CheckRule) -> str:
