@@ -123,7 +123,7 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(
         tx.send(Message(topic, b"one"))
         tx.append(spark.range(1), "/elsewhere")
     with (
-        pytest.raises(ConfigError, match="give a time such as '1h', and the address"),
+        pytest.raises(ConfigError, match="'embedded' is not allowed; give the address"),
         commitlake.delta_transaction(spark, {"kafka.bootstrap_servers": "embedded"}, "nightly"),
     ):
         pass
