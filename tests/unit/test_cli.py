@@ -235,7 +235,7 @@ def test_a_missing_module_is_an_error_that_names_the_extra(
 def test_the_configuration_is_printed_without_its_secrets() -> None:
     found = CliRunner().invoke(app.app, ["config", "--set=kafka.options.sasl.password=hunter2"])
     assert found.exit_code == 0
-    assert "transaction.timeout = 6000ms" in found.output
+    assert "transaction.timeout = 6s" in found.output
     assert "'sasl.password': '***'" in found.output
     assert "hunter2" not in found.output
 

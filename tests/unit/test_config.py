@@ -189,6 +189,18 @@ def test_describe_has_a_line_for_every_key() -> None:
     assert [line.partition(" = ")[0] for line in load().describe().splitlines()] == [key.name for key in KEYS]
 
 
+def test_each_value_that_is_shown_can_be_given_again() -> None:
+    found = load("transaction.timeout=90s", "topics.allowed=a*,b*", "topics.dedup={orders: {by: keys, window: 30d}}")
+    shown = found.describe().splitlines()
+    assert load(*(line.replace(" = ", "=", 1) for line in shown)) == found
+    for line in (
+        *("receipts.retention = 30d", "transaction.timeout = 90s", "transaction.retention = 3d", "delay.max = 40d"),
+        *("topics.allowed = ['a*', 'b*']", "topics.dedup = {'orders': {by: keys, window: 30d}}"),
+        *("maintenance.interval = 10m", "transaction.reject = false"),
+    ):
+        assert line in shown
+
+
 def test_an_override_without_an_equals_sign_is_reported_without_its_value() -> None:
     with pytest.raises(ConfigError, match=r"--set kafka\.options\.sasl\.password: '=' is missing") as caught:
         load("kafka.options.sasl.password:hunter2")

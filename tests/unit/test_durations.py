@@ -17,11 +17,17 @@ from commitlake.clients.producer.timeouts import milliseconds
 from commitlake.config import Config, from_mapping, load, of
 from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import CommitLakeError, ConfigError, MQClientException
-from commitlake.protocol.durations import duration_ms, seconds
+from commitlake.protocol.durations import duration_ms, duration_text, seconds
 from commitlake.tools.cli.tx import length
 
 KAFKA = {"kafka.bootstrap_servers": "127.0.0.1:9092"}
 SAME: list[Any] = ["15s", 15, 15.0, timedelta(seconds=15), "15000ms"]
+
+
+@pytest.mark.parametrize("text", ["0s", "1ms", "1500ms", "90s", "5m", "25h", "30d"])
+def test_a_length_is_told_in_the_largest_unit_that_divides_it(text: str) -> None:
+    ms = duration_ms(text)
+    assert ms is not None and duration_text(ms) == text
 
 
 @pytest.mark.parametrize("given", SAME)

@@ -24,6 +24,7 @@ from commitlake.config.sections import (
 )
 from commitlake.config.values import duration
 from commitlake.errors import ConfigError
+from commitlake.protocol.durations import duration_text
 from commitlake.protocol.wire import Settings
 
 ENVIRONMENT_PREFIX = "COMMITLAKE__"
@@ -101,7 +102,7 @@ class Config:
         )
 
     def describe(self) -> str:
-        """Return one `key = value` line for each key, secrets masked."""
+        """Return one `key = value` line for each key, each value as a file may have it, secrets masked."""
         return "\n".join(f"{key.name} = {self._shown(key.path)}" for key in KEYS)
 
     def _shown(self, path: str) -> str:
@@ -110,7 +111,9 @@ class Config:
         value: Any = self
         for part in path.split("."):
             value = getattr(value, part)
-        return f"{value}ms" if path.endswith("_ms") else str(value)
+        if path.endswith("_ms"):
+            return duration_text(value)
+        return str(value).lower() if isinstance(value, bool) else str([*value] if isinstance(value, tuple) else value)
 
 
 def load(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from commitlake.config.locations import has_scheme
-from commitlake.protocol.durations import DAY_MS, duration_ms
+from commitlake.protocol.durations import DAY_MS, duration_ms, duration_text
 from commitlake.protocol.topic_names import NAME
 
 EMBEDDED = "embedded"
@@ -211,7 +211,7 @@ class Dedup(NamedTuple):
 
     def __repr__(self) -> str:
         """As a configuration has it."""
-        return f"{{by: {self.by}, window: {self.window_ms}ms}}"
+        return f"{{by: {self.by}, window: {duration_text(self.window_ms)}}}"
 
 
 def dedups(value: object) -> dict[str, Dedup]:

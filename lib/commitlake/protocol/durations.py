@@ -29,6 +29,12 @@ def duration_ms(given: object) -> int | None:
     return int(found[1]) * _UNITS_MS[found[2]] if found else None
 
 
+def duration_text(ms: int) -> str:
+    """A length as a configuration has it, in the largest unit that divides it."""
+    unit = next((unit for unit, size in reversed(_UNITS_MS.items()) if ms and ms % size == 0), "s")
+    return f"{ms // _UNITS_MS[unit]}{unit}"
+
+
 def seconds(name: str, given: object) -> float:
     """Length in s.
 
