@@ -194,6 +194,8 @@ def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_
 
 Series = dict[str, str]
 LAG = "commitlake_landing_lag_records"
+REJECTED = "commitlake_rejected_total"
+DUPLICATES = {f'{REJECTED}{{reason="DUPLICATE_OF"}}': "0+50x75"}  # as `topics.dedup` wants
 EXPIRED = '{state="DISCARDED", reason="EXPIRED"}'
 ONE, OTHER = '{instance="a", job="lake"}', '{instance="b", job="lake"}'
 BOTH = {f"{name}{instance}": "1x75" for name in ("commitlake_epoch", "up") for instance in (ONE, OTHER)}
@@ -215,7 +217,7 @@ CASES = [
     alone("NoMaintenance", "commitlake_maintained_timestamp_seconds", "3600x75", "0x75"),
     # A lost check is repeated once; an instance that does not answer gets repeats after 5, 15 and 35 minutes.
     alone("ChecksUnanswered", "commitlake_checks_repeated_total", "0x60 1x14", "0x50 1x9 2x14"),
-    alone("Rejects", 'commitlake_rejected_total{reason="BAD_OP"}', "0+10x75", "0+50x75"),
+    alone("Rejects", f'{REJECTED}{{reason="BAD_OP"}}', "0+10x75", "0+50x75", DUPLICATES),
     alone("Discards", f"commitlake_ended_total{EXPIRED}", "9x75", "0+1x75"),
     alone("LagGrows", f'{LAG}{{topic="half"}}', "900000-1000x75", "100000+1000x75"),
     alone("LagGrows", f'{LAG}{{topic="half"}}', "0+100x75", "0+9000x75", {f'{LAG}{{topic="op"}}': "0x75"}),

@@ -97,6 +97,22 @@ def test_off_local_disks_the_sign_of_life_tells(warehouse: Path, monkeypatch: py
         assert liveness.last_seen_ms(tables, conf) == int(before * 1_000)
 
 
+def test_an_intended_duplicate_is_no_reject(tmp_path: Path) -> None:
+    def found() -> doctor.Diagnosis:
+        with opened(conf.warehouse) as tables:
+            return doctor._rejects(tables, conf)
+
+    def reject(*reasons: str) -> None:
+        at = pa.array([datetime.now(UTC)] * len(reasons), pa.timestamp("us", "UTC"))
+        write_deltalake(str(tmp_path / "rejected"), pa.table({"rejected_at": at, "reason": [*reasons]}), mode="append")
+
+    conf = from_mapping({"warehouse": str(tmp_path)})
+    reject("DUPLICATE_OF", "DUPLICATE_OF")
+    assert (found().is_well, found().detail) == (True, "0 records in the last day, beside 2 duplicates of topics.dedup")
+    reject("BAD_OP")
+    assert not found().is_well and found().detail.startswith("1 record in the last day, beside 2 duplicates")
+
+
 def test_a_key_that_is_no_text_is_shown_with_escapes(tmp_path: Path) -> None:
     rejected: dict[str, Any] = {
         "rejected_at": pa.array([STARTED] * 4, pa.timestamp("us", "UTC")), "reason": ["BAD_OP"] * 4,
@@ -116,7 +132,9 @@ def test_a_condition_that_makes_no_sense_is_one_short_error(tmp_path: Path, wher
         "half": [*((name, pa.int64()) for name in ("queue", "queue_offset", "first_queue", "first_offset"))],
         "transactions": [("queue", pa.int64()), ("half_offset", pa.int64()), ("round", pa.int32())],
         "checks": [*((name, pa.int32()) for name in ("queue", "half_offset", "round", "check_no"))],
-        "reentries": [*((name, pa.int32()) for name in ("queue", "offset", "kind", "round"))],
+        "reentries": [
+            *((name, pa.int32()) for name in ("queue", "offset", "kind", "round", "part_queue", "part_offset"))
+        ],
         "open_rows": [*((name, pa.int32()) for name in ("queue", "offset", "kind", "landing_id"))],
         "positions": [("landing_id", pa.int64())],
     }

@@ -17,6 +17,11 @@ def lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def counted(number: int, noun: str) -> str:
+    """How many there are of something, such as `1 record` and `2 records`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def json_line(row: Mapping[str, object]) -> str:
     """A JSON object on one line, with other letters as they are and control characters as JSON's escapes."""
     text = json.dumps(row, ensure_ascii=False)

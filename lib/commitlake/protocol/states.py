@@ -54,13 +54,17 @@ class Refusal(IntEnum):
 
 OFFSET_USED_BEFORE = "OFFSET_USED_BEFORE"
 """A reason in `rejected`, of a record whose offset names another one: it says nothing about the op at that offset."""
+DUPLICATE_OF = "DUPLICATE_OF"
+"""A reason in `rejected` that `topics.dedup` asks for; all others are mistakes."""
 LANDING_REASONS = (
     OFFSET_USED_BEFORE,
     *("MISSING_REAL_TOPIC", "MISSING_UNIQ_KEY", "MISSING_PRODUCER_GROUP", "ILLEGAL_TOPIC", "TOPIC_NOT_ALLOWED"),
     *("BAD_QUEUE_ID", "NULL_BODY", "BODY_TOO_LARGE", "BAD_BATCH", "BAD_DELAY", "DELAY_TOO_LONG", "BAD_FIRST_HALF"),
-    *("BAD_OP", "TRANSACTIONS_REJECTED", "DUPLICATE_OF"),
+    *("BAD_OP", "TRANSACTIONS_REJECTED", DUPLICATE_OF),
 )
 """Why landing rejects a record, in the order of the contract (4.9)."""
+REJECTED_REASONS = tuple(dict.fromkeys((*(refusal.name for refusal in Refusal), *LANDING_REASONS)))
+"""All reasons in `rejected`."""
 
 
 class Source(IntEnum):

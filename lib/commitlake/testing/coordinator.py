@@ -21,7 +21,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, HALF, LANDED, OP
-from commitlake.protocol.states import Delivery, Source, State
+from commitlake.protocol.states import DUPLICATE_OF, Delivery, Source, State
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits, encode_check
 from commitlake.testing.link import Fault, MemoryEngine, MemoryLink
@@ -293,7 +293,7 @@ class InMemoryCoordinator:
         self._topics.add(content.topic)
         self._contents[source, at] = (content, limits.stored)
         if landed is None and (holder := self._shown.show(content, Source.MESSAGES, at, limits.stored, self.now)):
-            raise RecordError(holder, "DUPLICATE_OF")
+            raise RecordError(holder, DUPLICATE_OF)
         return landed
 
     # ---- checks

@@ -10,9 +10,11 @@ import pyarrow.compute as pc
 
 from commitlake.config import Config
 from commitlake.config.locations import is_local, local_path
+from commitlake.config.terminal import counted
 from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
 from commitlake.protocol.clock import now_ms
+from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
 
@@ -87,20 +89,23 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
 def _pending(tables: Tables, config: Config) -> Diagnosis:
     pending = overview.pending(tables, now_ms()).to_pylist()
     oldest_s = max((row["oldest_s"] for row in pending), default=0)
-    text = f"{sum(row['messages'] for row in pending)} transactions, the oldest {oldest_s:.0f} s old"
+    text = f"{counted(sum(row['messages'] for row in pending), 'transaction')}, the oldest {oldest_s:.0f} s old"
     is_well = oldest_s * 1_000 <= config.transaction.hangs_after_ms
     return Diagnosis("pending", is_well, text if is_well else f"{text}; `commitlake tx hanging` names their groups")
 
 
 def _discards(tables: Tables, config: Config) -> Diagnosis:
     count = pc.sum(overview.discarded(tables, now_ms() - _DAY_MS)["messages"]).as_py() or 0
-    text = f"{count} half messages in the last day"
+    text = f"{counted(count, 'half message')} in the last day"
     return Diagnosis("discarded", count == 0, text if not count else f"{text}; `commitlake tx list --state DISCARDED`")
 
 
 def _rejects(tables: Tables, config: Config) -> Diagnosis:
-    count = pc.sum(overview.reasons(tables, now_ms() - _DAY_MS)["records"]).as_py() or 0
-    text = f"{count} records in the last day"
+    records = {row["reason"]: row["records"] for row in overview.reasons(tables, now_ms() - _DAY_MS).to_pylist()}
+    duplicates = records.pop(DUPLICATE_OF, 0)
+    count = sum(records.values())
+    text = f"{counted(count, 'record')} in the last day"
+    text += f", beside {counted(duplicates, 'duplicate')} of topics.dedup" if duplicates else ""
     return Diagnosis("rejected", count == 0, text if not count else f"{text}; `commitlake rejected`")
 
 
@@ -120,5 +125,5 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
         for topic, ends in topics.end_offsets(config).items()
         for queue, end in ends.items()
     )
-    text = f"{config.kafka.bootstrap_servers}: {lag} records have not landed"
+    text = f"{config.kafka.bootstrap_servers}: {counted(lag, 'record') if lag else 'nothing'} still to land"
     return Diagnosis("kafka", lag <= _MOST_LAG, text if lag <= _MOST_LAG else f"{text}; does a coordinator run?")

@@ -20,6 +20,7 @@ from commitlake.coordinator.landing import parse
 from commitlake.coordinator.landing.message_columns import alias, header, message_columns
 from commitlake.protocol import headers, kafka_topics, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
+from commitlake.protocol.states import DUPLICATE_OF
 
 SOURCES = kafka_topics.LANDED
 """The Kafka topics that land, without their prefix."""
@@ -150,7 +151,7 @@ def refuse_duplicates(classified: DataFrame, duplicates: DataFrame) -> DataFrame
     place = f"IF({is_message}, {place_sql('source', 'partition', 'offset')}, NULL) AS place"
     found = classified.selectExpr("*", place).join(duplicates, "place", "left")
     duplicate_of = F.col("duplicate_of")
-    return rejecting(found, duplicate_of.isNotNull(), "DUPLICATE_OF", duplicate_of).drop("place", "duplicate_of")
+    return rejecting(found, duplicate_of.isNotNull(), DUPLICATE_OF, duplicate_of).drop("place", "duplicate_of")
 
 
 def rejecting(classified: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:

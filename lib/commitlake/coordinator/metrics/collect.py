@@ -20,7 +20,7 @@ from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.rounds import Rounds
 from commitlake.errors import KafkaError
 from commitlake.protocol.clock import now_ms
-from commitlake.protocol.states import LANDING_REASONS, Delivery, Reason, Refusal, State
+from commitlake.protocol.states import REJECTED_REASONS, Delivery, Reason, State
 from commitlake.reading.questions import overview
 from commitlake.reading.questions.tables import Tables, moment, opened
 
@@ -133,7 +133,7 @@ def of_counters(counters: Counters) -> Iterable[Metric]:
     yield _counted("ended", "half messages that ended", ("state", "reason"), counters.of("ended", ends))
     deliveries = counters.of("deliveries", [(each.name,) for each in (Delivery.DELIVERED, Delivery.RECALLED)])
     yield _counted("deliveries", "delayed messages that ended", ("state",), deliveries)
-    reasons = [(each,) for each in (*(each.name for each in Refusal), *LANDING_REASONS)]
+    reasons = [(each,) for each in REJECTED_REASONS]
     yield _counted("rejected", "records rejected", ("reason",), counters.of("rejected", reasons))
     checks = counters.of("checks", [("sent",), ("repeated",)])
     yield _counted("checks_sent", "checks sent", (), {(): checks["sent",]})
