@@ -193,3 +193,17 @@ def newest(transactions: list[Row]) -> dict[tuple[int, int], Row]:
     """The newest ledger row of each half message, by (queue, offset)."""
     rows = sorted(transactions, key=lambda row: row["batch_id"])
     return {(row["queue"], row["half_offset"]): row for row in rows}
+
+
+def ended(lake: Lake) -> dict[tuple[int, int], Row]:
+    """The newest ledger row of each half message that no RESUME has reopened since."""
+    resumed = sorted((row for row in lake.rows("reentries") if row["round"] > 0), key=lambda row: row["round"])
+    again = {own_place(row): row["round"] for row in resumed}
+    rows = newest(lake.rows("transactions"))
+    return {at: row for at, row in rows.items() if again.get(at, 0) <= row["round"]}
+
+
+def own_place(row: Row) -> tuple[int, int]:
+    """Where the half message of a feedback row stands: a part has a place of its own."""
+    is_part = row["part_offset"] >= 0
+    return (row["part_queue"], row["part_offset"]) if is_part else (row["queue"], row["offset"])

@@ -1,4 +1,4 @@
-"""How old what is pending is: metrics, the doctor, the page and `stats` tell it from one question."""
+"""What was resumed: metrics, the doctor, the page, `stats` and lists tell its state and its age from one question."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ SELECT 0 AS queue, 7::BIGINT AS queue_offset, 0 AS first_queue, 7::BIGINT AS fir
 """
 OTHERS = {
     "transactions": "queue INT, half_offset BIGINT, round INT, topic VARCHAR, state VARCHAR, reason VARCHAR, "
-    "producer_group VARCHAR, stored_at TIMESTAMPTZ, resolved_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ",
+    "producer_group VARCHAR, transaction_id VARCHAR, message_id VARCHAR, checks INT, stored_at TIMESTAMPTZ, "
+    "resolved_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ",
     "checks": "queue INT, half_offset BIGINT, round INT, check_no INT, repeat INT, requested_at TIMESTAMPTZ",
     "op": "check_id VARCHAR, stored_at TIMESTAMPTZ",
     "open_rows": 'landing_id BIGINT, kind INT, queue INT, "offset" BIGINT',
@@ -42,7 +43,8 @@ OTHERS = {
 def resumed(tmp_path: Path) -> Path:
     """A warehouse whose one transaction is a week old; a RESUME reopened it twice, a minute ago for the last time."""
     now = now_ms()
-    rounds = f"""SELECT 0 AS queue, 7::BIGINT AS "offset", {int(Kind.HALF)} AS kind, n AS round, {now} - ago AS since
+    rounds = f"""SELECT 0 AS queue, 7::BIGINT AS "offset", {int(Kind.HALF)} AS kind, n AS round, {now} - ago AS since,
+                        -1 AS part_queue, -1::BIGINT AS part_offset
                  FROM (VALUES (1, {WEEK_MS // 2}), (2, {MINUTE_MS})) AS r(n, ago)"""
     with duckdb.connect() as db:
         db.execute("SET TimeZone = 'UTC'")
@@ -70,7 +72,7 @@ def test_everybody_tells_the_same_age(resumed: Path) -> None:
     config, now = from_mapping({"warehouse": str(resumed), "transaction": {"timeout": "1h"}}), now_ms()
     with opened(str(resumed)) as tables:
         found = doctor._pending(tables, config)
-        assert found.is_well and found.detail.startswith("1 transactions, the oldest 6")
+        assert found.is_well and found.detail.startswith("1 transaction, the oldest 6")
         samples = {each.name: each.samples for each in of_tables(tables, MetricNames())}
         assert 60 <= samples["commitlake_oldest_pending_seconds"][0].value < 120
         assert samples["commitlake_pending"][0].value == 1
@@ -81,3 +83,26 @@ def test_everybody_tells_the_same_age(resumed: Path) -> None:
         assert 59_000 <= row["age_ms"] < 120_000
         (row,) = overview.stats(tables, now - WEEK_MS * 2, now).to_pylist()
         assert 59 <= row["p50_s"] == row["p99_s"] < 120
+
+
+def test_a_half_message_counts_once_by_its_newest_round(resumed: Path) -> None:
+    """Offset 7 was discarded twice and is pending again, 8 was discarded and committed then, 9 is discarded."""
+    ends = [(7, 0, "DISCARDED"), (7, 1, "DISCARDED"), (8, 0, "DISCARDED"), (8, 1, "COMMITTED"), (9, 0, "DISCARDED")]
+    with duckdb.connect() as db:
+        db.execute("SET TimeZone = 'UTC'")
+        db.execute(f"CREATE TABLE transactions ({OTHERS['transactions']})")
+        for place, round_, state in ends:
+            db.execute(
+                "INSERT INTO transactions VALUES (0, ?, ?, 'orders', ?, 'x', 'shop', 'tx', 'm', 0, now(), now(), NULL)",
+                (place, round_, state),
+            )
+        write_deltalake(str(resumed / "transactions"), db.sql("FROM transactions").arrow(), mode="append")
+    config, now = from_mapping({"warehouse": str(resumed)}), now_ms()
+    with opened(str(resumed)) as tables:
+        assert doctor._discards(tables, config).detail.startswith("1 half message in the last day")
+        page = figures.read(tables, now - MINUTE_MS, now)
+        assert {state: page.total(state) for state in figures.STATES} == {
+            "COMMITTED": 1, "ROLLED_BACK": 0, "DISCARDED": 1,
+        }  # fmt: skip
+        stats = {row["state"]: row["messages"] for row in overview.stats(tables, now - MINUTE_MS, now).to_pylist()}
+        assert stats == {"COMMITTED": 1, "DISCARDED": 1, "PENDING": 1}

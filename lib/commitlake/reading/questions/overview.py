@@ -5,23 +5,25 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from commitlake.reading.questions import ended
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import Tables, moment
 
-_ENDED = """
+_ENDED = f"""
 SELECT * EXCLUDE ms, round(ms[1] / 1000, 1) AS p50_s, round(ms[2] / 1000, 1) AS p99_s FROM (
 SELECT topic, state, reason, count(*) AS messages,
        quantile_disc(epoch_ms(resolved_at) - epoch_ms(stored_at), [0.5, 0.99]) AS ms
-FROM transactions WHERE resolved_at >= {since} GROUP BY ALL)
+FROM {ended.VIEW} WHERE resolved_at >= {{since}} GROUP BY ALL)
 """
 _PENDING = f"""
 SELECT topic, state, reason, count(*) AS messages, round(({{now}} - max(since_ms)) / 1000.0, 1) AS youngest_s,
        round(({{now}} - min(since_ms)) / 1000.0, 1) AS oldest_s
 FROM {open_transactions.VIEW} GROUP BY ALL ORDER BY messages DESC, topic
 """
-_DISCARDED = """
-SELECT producer_group, topic, reason, count(*) AS messages FROM transactions
-WHERE state = 'DISCARDED' AND resolved_at >= {since} GROUP BY ALL ORDER BY messages DESC, producer_group, topic, reason
+_DISCARDED = f"""
+SELECT producer_group, topic, reason, count(*) AS messages FROM {ended.VIEW}
+WHERE state = 'DISCARDED' AND resolved_at >= {{since}} GROUP BY ALL
+ORDER BY messages DESC, producer_group, topic, reason
 """
 _REASONS = """
 SELECT reason, count(*) AS records, max(rejected_at) AS newest FROM rejected
@@ -37,16 +39,16 @@ ORDER BY rejected_at DESC, source, kafka_partition, kafka_offset
 
 
 def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
-    """Half messages by topic, state and reason that ended since, and first half messages that are pending.
+    """Half messages by topic, state and reason whose newest round ended since, and first ones that are pending.
 
     Returns:
         topic, state, reason, messages, and p50_s and p99_s: seconds from `stored_at` to the end; of what is pending its
         least and its greatest age.
     """
-    tables.open("transactions")
+    ended.make(tables)
     ages = pending(tables, now_ms).rename_columns({"youngest_s": "p50_s", "oldest_s": "p99_s"})
-    ended = tables.rows(_ENDED.format(since=moment(since_ms)))
-    found = pa.concat_tables([ended, ages], promote_options="permissive")
+    ends = tables.rows(_ENDED.format(since=moment(since_ms)))
+    found = pa.concat_tables([ends, ages], promote_options="permissive")
     return found.sort_by([("topic", "ascending"), ("state", "ascending"), ("reason", "ascending")])
 
 
@@ -60,8 +62,8 @@ def pending(tables: Tables, now_ms: int) -> pa.Table:
 
 
 def discarded(tables: Tables, since_ms: int) -> pa.Table:
-    """Half messages discarded since, the most first: producer_group, topic, reason, messages."""
-    tables.open("transactions")
+    """Half messages discarded since, and not resumed, the most first: producer_group, topic, reason, messages."""
+    ended.make(tables)
     return tables.rows(_DISCARDED.format(since=moment(since_ms)))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from commitlake.protocol.states import Kind
+from commitlake.reading.questions import ended
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import HAS_KEY, Tables, epoch_ms, moment
 
@@ -19,26 +19,14 @@ COLUMNS = (
 
 DETAILS = ("message_id", "keys", "round")
 
-# A RESUME opens a round, and each that ends has a row; a first half message that was reopened since is pending. These
-# few are a table of their own: beside 20 million rows DuckDB takes them for many.
-_LATER = f"""
-SELECT queue, half_offset, round FROM transactions WHERE round > 0
-UNION SELECT queue, "offset", round FROM reentries WHERE kind = {int(Kind.HALF)} AND round > 0
-"""
-_ENDED = """
-CREATE OR REPLACE TEMP VIEW ended AS
-SELECT t.transaction_id, t.producer_group, t.topic, t.state, t.reason, t.checks, t.round, t.queue,
-       t.half_offset AS queue_offset, t.message_id, t.stored_at, t.resolved_at
-FROM transactions t
-WHERE NOT EXISTS (SELECT 1 FROM later l
-                  WHERE l.queue = t.queue AND l.half_offset = t.half_offset AND l.round > t.round)
-"""
 _KEYED = f"""
 SELECT DISTINCT queue_offset FROM half WHERE keys = $keys OR (contains(keys, ' ') AND {HAS_KEY})
 """
 _MINUTE_MS = 60_000
 _STORED, _BEGUN = "epoch_ms(stored_at)", "since_ms"
 """From when the age of a transaction counts: what is pending is as old as its newest RESUME."""
+_ENDED = "epoch_ms(resolved_at)"
+"""To when it counts, of what has ended."""
 _FIRST = """
 SELECT e.*, h.tags, h.keys, h.properties
 FROM found e JOIN half h ON h.queue = e.queue AND h.queue_offset = e.queue_offset
@@ -95,7 +83,7 @@ class Wanted:
 
 
 def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None) -> pa.Table:
-    """Transactions, the newest first: `COLUMNS`, age_ms, and those of `DETAILS`.
+    """Transactions, the newest first: `COLUMNS`, age_ms (of what has ended, at its end), and those of `DETAILS`.
 
     Args:
         tables: of the warehouse.
@@ -107,7 +95,7 @@ def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None)
     if PENDING in wanted.states:
         open_transactions.make(tables)
         conditions = f"{wanted.conditions(now_ms, _BEGUN)} AND {wanted.more()}"
-        sql = f"SELECT {_shown(now_ms, _BEGUN)} FROM {open_transactions.VIEW} WHERE {conditions}"
+        sql = f"SELECT {_shown(f'{now_ms} - {_BEGUN}')} FROM {open_transactions.VIEW} WHERE {conditions}"
         parts.append(tables.rows(sql, **wanted.parameters()))
     if set(wanted.states) != {PENDING}:
         parts.append(_ended(tables, wanted, now_ms, limit))
@@ -116,22 +104,21 @@ def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None)
     return rows if limit is None else rows.slice(0, limit)
 
 
-def _shown(now_ms: int, begin: str = _STORED) -> str:
-    return f"{', '.join(COLUMNS)}, {now_ms} - {begin} AS age_ms, {', '.join(DETAILS)}"
+def _shown(age: str) -> str:
+    return f"{', '.join(COLUMNS)}, {age} AS age_ms, {', '.join(DETAILS)}"
 
 
 def _ended(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None) -> pa.Table:
     """Candidates first, by the narrow ledger; then the first half messages among them."""
-    tables.open("transactions", "reentries", "half")
-    tables.make("later", _LATER)
-    tables.db.execute(_ENDED)
+    tables.open("half")
+    ended.make(tables)
     conditions = wanted.conditions(now_ms)
     begins = ["true"] if limit is None else _begins(tables)
     if wanted.keys is not None:
         begins = [_keyed(tables, wanted.keys)]
     for begin in begins:
-        tables.make("found", f"SELECT * FROM ended WHERE {conditions} AND {begin}", **wanted.parameters())
-        sql = f"SELECT {_shown(now_ms)} FROM ({_FIRST}) WHERE {wanted.more()}"
+        tables.make("found", f"SELECT * FROM {ended.VIEW} WHERE {conditions} AND {begin}", **wanted.parameters())
+        sql = f"SELECT {_shown(f'{_ENDED} - {_STORED}')} FROM ({_FIRST}) WHERE {wanted.more()}"
         rows = tables.rows(sql, **wanted.parameters())
         if limit is not None and rows.num_rows >= limit:
             break

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from commitlake.reading.questions import ended as ended_messages
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions import overview
 from commitlake.reading.questions.tables import Tables, moment
@@ -15,8 +16,8 @@ STATES = ("COMMITTED", "ROLLED_BACK", "DISCARDED")
 _OLDEST, _MOST_DISCARDS = 15, 20
 
 _BUCKET = "least(greatest((epoch_ms({column}) - {since}) // {width}, 0), {last})::INTEGER"
-_ENDED = """
-SELECT {bucket} AS bucket, state, count(*) AS n FROM transactions WHERE {recent} GROUP BY ALL
+_ENDED = f"""
+SELECT {{bucket}} AS bucket, state, count(*) AS n FROM {ended_messages.VIEW} WHERE {{recent}} GROUP BY ALL
 """
 _LATENCY = """
 SELECT {bucket} AS bucket, quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000 AS p50,
@@ -58,7 +59,7 @@ class Figures:
     Attributes:
         since: the begin.
         now: the end.
-        ended: by state, how many half messages ended in each of `BUCKETS` equal parts of the time.
+        ended: by state, how many half messages ended their newest round in each of `BUCKETS` equal parts of the time.
         p50: seconds from a half message to its commit in each part, None where none was committed.
         p99: the same for 99 of 100.
         ages: pending transactions by age, as `AGES`.
@@ -90,6 +91,7 @@ def read(tables: Tables, since: int, now: int) -> Figures:
     """Read all figures of the time from `since` to `now`, both ms since epoch, UTC."""
     tables.open("transactions", "checks", "op")
     open_transactions.make(tables)
+    ended_messages.make(tables)
     width = max(1, (now - since) // BUCKETS)
     bucket = _BUCKET.format(column="resolved_at", since=since, width=width, last=BUCKETS - 1)
     recent = f"resolved_at >= {moment(since)}"
