@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from tests.support.lake import Lake, newest
+from tests.support.lake import Lake, ended
 from tests.support.story import COMMITTED, DELAYED, DELIVERED, DISCARDED, NORMAL, REJECTED, Story
 
 from commitlake import config
@@ -214,33 +214,27 @@ def test_a_warehouse_with_every_kind_of_end_is_well(story: Story, well: AuditRep
 def counted(lake: Lake, topic: str) -> TopicCounts:
     """The counts of a topic, from rows as deltalake reads them."""
     half, delayed = ([row for row in lake.rows(name) if row["topic"] == topic] for name in ("half", "delayed"))
-    ends, places = newest(lake.rows("transactions")), [(row["queue"], row["queue_offset"]) for row in half]
-    again = {own_place(row): row["round"] for row in lake.rows("reentries") if row["round"] > 0}
-    ended = {at: ends[at] for at in places if at in ends and again.get(at, 0) <= ends[at]["round"]}
-    states = Counter(row["state"] for row in ended.values())
-    late = {at for at, row in ended.items() if row["state"] == "COMMITTED" and row["deliver_at"] is not None}
+    places = {(row["queue"], row["queue_offset"]) for row in half}
+    ends = {at: row for at, row in ended(lake).items() if at in places}
+    states = Counter(row["state"] for row in ends.values())
+    late = {at for at, row in ends.items() if row["state"] == "COMMITTED" and row["deliver_at"] is not None}
     done = Counter(row["state"] for row in lake.rows("deliveries") if row["topic"] == topic)
     return TopicCounts(
         topic,
+        normal=sum(row["batch_id"] is None for row in lake.topic(topic)),
         half=len(half),
         committed=states["COMMITTED"],
         rolled_back=states["ROLLED_BACK"],
         discarded=states["DISCARDED"],
-        pending=len(half) - len(ended),
+        pending=len(half) - len(ends),
         delayed=len(delayed),
         delivered=done["DELIVERED"],
         recalled=done["RECALLED"],
         duplicates=0,
         waiting=len(delayed) + len(late) - done.total(),
-        visible=sum(row["batch_id"] is not None for row in lake.topic(topic)),
+        visible=len(lake.topic(topic)),
         holds=True,
     )
-
-
-def own_place(row: dict[str, Any]) -> tuple[int, int]:
-    """Where the half message of a feedback row stands: a part has a place of its own."""
-    is_part = row["part_offset"] >= 0
-    return (row["part_queue"], row["part_offset"]) if is_part else (row["queue"], row["offset"])
 
 
 @pytest.mark.soak

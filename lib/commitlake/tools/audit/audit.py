@@ -35,16 +35,19 @@ _NEVER = -(2**62)
 
 @dataclass(frozen=True)
 class TopicCounts:
-    """The messages of a topic by their newest state; normal messages and batches are not counted.
+    """The messages of a topic by their newest state.
 
     Attributes:
-        visible: rows of its table.
-        duplicates: not shown, since their name was shown before.
+        normal: normal messages and members of batches, which are visible since they landed.
+        duplicates: half and delayed messages that are not shown, since their name was shown before.
         waiting: messages with a delay that has not ended.
-        holds: whether the counts agree.
+        visible: rows of its table.
+        holds: whether each message that was committed or delivered is counted in `visible`, `duplicates` or `waiting`,
+            and each half and each delayed message in one state.
     """
 
     topic: str
+    normal: int
     half: int
     committed: int
     rolled_back: int
@@ -165,6 +168,7 @@ def _topic_counts(topic: str, half: Counter[str], delayed: Counter[str]) -> Topi
         and delayed["visible"] == delayed["delivered"]
     )
     sums = {name: half[name] + delayed[name] for name in COUNTS if not name.endswith("_with_delay")}
+    sums["visible"] += sums["normal"]
     return TopicCounts(topic, **sums, holds=holds)
 
 

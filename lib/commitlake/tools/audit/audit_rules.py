@@ -54,6 +54,7 @@ RULES = (
 )
 
 COUNTS = {
+    "normal": "normal",
     "half": f"IF(source = {_HALF}, landed, 0)",
     "committed": f"INT(state IN ({What.COMMITTED}, {What.COMMITTED_WITH_DELAY}))",
     "committed_with_delay": f"INT(state = {What.COMMITTED_WITH_DELAY})",
@@ -68,7 +69,7 @@ COUNTS = {
     "waiting": "INT(has_delay AND delivered + recalled + duplicates = 0)",
     "visible": "visible",
 }
-"""What one message adds to the counts of its topic."""
+"""What one message adds to the counts of its topic; `visible` only by a decision or a delivery."""
 
 
 def per_message(rows: DataFrame, partitions: int) -> DataFrame:
