@@ -75,7 +75,7 @@ def test_a_key_finds_and_recalls_what_is_waiting(spark: SparkSession, lake: Lake
         code, _, told = ask(lake, "recall", "reminders", "--keys=order-17", "--dry-run")
         assert (code, "are sent" in told) == (0, False)
         code, _, told = ask(lake, "recall", "reminders", "--keys=order-17", "--yes")
-        assert (code, told.splitlines()[-1].split(";")[0]) == (0, "2 recalls are sent")
+        assert (code, told.splitlines()[-1].split(";")[0]) == (0, "sent 2 recalls")
         wait_until_equal(
             lambda: sorted((row["message_id"], row["state"]) for row in lake.rows("deliveries")),
             [("one", "RECALLED"), ("soon", "DELIVERED"), ("two", "RECALLED")],

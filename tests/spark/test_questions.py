@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from delta.tables import DeltaTable
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
+from tests.support.lake import ended
 from tests.support.story import Story
 from typer.testing import CliRunner
 
@@ -22,6 +25,7 @@ from commitlake.tools.audit import ledger
 from commitlake.tools.cli import bulk
 from commitlake.tools.cli.app import app
 
+TIME = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
 LISTED = [
     *("transaction_id", "producer_group", "topic", "state", "reason"),
     *("checks", "queue", "queue_offset", "stored_at", "age_ms"),
@@ -161,8 +165,8 @@ def test_files_with_timestamps_of_either_kind_are_one_table(spark: SparkSession,
 
 def test_counts_are_those_of_the_tables(story: Story) -> None:
     code, rows = ask(story, "stats")
-    ended = sum(row["messages"] for row in rows if row["state"] != "PENDING")
-    assert (code, ended) == (0, len(story.lake.rows("transactions")))
+    counted = sum(row["messages"] for row in rows if row["state"] != "PENDING")
+    assert (code, counted) == (0, len(ended(story.lake)))
     pending = sum(row["messages"] for row in rows if row["state"] == "PENDING")
     assert pending == sum(state == "PENDING" for state, *_ in expected(story).values())
     topics = {row["topic"]: row["messages"] for row in ask(story, "topics")[1]}
@@ -182,7 +186,9 @@ def test_the_doctor_names_what_needs_a_look(story: Story) -> None:
     assert not found["coordinator"]["is_well"]
     assert found["coordinator"]["detail"].startswith("none runs; the last one was epoch ")
     assert not found["discarded"]["is_well"] and "tx list --state DISCARDED" in found["discarded"]["detail"]
-    assert found["kafka"]["detail"].endswith(": 0 records have not landed")
+    discarded = sum(row["state"] == "DISCARDED" for row in ended(story.lake).values())
+    assert found["discarded"]["detail"].startswith(f"{discarded} half messages in the last day")
+    assert found["kafka"]["detail"].endswith(": nothing still to land")
     code, findings = ask(story, "doctor", "--set=kafka.bootstrap_servers=127.0.0.1:1")
     assert (code, findings[-1]["what"], findings[-1]["is_well"]) == (1, "kafka", False)
 
@@ -196,3 +202,27 @@ def test_a_plan_keeps_those_that_a_business_table_has(story: Story, tmp_path: Pa
             "RESUME", Wanted(states=("DISCARDED",)), (), f"delta:{tmp_path}/business ON transaction_id = id", "", 10
         )
         assert sorted(bulk.chosen_by(tables, plan)["transaction_id"].to_pylist()) == sorted(some)
+
+
+def test_a_named_transaction_that_is_not_chosen_is_told_with_the_reason(story: Story) -> None:
+    by_state = {row["state"]: row["transaction_id"] for row in ask(story, "tx", "list", "--limit=1000")[1]}
+    message = next(row for row in story.lake.rows("half") if row["message_id"] != row["transaction_id"])
+    names = ["unheard", by_state["COMMITTED"], by_state["DISCARDED"], by_state["PENDING"], message["message_id"]]
+    words = ["tx", "resume", *names, "--remark=x", "--dry-run", f"--set=warehouse={story.lake.warehouse}"]
+    done = CliRunner().invoke(app, words)
+    told = done.output.splitlines()
+    assert (done.exit_code, told[0]) == (0, "unheard: nothing is known of it")
+    assert re.fullmatch(rf"{by_state['COMMITTED']}: is COMMITTED since {TIME}", told[1])
+    assert told[2] == f"{by_state['PENDING']}: is PENDING"
+    assert told[3] == f"{message['message_id']}: is a message of the transaction {message['transaction_id']}"
+    assert told[4] == "RESUME of 1 transaction:"
+    assert re.search(rf" {TIME}$", told[-1]), "times are as in `tx list`"
+    done = CliRunner().invoke(app, [*words[:2], names[2], "--group=nobody", *words[-3:]])
+    assert (done.exit_code, done.output.splitlines()[0]) == (3, f"{names[2]}: does not fit the filters")
+
+
+def test_the_age_of_what_has_ended_does_not_grow(story: Story) -> None:
+    rows = {_place(row): row for row in ask(story, "tx", "list", "--state=COMMITTED", "--limit=1000")[1]}
+    ends = {at: row for at, row in ended(story.lake).items() if at in rows}
+    took = {at: (row["resolved_at"] - row["stored_at"]).total_seconds() * 1_000 for at, row in ends.items()}
+    assert {at: row["age_ms"] for at, row in rows.items()} == pytest.approx(took, abs=1)

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.lake import ended
 from tests.support.story import Story
 from typer.testing import CliRunner
 
+from commitlake.protocol.durations import HOUR_MS
 from commitlake.tools.cli.app import app
 from commitlake.tools.report import charts
+from commitlake.tools.report.page import _length
 
 MEASURE = """<script>
 const shown = (kind) => [...document.querySelectorAll(kind)].filter((e) => e.getBoundingClientRect().height > 0);
@@ -62,8 +65,10 @@ def drawn(page: Path, place: Path, size: str, *more: str) -> dict[str, Any]:
 
 def test_the_page_has_the_numbers_of_the_tables_and_needs_no_network(story: Story, page: Path) -> None:
     text = page.read_text()
+    assert "<title>CommitLake: the last 2 hours</title>" in text
+    assert _length(HOUR_MS) == "hour"
     tiles = re.findall(r"<b>([\d,]+)</b><span>([\w ]+)</span>", text)
-    states = Counter(row["state"] for row in story.lake.rows("transactions"))
+    states = Counter(row["state"] for row in ended(story.lake).values())
     shown = {
         name: int(count.replace(",", "")) for count, name in re.findall(r"<b>([\d,]+)</b><span>([\w ]+)</span>", text)
     }

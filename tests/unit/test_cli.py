@@ -164,6 +164,10 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
         ("admin", "explode", "id", "--remark", "why"),
         ("admin", "commit", "id", "--remark", "why", "--at", "here"),
         ("tx", "show"),
+        ("tx", "list", "--reason", "NOSUCH"),
+        ("tx", "rollback", "--remark", "why", "--state", "PENDING"),
+        ("tx", "rollback", "id", "--remark", "why", "--state", "COMMITTED"),
+        ("rejected", "--reason", "NOSUCH"),
         ("unfinished", "orders"),
         ("send-again",),
         ("gateway", "--listen"),
@@ -360,3 +364,17 @@ def test_what_hangs_is_as_old_as_the_option_says_also_where_that_is_nothing(
     monkeypatch.setattr(questions, "transactions", answer)
     assert invoke("tx", "hanging", "--set", "transaction.check_interval=118s", *given) == 3
     assert asked[0].older_than_ms == age_ms
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("tx list --reason NOSUCH", "'NOSUCH' is not one of DIRECT, CHECK, ADMIN, CHECK_MAX, EXPIRED, ORPHAN"),
+        ("rejected --reason CHECK", "'CHECK' is not one of WRONG_TRANSACTION_ID,"),
+        ("tx rollback --remark why --state PENDING", "--state alone does not choose"),
+        ("tx resume id --remark why --state PENDING", "RESUME changes only what is DISCARDED; leave --state out"),
+    ],
+)
+def test_a_filter_that_can_choose_nothing_is_refused_with_what_is_allowed(line: str, told: str) -> None:
+    output = CliRunner().invoke(app.app, line.split()).output
+    assert told in " ".join(output.split())

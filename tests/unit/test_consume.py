@@ -289,8 +289,11 @@ def test_what_a_group_has_not_done_is_a_question_that_needs_no_spark(
         command = ["unfinished", "orders", "--group=points", "--json", f"--set=warehouse={warehouse}", *words]
         with pytest.raises(SystemExit) as ended:
             app(command)
-        return ended.value.code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        printed = capsys.readouterr()
+        told.append(printed.err)
+        return ended.value.code, [json.loads(line) for line in printed.out.splitlines()]
 
+    told: list[str] = []
     code, before = ask("--tags=new")
     assert (code, [row["message_id"] for row in before]) == (0, ["m0", "m10", "m20"])
     assert (before[0]["state"], before[0]["visible_at"]) == ("OPEN", "2026-01-01 00:00:00.000")
@@ -303,6 +306,8 @@ def test_what_a_group_has_not_done_is_a_question_that_needs_no_spark(
             else:
                 each.done()
     code, left = ask()
+    first = "group 'points' never read the topic orders with `consume`: all without a receipt of it is unfinished\n"
+    assert told == [first, ""]
     assert [(row["message_id"], row["state"], row["attempts"], row["remark"]) for row in left] == [
         ("m1", "DEAD", 1, "no such customer"),
         ("m2", "RETRY", 1, None),

@@ -17,9 +17,11 @@ import pyarrow as pa
 import typer
 
 from commitlake.config import Config
+from commitlake.config.terminal import counted, printable
 from commitlake.errors import CommitLakeError, ConfigError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
+from commitlake.reading.questions.history import history
 from commitlake.reading.questions.tables import Tables, escaped, opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
 from commitlake.tools.audit.admin import Sender
@@ -58,16 +60,36 @@ def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> in
         need_address(settings)
     with opened(settings.warehouse) as tables:
         chosen = asked(lambda: chosen_by(tables, plan), "--where or --exists-in" if plan.exists_in else "--where")
-    rows = chosen.to_pylist()
-    print(f"{plan.decision} of {len(rows)} transactions{', for example:' if rows else ''}")
+        rows = chosen.to_pylist()
+        names = {row["transaction_id"] for row in rows}
+        for name in (each for each in dict.fromkeys(plan.ids) if each not in names):
+            print(printable(f"{name}: {_why_not(tables, plan, name)}"))
+    print(f"{plan.decision} of {counted(len(rows), 'transaction')}{_introduction(len(rows))}")
     if not rows:
         return 3
     output.show(COLUMNS, ([row[name] for name in COLUMNS] for row in rows[:_EXAMPLES]))
     if dry_run:
         return 0
-    if ask and not typer.confirm(f"Send {len(rows)} decisions?"):
+    if ask and not typer.confirm(f"Send {counted(len(rows), 'decision')}?"):
         return 1
     return _sent(settings, plan, rows)
+
+
+def _introduction(chosen: int) -> str:
+    return ", for example:" if chosen > _EXAMPLES else ":" if chosen else ""
+
+
+def _why_not(tables: Tables, plan: BulkDecision, name: str) -> str:
+    """Why a transaction that was named is not chosen."""
+    told = history(tables, name)
+    if told is None or not told["half_messages"]:
+        return "nothing is known of it"
+    if told["transaction_id"] != name:
+        return f"is a message of the transaction {told['transaction_id']}"
+    if told["state"] in plan.wanted.states:
+        return "does not fit the filters"
+    ends = [event["at"] for event in told["events"] if event["what"] == told["state"]]
+    return f"is {told['state']}{f' since {output.text(ends[-1])}' if ends else ''}"
 
 
 def who() -> str:
@@ -119,5 +141,5 @@ def _sent(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]
     except (CommitLakeError, KeyboardInterrupt) as error:
         print(f"{sent} of {len(rows)} are sent ({error or 'interrupted'}); the same command goes on with the rest")
         return 1
-    print(f"{sent} decisions are sent; `commitlake tx list` shows what came of them, within some seconds")
+    print(f"sent {counted(sent, 'decision')}; `commitlake tx list` shows what came of them, within some seconds")
     return 0

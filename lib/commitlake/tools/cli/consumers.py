@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from commitlake.clients.consumer import overview
 from commitlake.clients.consumer import unfinished as unfinished_messages
-from commitlake.clients.consumer.group import kept_receipts
+from commitlake.clients.consumer.group import kept_receipts, kept_state
 from commitlake.clients.consumer.rows import place_of
 from commitlake.config import Config
 from commitlake.errors import ConsumerError
@@ -23,6 +24,9 @@ def unfinished(
 ) -> int:
     """Show what a group has not done."""
     found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
+    if kept_state(settings.receipts_place, group, topic) is None:
+        told = f"group {group!r} never read the topic {topic} with `consume`: all without a receipt of it is unfinished"
+        print(told, file=sys.stderr)
     code = show(found.drop_columns(["properties"]).slice(0, limit), limit, as_json)
     if found.num_rows > limit and not as_json:
         print("there are more; --limit shows them")

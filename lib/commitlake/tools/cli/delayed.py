@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from commitlake.config import Config
+from commitlake.config.terminal import counted
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import OP
@@ -44,8 +45,8 @@ def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool)
     rows = found.to_pylist()
     if not rows or dry_run:
         return FOUND if rows else NOTHING
-    if ask and not typer.confirm(f"Recall {len(rows)} messages?"):
+    if ask and not typer.confirm(f"Recall {counted(len(rows), 'message')}?"):
         return 1
     (sent,) = send_recalls(settings, rows)
-    print(f"{sent} recalls are sent; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
+    print(f"sent {counted(sent, 'recall')}; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
     return FOUND

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from commitlake.config.terminal import printable
 from commitlake.spark import process
 
 
 def show(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print rows as a table that fits the terminal; elsewhere as plain lines, columns as wide as they need."""
-    texts = [["" if value is None else printable(str(value)) for value in row] for row in rows]
+    """Print rows as a table that fits the terminal; elsewhere as plain lines, columns as wide as they need.
+
+    Times are UTC.
+    """
+    texts = [["" if value is None else printable(str(text(value))) for value in row] for row in rows]
     width = process.terminal_columns()
     if width:
         _show_on_terminal(columns, texts, width)
     else:
         _show_plain([list(columns), *texts])
+
+
+def text(value: object) -> object:
+    """A time as people read it, UTC; other values as they are."""
+    return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value
 
 
 def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable
 
 import duckdb
 import pyarrow as pa
@@ -69,14 +68,15 @@ def history(settings: Config, transaction_id: str, as_json: bool) -> int:
         print(printable(f"nothing is known of the transaction {transaction_id}"))
         return NOTHING
     if as_json:
-        found["events"] = [{**event, "at": _text(event["at"])} for event in found["events"]]
+        found["events"] = [{**event, "at": output.text(event["at"])} for event in found["events"]]
         print(json_line(found))
         return FOUND
     named = ("producer_group", "state", "reason", "checks", "round")
     lines = [f"{name} {found[name]}" for name in named if found[name] is not None]
     print(printable(f"{transaction_id}: {', '.join(lines)}"))
-    output.show(list(found["half_messages"][0]) if found["half_messages"] else [], map(_values, found["half_messages"]))
-    output.show(["at", "what", "detail"], map(_values, found["events"]))
+    halves = found["half_messages"]
+    output.show(list(halves[0]) if halves else [], (half.values() for half in halves))
+    output.show(["at", "what", "detail"], (event.values() for event in found["events"]))
     return FOUND
 
 
@@ -116,21 +116,13 @@ def _begin(since_ms: int | None) -> int:
     return 0 if since_ms is None else now_ms() - since_ms
 
 
-def _values(row: Mapping[str, object]) -> Iterable[object]:
-    return map(_text, row.values())
-
-
 def show(found: pa.Table, limit: int, as_json: bool) -> int:
     """Print rows as a table, or one JSON object a line; times are UTC."""
     rows = found.slice(0, limit).to_pylist()
     if as_json:
         for row in rows:
-            print(json_line({name: _text(value) for name, value in row.items()}))
+            print(json_line({name: output.text(value) for name, value in row.items()}))
     else:
-        output.show(found.column_names, (map(_text, row.values()) for row in rows))
+        output.show(found.column_names, (row.values() for row in rows))
         print(f"({len(rows)} of {found.num_rows} rows)")
     return FOUND if rows else NOTHING
-
-
-def _text(value: object) -> object:
-    return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from commitlake.protocol.states import Reason
 from commitlake.tools.cli.options import AsJson, Conf, Limit, Sets, Watch, load
 
 app = typer.Typer(
@@ -38,12 +39,30 @@ def length(text: str) -> int:
         raise typer.BadParameter(msg) from error
 
 
+def one_of(allowed: Collection[str]) -> Callable[[str], str]:
+    """A parser of texts that takes only these."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            msg = f"{text!r} is not one of {', '.join(allowed)}"
+            raise typer.BadParameter(msg)
+        return text
+
+    return parse
+
+
 _STATES = f"One of {', '.join(StateFilter)}; can be given several times."
 States = Annotated[list[StateFilter] | None, typer.Option("--state", metavar="STATE", help=_STATES)]
 Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only of this producer group.")]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only for this topic.")]
-Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="REASON", help="Only with this reason, for example CHECK_MAX.")
+WithReason = Annotated[
+    str | None,
+    typer.Option(
+        "--reason",
+        parser=one_of([reason.name for reason in Reason]),
+        metavar="REASON",
+        help="Only with this reason, for example CHECK_MAX.",
+    ),
 ]
 OlderThan = Annotated[
     int | None, typer.Option("--older-than", parser=length, metavar="TIME", help="Only what is older, for example 1h.")
@@ -63,7 +82,7 @@ def list_(
     state: States = None,
     group: Group = None,
     topic: Topic = None,
-    reason: Reason = None,
+    reason: WithReason = None,
     older_than: OlderThan = None,
     since: Since = None,
     keys: Keys = None,
@@ -121,6 +140,10 @@ def hanging(
     raise typer.Exit(code)
 
 
+ChangedStates = Annotated[
+    list[StateFilter] | None,
+    typer.Option("--state", metavar="STATE", help="What the command changes, as without it; does not choose alone."),
+]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="TRANSACTION_ID", help="Or choose by filters.")]
 Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
 As = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who; kept with the remark. Default: your login.")]
@@ -133,14 +156,14 @@ ExistsIn = Annotated[
 ]
 
 
-def _command(decision: str, states: Sequence[StateFilter], text: str) -> None:
+def _command(decision: str, changes: StateFilter, text: str) -> None:
     def decide(
         remark: Remark,
         transaction_id: Ids = None,
-        state: States = None,
+        state: ChangedStates = None,
         group: Group = None,
         topic: Topic = None,
-        reason: Reason = None,
+        reason: WithReason = None,
         older_than: OlderThan = None,
         since: Since = None,
         keys: Keys = None,
@@ -155,12 +178,15 @@ def _command(decision: str, states: Sequence[StateFilter], text: str) -> None:
     ) -> None:
         from commitlake.tools.cli import bulk, questions
 
+        if set(state or ()) - {changes}:
+            msg = f"{decision} changes only what is {changes}; leave --state out"
+            raise typer.BadParameter(msg, param_hint="--state")
         settings = load(conf, sets)
         filters = (group, topic, reason, older_than, since, keys, where)
         if not transaction_id and not any(filters) and not exists_in:
-            msg = "name transactions, or choose them by --where or another filter"
+            msg = "name transactions, or choose them by --where or another filter; --state alone does not choose"
             raise typer.BadParameter(msg)
-        wanted = questions.wanted(state or states, *filters)
+        wanted = questions.wanted([changes], *filters)
         told = f"{remark} (by {name or bulk.who()})"
         plan = bulk.BulkDecision(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
         raise typer.Exit(bulk.run(settings, plan, dry_run=dry_run, ask=not yes))
@@ -169,6 +195,6 @@ def _command(decision: str, states: Sequence[StateFilter], text: str) -> None:
     app.command(decision.lower())(decide)
 
 
-_command("RESUME", [StateFilter.DISCARDED], "Reopen discarded transactions.")
-_command("COMMIT", [StateFilter.PENDING], "Commit pending transactions by force.")
-_command("ROLLBACK", [StateFilter.PENDING], "Roll pending transactions back by force.")
+_command("RESUME", StateFilter.DISCARDED, "Reopen discarded transactions.")
+_command("COMMIT", StateFilter.PENDING, "Commit pending transactions by force.")
+_command("ROLLBACK", StateFilter.PENDING, "Roll pending transactions back by force.")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from commitlake.protocol.durations import DAY_MS
+from commitlake.protocol.states import REJECTED_REASONS
 from commitlake.tools.cli import tx
 from commitlake.tools.cli.options import LOCAL, AsJson, Conf, Limit, Master, Sets, load
 
@@ -33,7 +34,13 @@ def demo(
 
 def rejected(
     reason: Annotated[
-        str | None, typer.Option("--reason", metavar="REASON", help="Only with this reason, for example BAD_OP.")
+        str | None,
+        typer.Option(
+            "--reason",
+            parser=tx.one_of(REJECTED_REASONS),
+            metavar="REASON",
+            help="Only with this reason, for example BAD_OP.",
+        ),
     ] = None,
     since: tx.Since = None,
     limit: Limit = 100,

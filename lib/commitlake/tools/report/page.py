@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commitlake.config.terminal import printable, shell_word
+from commitlake.protocol.durations import HOUR_MS
 from commitlake.tools.report import charts
 from commitlake.tools.report.figures import AGES, STATES, Figures
 
@@ -109,4 +110,4 @@ def _time(ms: int) -> str:
 
 
 def _length(ms: int) -> str:
-    return f"{ms / 3_600_000:g} hours"
+    return "hour" if ms == HOUR_MS else f"{ms / HOUR_MS:g} hours"
