@@ -27,6 +27,11 @@ JOBS = {
             print("stopped cleanly", flush=True)
         process.main(run, exit_when_stopped=0)
     """,
+    "killed": """
+        import os, signal
+        from commitlake.spark import process
+        process.main(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    """,
     "ends": """
         from commitlake.spark import process
         process.main(lambda arguments: int(arguments[0]))
@@ -102,6 +107,13 @@ def test_a_signal_before_the_driver_runs_is_not_lost(jobs: Path, seconds: float)
     os.kill(process.pid, signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+def test_a_kill_is_told(jobs: Path) -> None:
+    process = launch(jobs / "killed.py")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert errors.endswith("killed (SIGKILL); nothing is lost: start it again\n")
 
 
 def test_the_exit_code_of_the_script_is_that_of_the_launch(jobs: Path) -> None:

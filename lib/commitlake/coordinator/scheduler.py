@@ -107,16 +107,25 @@ class Scheduler:
                 self._ask()  # now, since what Spark reads next is all of this and more
 
     def tick(self) -> None:
-        """Calls the segments in which something is due, if any; without traffic it asks Kafka from time to time."""
-        is_due = bool(self._timers.due(self._context.clock.now_ms()))
-        if is_due or time.monotonic() - self._asked_at > _ASK_EVERY_S:
+        """Calls the segments in which something is due, if there are any."""
+        if self._timers.due(self._context.clock.now_ms()):
             with self._one_at_a_time() as goes_on:
                 self._running.result()
                 if goes_on:
                     self._ask()
-                    if is_due:
-                        self._play(None)
+                    self._play(None)
+        elif time.monotonic() - self._asked_at > _ASK_EVERY_S:
+            self._look()
         self.rounds.idle()
+
+    def _look(self) -> None:
+        """Asks Kafka without traffic; a round under way has just asked."""
+        if not self._stopping.is_set() and self._turn.acquire(blocking=False):
+            try:
+                with self._noting_failure():
+                    self._ask()
+            finally:
+                self._turn.release()
 
     def begin(self) -> None:
         """Begins to coordinate what was open; the first round waits for the end."""

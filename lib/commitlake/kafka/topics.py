@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _WEEK_MS = 7 * DAY_MS
 _TIMESTAMPS = "message.timestamp.type"
-_DANGERS = {_TIMESTAMPS: ", so a record with a time that Spark can't hold would stop the coordinator for good"}
+_DANGER = ", so a record with a time that Spark can't hold would stop the coordinator for good"
 _ROOM = 100  # bytes
 _LATE_S = 3.0
 """A broker hears of topics that were created through another, and of all after its start, some 100 ms later."""
@@ -287,7 +287,7 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
             raise KafkaError(msg)
         for key, wanted in _settings(config, name).items():
             if key in actual and not _fits(key, actual[key], wanted):
-                found = f"{key}={actual[key]}{_DANGERS.get(key, '')}"
+                found = f"{key}={actual[key]}{_DANGER if key == _TIMESTAMPS and name in LANDED else ''}"
                 warnings.append(f"the Kafka topic {topic} has {found}; {_fix(topic, {key: wanted})}")
         if name in LANDED and actual.get("retention.bytes", "-1") != "-1":
             warnings.append(

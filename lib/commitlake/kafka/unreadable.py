@@ -26,9 +26,12 @@ def poll(consumer: KafkaConsumer, passed: Passed, **options: Any) -> Records:
     try:
         found: Records = consumer.poll(**options)
     except CorruptRecordError as error:
-        partition = consumer._fetcher._next_partition_records.topic_partition  # only its fetcher knows
+        found_in = consumer._fetcher._next_partition_records  # only its fetcher knows
+        if not found_in:  # none: the broker says that it can't read its own log
+            raise
+        partition = found_in.topic_partition
         at = consumer.position(partition)
         consumer.seek(partition, at + 1)
-        passed(partition, at, f"a header's name is not UTF-8: {error}")
+        passed(partition, at, f"it can't be read; is a header's name not UTF-8? {error}")
         return {}
     return found

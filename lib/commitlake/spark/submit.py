@@ -26,6 +26,8 @@ from commitlake.errors import SetupError
 from commitlake.spark import executors, given, process, runtime, session
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_KILLED = 128 + signal.SIGKILL
+"""How the JVM ends when the driver's Python was killed."""
 _LIBRARY = Path(__file__).parents[2]
 # Printed by every JVM that Spark starts, and about Spark's own choice.
 _NOISE = b"WARNING: Using incubator modules: jdk.incubator.vector"
@@ -126,6 +128,8 @@ def _run(command: list[str], environment: dict[str, str], place: Path) -> int:
     reader.join(timeout=1)
     with suppress(FileNotFoundError):
         sys.stderr.write((place / "error").read_text(encoding="utf-8"))
+    if code in (-signal.SIGKILL, _KILLED):
+        sys.stderr.write("killed (SIGKILL); nothing is lost: start it again\n")
     return code if code >= 0 else 128 - code
 
 

@@ -75,16 +75,18 @@ def leave(state: State, me: str, cursors: Mapping[int, object]) -> State:
     return {**state, "members": members, "queues": queues}
 
 
-def rewound(state: State | None, cursors: Mapping[int, object], first_round: int) -> State:
+def rewound(state: State | None, cursors: Mapping[int, object], first_round: int, table: str) -> State:
     """The state in which all queues are free and begin at these cursors, as JSON; live instances take them again.
 
     Args:
         state: as it is kept.
         cursors: of all queues of the topic.
         first_round: of first attempts from now on; their receipts must outrank those of the reading before.
+        table: id of the topic's table, in which the cursors are places.
     """
     free = {str(queue): {"owner": None, "cursor": cursor} for queue, cursor in cursors.items()}
-    return {"members": (state or EMPTY)["members"], "queues": free, "rounds": [*first_rounds(state), first_round]}
+    rounds = [*first_rounds(state), first_round]
+    return {"members": (state or EMPTY)["members"], "queues": free, "rounds": rounds, "table": table}
 
 
 def first_rounds(state: State | None) -> tuple[int, ...]:

@@ -58,6 +58,10 @@ class Group:
         text = self._text()
         return json.loads(text) if text else None
 
+    def refuse_other_table(self, state: State | None, table_id: str) -> None:
+        """See the function."""
+        refuse_other_table(state, table_id, self._names["consumer_group"], self._names["topic"])
+
     def change(self, to: Callable[[State | None], State]) -> State:
         """Replace the state by what `to` makes of it, which may be asked more than once; return the new one.
 

@@ -157,6 +157,7 @@ class Keeper:
         kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
+            self._group.refuse_other_table(before, self._first["table"])
             state = {"table": self._first["table"], **(before or self._first)}
             mine, places = (held, cursors) if self._follows(state) else (set(), {})
             kept.clear()

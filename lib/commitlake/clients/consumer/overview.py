@@ -102,7 +102,7 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     def rewound(before: assignment.State | None) -> assignment.State:
         nonlocal closing  # outranks all of before, also of a rewind at the same moment, and is outranked by what comes
         closing = max(receipts.last_round(), assignment.first_rounds(before)[-1]) + 1
-        return assignment.rewound(before, texts, closing + 1)
+        return assignment.rewound(before, texts, closing + 1, table.id)
 
     Group(conf.receipts_place, group, topic, options).change(rewound)
     # Afterwards: a command that dies in between lets what waits come twice, and would lose it the other way round.

@@ -16,7 +16,7 @@ from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.filters import Filter
-from commitlake.clients.consumer.group import Group, refuse_other_table
+from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.keeper import Keeper
 from commitlake.clients.consumer.lanes import Handed, Lane
 from commitlake.clients.consumer.message import ReceivedMessage
@@ -119,7 +119,7 @@ class Subscription:
         self._trouble.end()
         group = Group(plan.receipts_at, plan.group, self.topic, plan.options)
         first = {"table": table.id, **(group.read() or self._first_state(table))}
-        refuse_other_table(first, table.id, plan.group, self.topic)
+        group.refuse_other_table(first, table.id)
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
         name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
         self._member = Keeper(group, kept, name, plan.lease_s, first, table.queues(), plan.follow, plan.retention_ms)

@@ -191,7 +191,8 @@ class _Clients:
 
     def flush(self, until: float) -> bool:
         """See `Engine`."""
-        return not any([each.producer.flush(max(0.0, until - time.monotonic())) for each in self._alive])
+        newest_first = reversed(self._alive)  # an old one may hang
+        return not any([each.producer.flush(max(0.0, until - time.monotonic())) for each in newest_first])
 
     def close(self, until: float) -> None:
         """Take nothing more, and wait for the outcome of what was taken; what has none by then is given up."""
@@ -204,14 +205,13 @@ class _Clients:
             each.join()
 
     def _replace(self, timeout_ms: int) -> None:
-        new = _Client(self._options(timeout_ms), self._forget)
+        new = _Client(self._options(timeout_ms))
         for old in self._alive:
             old.end(time.monotonic() + OLD_CLIENT_S)
-        self._alive, self._timeout_ms = [*self._alive, new], timeout_ms
-
-    def _forget(self, ended: _Client) -> None:
-        with self._lock:
-            self._alive = [each for each in self._alive if each is not ended]
+        self._alive = [*(old for old in self._alive if old.thread.is_alive()), new]
+        self._timeout_ms = timeout_ms
+        if self._is_closed:  # by a signal handler, while the client was made
+            new.end(time.monotonic())
 
 
 class _Client:
@@ -219,10 +219,12 @@ class _Client:
 
     Args:
         options: librdkafka's.
-        ended: called at the end of the thread.
+
+    Attributes:
+        thread: that thread.
     """
 
-    def __init__(self, options: dict[str, Any], ended: Callable[[_Client], None]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         try:
             self.producer = Producer({**options, "logger": log})
         except KafkaException as error:  # its ranges are not Java's, and what it can do depends on how it was built
@@ -232,11 +234,10 @@ class _Client:
             )
             raise ConfigError(msg) from error
         self.is_spoilt = False
-        self._ended = ended
         self._lock = threading.RLock()  # no record may come in between the end and the look at what is left
         self._until: float | None = None
-        self._thread = threading.Thread(target=self._serve, name="commitlake-librdkafka", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._serve, name="commitlake-librdkafka", daemon=True)
+        self.thread.start()
 
     def produce(self, **named: Any) -> bool:
         """Hand a record over; return whether it is taken, and will have an outcome."""
@@ -253,8 +254,8 @@ class _Client:
 
     def join(self) -> None:
         """Wait for the thread, unless this is a callback in it."""
-        if self._until is not None and threading.current_thread() is not self._thread:
-            self._thread.join(max(0.0, self._until - time.monotonic()) + _GIVE_UP_S + 1.0)
+        if self._until is not None and threading.current_thread() is not self.thread:
+            self.thread.join(max(0.0, self._until - time.monotonic()) + _GIVE_UP_S + 1.0)
 
     def _serve(self) -> None:
         while self._until is None or len(self.producer):
@@ -262,7 +263,6 @@ class _Client:
                 self._call_back(self._until)
             except BaseException:  # without this thread no send would have an outcome
                 log.exception("the callback of a send failed")
-        self._ended(self)
 
     def _call_back(self, until: float | None) -> None:
         if until is None:

@@ -53,12 +53,15 @@ def answers(rule: CheckRule, xids: Iterable[int]) -> dict[int, Answer]:
     return {each.xid: each for each in found}
 
 
+_PATIENCE = {"connect_timeout": "10"}  # s; all rules wait for a host that is silent, and TCP gives up after minutes
+
+
 @contextmanager
 def _connected(rule: CheckRule, address: str) -> Iterator[Connection]:
     url = urlsplit(address)
     options = dict(parse_qsl(url.query))
     options.pop("table", None)
-    uri = urlunsplit(url._replace(query=urlencode({**options, **_login(rule)}, quote_via=quote)))
+    uri = urlunsplit(url._replace(query=urlencode({**_PATIENCE, **options, **_login(rule)}, quote_via=quote)))
     try:
         with dbapi.connect(uri) as connection:
             yield connection

@@ -62,8 +62,11 @@ def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> in
         chosen = asked(lambda: chosen_by(tables, plan), "--where or --exists-in" if plan.exists_in else "--where")
         rows = chosen.to_pylist()
         names = {row["transaction_id"] for row in rows}
-        for name in (each for each in dict.fromkeys(plan.ids) if each not in names):
+        others = [each for each in dict.fromkeys(plan.ids) if each not in names]
+        for name in others[:_EXAMPLES]:
             print(printable(f"{name}: {_why_not(tables, plan, name)}"))
+    if len(others) > _EXAMPLES:
+        print(f"and {len(others) - _EXAMPLES} more that are not chosen")
     print(f"{plan.decision} of {counted(len(rows), 'transaction')}{_introduction(len(rows))}")
     if not rows:
         return 3

@@ -25,7 +25,7 @@ def unfinished(
     """Show what a group has not done."""
     found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
     if kept_state(settings.receipts_place, group, topic) is None:
-        told = f"group {group!r} never read the topic {topic} with `consume`: all without a receipt of it is unfinished"
+        told = f"group {group!r} has never read the topic {topic} with `consume`"
         print(told, file=sys.stderr)
     code = show(found.drop_columns(["properties"]).slice(0, limit), limit, as_json)
     if found.num_rows > limit and not as_json:

@@ -65,7 +65,8 @@ WithReason = Annotated[
     ),
 ]
 OlderThan = Annotated[
-    int | None, typer.Option("--older-than", parser=length, metavar="TIME", help="Only what is older, for example 1h.")
+    int | None,
+    typer.Option("--older-than", parser=length, metavar="TIME", help="Only what was stored so long ago, as 1h."),
 ]
 Since = Annotated[
     int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h.")
@@ -142,7 +143,7 @@ def hanging(
 
 ChangedStates = Annotated[
     list[StateFilter] | None,
-    typer.Option("--state", metavar="STATE", help="What the command changes, as without it; does not choose alone."),
+    typer.Option("--state", metavar="STATE", help="Only the state that the command changes is allowed."),
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="TRANSACTION_ID", help="Or choose by filters.")]
 Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
