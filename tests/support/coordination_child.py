@@ -89,8 +89,9 @@ class Fault:
         def failing_send(settings: config.Config, checked: DataFrame, *more: Any) -> None:
             self.at("coordination:kafka", checked, lambda rows: send(settings, rows, *more))
 
-        def failing_commit(self_: StagedAppend, table: Path, adds: Any, marker: Mapping[str, Any] | None) -> None:
-            self.at(_step("staged", marker), None, lambda _: commit(self_, table, adds, marker))
+        def failing_commit(self_: StagedAppend, table: Path, adds: Any, operation: Any) -> None:
+            marker = json.loads(operation.userMetadata().get())
+            self.at(_step("staged", marker), None, lambda _: commit(self_, table, adds, operation))
 
         patch = pytest.MonkeyPatch()
         patch.setattr(Warehouse, "append", failing_append)
