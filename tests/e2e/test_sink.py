@@ -101,7 +101,7 @@ def test_a_row_that_can_be_no_message_is_named_and_left_out_only_if_so_wanted(
 
 
 def test_a_sink_needs_an_address(lake: Lake) -> None:
-    with pytest.raises(ConfigError, match="give a time such as '1h', and the address"):
+    with pytest.raises(ConfigError, match="'embedded' is not allowed; give the address"):
         commitlake.sink({"kafka.bootstrap_servers": "embedded"}, "orders", name="x", group="g")
 
 
