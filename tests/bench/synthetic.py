@@ -46,6 +46,7 @@ def main() -> None:
         fill_delayed(warehouse, given.waiting)
     else:
         fill(warehouse, given.decided, given.open)
+        session.apply_settings(spark, more=session.HISTORY_SETTINGS)  # as maintenance does
         save_snapshot(warehouse)
     spark.stop()
 
