@@ -368,3 +368,25 @@ def test_a_group_does_not_go_on_in_a_topic_that_was_made_again_until_it_is_rewou
     overview.rewind(conf, "orders", "points", "first")
     assert ids(warehouse) == ["new0", "new1", "new2"]
     assert ids(warehouse) == []
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["has its turn", "leaves"])
+def test_an_instance_that_reads_the_table_of_before_a_rewind_moves_no_cursor_and_ends(
+    tmp_path: Path, leaves: bool
+) -> None:
+    """It would pass first rows: the group's state is about the table of now, what it has read about the one before."""
+    warehouse = tmp_path / "warehouse"
+    write(warehouse, "orders", [message(number) for number in range(2)])
+    messages = consumer(warehouse, follow=True, lease="1s")
+    read = [next(messages), next(messages)]
+    made_again(warehouse)
+    overview.rewind(from_mapping({"warehouse": str(warehouse)}), "orders", "points", "first")
+    for each in read:
+        each.done()
+    if leaves:
+        messages.close()
+    else:
+        wait_for(lambda: not any(thread.name.startswith("commitlake-consumer-") for thread in threading.enumerate()))
+        with pytest.raises(ConsumerError, match="the table of the topic orders was deleted and made again"):
+            messages.close()
+    assert ids(warehouse) == ["new0", "new1", "new2"]
