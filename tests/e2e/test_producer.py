@@ -27,7 +27,7 @@ from commitlake.clients.producer import (
     TransactionMQProducer,
     UncertainSend,
 )
-from commitlake.clients.producer.link import ENGINES
+from commitlake.clients.producer.link import ENGINES, KafkaLink
 from commitlake.clients.producer.settings import SettingsReader
 from commitlake.errors import ConfigError
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -558,6 +558,37 @@ def test_wait_returns_at_shutdown(kafka: Namespace) -> None:
     producer.wait()
     with pytest.raises(MQClientException):
         producer.send(Message("orders", b""))
+
+
+@pytest.mark.parametrize("step", ["start", "stop"])
+def test_a_signal_handler_may_shut_down_while_the_producer_starts_or_shuts_down(
+    kafka: Namespace, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A handler runs in the thread that it interrupts, so it would wait for itself."""
+    producer, before = kafka.producer(Listener()), getattr(KafkaLink, step)
+    raised: list[BaseException] = []
+
+    def interrupted(link: KafkaLink, *given: Any) -> None:
+        before(link, *given)
+        producer.shutdown()
+
+    def run() -> None:
+        try:
+            with producer:
+                pass
+        except MQClientException as error:
+            raised.append(error)
+
+    monkeypatch.setattr(KafkaLink, step, interrupted)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    producer.wait()
+    assert ["while it started" in str(error) for error in raised] == ([True] if step == "start" else [])
+    monkeypatch.undo()
+    with producer:  # it can be used again
+        producer.send(Message("orders", b"body"))
 
 
 def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         """
         self._until = until
         self._stopping.set()
-        self._thread.join(max(0.0, until - time.monotonic()) + _GRACE_S)
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, until - time.monotonic()) + _GRACE_S)
         if self._own_pool:
             self._own_pool.shutdown(wait=False, cancel_futures=True)
 

@@ -14,7 +14,7 @@ from commitlake.clients.producer.message import Message, SendResult, SendStatus
 from commitlake.clients.producer.record_maker import RecordMaker, check_group
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.config import KafkaConfig
-from commitlake.errors import RecordError, RefusedSend
+from commitlake.errors import MQClientException, RecordError, RefusedSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import MESSAGES, OP
@@ -62,19 +62,24 @@ class DefaultMQProducer:
         kafka = KafkaConfig(bootstrap_servers, topic_prefix, queues=1, options=dict(options or {}))
         self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {}, engine)
         self._running = False
-        self._switch = threading.Lock()
+        self._switch = threading.RLock()  # a signal handler may call `shutdown` in the middle of `start` or another
         self._stopped = threading.Event()
 
     def start(self) -> None:
         """Connect and read the coordinator's limits; does nothing when it is running.
 
         Raises:
-            MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+            MQClientException: Kafka is out of reach, no coordinator has ever run there, or a signal handler called
+                `shutdown` meanwhile.
         """
         with self._switch:
             if not self._running:
-                self._link.start(self.send_msg_timeout)
                 self._stopped.clear()
+                self._link.start(self.send_msg_timeout)
+                if self._stopped.is_set():
+                    self._link.stop(0)
+                    msg = "the producer was shut down while it started; start it again if that was not meant"
+                    raise MQClientException(msg)
                 self._running = True
 
     def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
@@ -83,11 +88,12 @@ class DefaultMQProducer:
         Args:
             timeout: ms after which what Kafka has not acknowledged is given up.
         """
+        timeout_s = milliseconds("timeout", timeout) / 1_000
         with self._switch:
-            if self._running:
-                self._running = False
-                self._link.stop(milliseconds("timeout", timeout) / 1_000)
-                self._stopped.set()
+            was_running, self._running = self._running, False
+            if was_running:
+                self._link.stop(timeout_s)
+            self._stopped.set()
 
     def wait(self) -> None:
         """Block until `shutdown` is called, from another thread or a signal handler."""

@@ -133,8 +133,7 @@ class TransactionMQProducer(DefaultMQProducer):
     def set_transaction_listener(self, listener: TransactionListener) -> None:
         """Set the listener, also while running."""
         self._listener = listener
-        if self._running:
-            self._answer_checks()
+        self._answer_checks()
 
     def register_end_transaction_hook(self, hook: AnyHook) -> None:
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
@@ -205,12 +204,12 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _answer_checks(self) -> None:
         with self._switch:
-            if self._checks is None and self._listener is not None:
-                self._checks = CheckAnswerer(
+            if self._running and self._checks is None and self._listener is not None:
+                self._checks = checks = CheckAnswerer(
                     self._link, self.group, self._answer, self._executor, self._check_timeout_s
                 )
-                self._ignored = self._checks.ignored
-                self._checks.start()
+                self._ignored = checks.ignored
+                checks.start()
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
         """Send a half message after the first one of its transaction, None for that itself."""
