@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -121,3 +122,18 @@ def test_a_page_is_served_anew_for_each_who_asks(story: Story) -> None:
         finally:
             server.terminate()  # Ctrl-C is ignored where a shell has put all this in the background
     assert server.returncode == -signal.SIGTERM
+
+
+def test_a_served_page_tells_that_the_warehouse_can_not_be_read(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "commitlake.tools.cli", "report", "--serve", f"--set=warehouse={tmp_path}/none"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stderr is not None
+            with pytest.raises(urllib.error.HTTPError) as answer:
+                urllib.request.urlopen(server.stdout.readline().strip(), timeout=60)
+            assert answer.value.code == 503
+            assert "no coordinator of this version has run on the warehouse" in answer.value.read().decode()
+        finally:
+            server.terminate()
+        assert "Traceback" not in server.stderr.read()

@@ -159,6 +159,29 @@ def test_a_secret_is_never_shown() -> None:
         assert "shown" in text
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"database": "postgresql://h/db", "user": "u", "password": "hunter2"},
+        {"database": "postgresql://u:hunter2@h/db"},
+        {"database": "postgresql://h/db?a=b&sslpassword=hunter2"},
+        {"table": "jdbc:postgresql://h/db?password=hunter2&table=t", "match": "keys = id"},
+    ],
+)
+def test_a_secret_in_a_rule_is_never_shown_though_none_is_allowed_there(rule: dict[str, str]) -> None:
+    """The coordinator refuses these rules; `commitlake config` shows what it was given."""
+    found = config.from_mapping({"checks": {"g": {**rule, "every": "5s"}}})
+    for text in (repr(found), found.describe()):
+        assert "hunter2" not in text
+    assert "h/db" in found.describe()
+    assert "'every': '5s'" in found.describe()
+    with pytest.raises(ConfigError) as caught:
+        config.from_mapping({"checks": {"g": {**rule, "evry": "5s"}}})
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"its value is \*\*\*;"):
+        load("checks.g.passwort=hunter2")
+
+
 def test_references_are_resolved_late_and_a_missing_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -356,7 +356,9 @@ def test_a_consumer_ends_where_its_topic_was_made_again_and_passes_no_row_of_it(
 
 def test_a_group_does_not_go_on_in_a_topic_that_was_made_again_until_it_is_rewound(warehouse: Path) -> None:
     """Where the group is says nothing about rows of now: those before it would never come."""
-    assert len(ids(warehouse)) == len(ALL + NORMAL)
+    with consumer(warehouse) as messages:
+        for each in messages:
+            each.retry(after="1h") if each.message_id in ("m1", "n0") else each.done()
     made_again(warehouse)
     conf = from_mapping({"warehouse": str(warehouse)})
     told = "the topic orders was deleted and made again since the group 'points' .*groups --topic orders --group points"
@@ -368,6 +370,7 @@ def test_a_group_does_not_go_on_in_a_topic_that_was_made_again_until_it_is_rewou
     overview.rewind(conf, "orders", "points", "first")
     assert ids(warehouse) == ["new0", "new1", "new2"]
     assert ids(warehouse) == []
+    assert overview.groups(conf).select(["waiting", "dead"]).to_pylist() == [{"waiting": 0, "dead": 0}], "none comes"
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["has its turn", "leaves"])

@@ -83,6 +83,8 @@ def test_a_time_out_longer_than_kafkas_clients_can_count_is_refused() -> None:
     assert milliseconds("timeout", "20d") < 2**31
     with pytest.raises(MQClientException, match=r"timeout: '21d' is not allowed; give ms from 0 to '20d'"):
         milliseconds("timeout", "21d")
+    with pytest.raises(MQClientException, match=r"timeout: 10+ is not allowed"):
+        milliseconds("timeout", 10**400)
 
 
 def test_a_delay_level_has_a_unit_as_producers_in_other_languages_read_it() -> None:

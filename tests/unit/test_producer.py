@@ -140,6 +140,17 @@ def test_members_without_an_id_have_that_of_the_batch_and_their_index(maker: Rec
     assert twice.message_id == ids[1]
 
 
+@pytest.mark.parametrize(
+    "given", [{"tags": "a\ud800"}, {"keys": "a\ud800"}, {"properties": {"a": "\ud800"}}, {"properties": {"a\0": "b"}}]
+)
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_batch_takes_no_text_that_a_single_message_may_not_have(given: dict[str, Any], is_joined: bool) -> None:
+    """JSON writes it, and its row would have another text."""
+    maker = RecordMaker("group", replace(SETTINGS, batch_head=is_joined))
+    with pytest.raises(RecordError, match=r"UTF-8|NUL"):
+        maker.batch([Message("orders", b"body"), Message("orders", b"body", **given)])
+
+
 @pytest.mark.parametrize("is_joined", [True, False])
 def test_a_list_with_a_message_twice_is_split_into_batches_that_can_be_sent(is_joined: bool) -> None:
     maker = RecordMaker("group", replace(SETTINGS, batch_head=is_joined, max_message_size=4_000))

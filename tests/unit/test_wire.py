@@ -219,6 +219,17 @@ def test_settings_of_a_newer_version_are_read_and_of_an_older_one_refused() -> N
         wire.decode_settings(json.dumps(content).encode())
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"topics_max": None}, {"topics_allowed": 0}, {"topics": ["a", 1]}, {"queues": True}, {"batch_head": 1}]
+)
+def test_settings_of_another_type_are_refused(wrong: dict[str, object]) -> None:
+    """They would fail each send with an error of Python's."""
+    content = json.loads(json.loads((VECTORS[0].parent / "settings.json").read_text())["value"])
+    (name,) = wrong
+    with pytest.raises(RecordError, match=f"the settings record's {name} is "):
+        wire.decode_settings(json.dumps({**content, **wrong}).encode())
+
+
 def test_text_that_is_no_utf8_is_refused_before_it_is_sent() -> None:
     record = wire.MessageRecord(topic="t", msg_id="m", body=b"", tags="\ud800")
     with pytest.raises(RecordError, match="UTF-8"):

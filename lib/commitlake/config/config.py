@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from commitlake.config.keys import BY_NAME, KEYS, MAPS, OPTIONS_KEY, unknown_key
+from commitlake.config.keys import BY_NAME, CHECKS, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
 from commitlake.config.sections import (
     AcceptConfig,
     DelayConfig,
@@ -60,7 +60,7 @@ class Config:
     trigger_interval_ms: int
     standby_after_ms: int
     transaction: TransactionConfig
-    checks: Mapping[str, Mapping[str, Any]] = field(hash=False)
+    checks: Mapping[str, Mapping[str, Any]] = field(hash=False, repr=False)
     topics: TopicsConfig
     delay: DelayConfig
     max_message_size: int
@@ -108,12 +108,18 @@ class Config:
     def _shown(self, path: str) -> str:
         if path == OPTIONS_KEY:
             return str(self.kafka.masked_options())
+        if path == CHECKS:
+            return str({group: _masked(rule) for group, rule in self.checks.items()})
         value: Any = self
         for part in path.split("."):
             value = getattr(value, part)
         if path.endswith("_ms"):
             return duration_text(value)
         return str(value).lower() if isinstance(value, bool) else str([*value] if isinstance(value, tuple) else value)
+
+
+def _masked(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: masked(name, value) if isinstance(value, str) else value for name, value in rule.items()}
 
 
 def load(

@@ -41,6 +41,8 @@ CHECKS = "checks"
 MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, CHECKS})
 """Keys whose value is a map."""
 
+_IN_ADDRESS = re.compile(r"(//[^/@]*:)[^/@]*(?=@)|([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
+"""A password in an address, as its user's or as a parameter."""
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
 
 
@@ -71,7 +73,7 @@ class Key:
         try:
             return self.parse(given)
         except (ValueError, yaml.YAMLError) as error:
-            shown = "***" if self.name == OPTIONS_KEY else repr(given)
+            shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else repr(given)
             allowed = "YAML" if isinstance(error, yaml.YAMLError) else error
             msg = f"{self.name}: {shown} is not allowed; allowed is {allowed}"
             raise ConfigError(msg) from None
@@ -134,15 +136,15 @@ BY_NAME = {key.name: key for key in KEYS}
 
 
 def masked(option: str, value: str) -> str:
-    """The value of a Kafka client option as it may be shown: a secret as `***`, a reference as it is."""
-    return "***" if _SECRET.search(option) and not is_secret_reference(value) else value
+    """The value of a Kafka client option, or of a rule, as it may be shown: a secret as `***`, a reference as it is."""
+    return "***" if _SECRET.search(option) and not is_secret_reference(value) else _IN_ADDRESS.sub(r"\1\2***", value)
 
 
 def unknown_key(name: str, value: object) -> ConfigError:
     """The error about a key that does not exist, with the nearest ones."""
     close = difflib.get_close_matches(name, BY_NAME, n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    # Below `kafka` it may be an option in the wrong place, and so a password.
-    shown = "***" if name.startswith("kafka") else masked(name, str(value))
+    # Below these it may be a misspelt one or one in the wrong place, and so a password.
+    shown = "***" if name.startswith(("kafka", CHECKS)) else masked(name, str(value))
     msg = f"unknown configuration key {name}; {hint}its value is {shown}; known keys: {', '.join(BY_NAME)}"
     return ConfigError(msg)

@@ -277,7 +277,7 @@ def decode_settings(value: bytes | None) -> Settings:
     """Read the record of `settings`; keys that this version does not know are ignored.
 
     Raises:
-        RecordError: the value is not JSON, or lacks a key that this version needs.
+        RecordError: the value is not JSON, lacks a key that this version needs, or has one of another type.
     """
     content = from_json(value, None)
     names = {name for name, field in Settings.__dataclass_fields__.items() if field.default is MISSING}
@@ -285,7 +285,20 @@ def decode_settings(value: bytes | None) -> Settings:
     if missing:
         msg = f"the settings record lacks {missing}; run a coordinator of the producer's version, or a newer one"
         raise RecordError(msg)
-    return Settings(**{name: _frozen(content[name]) for name in Settings.__dataclass_fields__ if name in content})
+    fields = Settings.__dataclass_fields__
+    found = {name: _frozen(content[name]) for name in fields if name in content}
+    wrong = [name for name, value in found.items() if not _is_a(fields[name].type, value)]
+    if wrong:
+        name, kind = wrong[0], fields[wrong[0]].type
+        msg = f"the settings record's {name} is {found[name]!r:.100}, not {kind}; only a coordinator may write there"
+        raise RecordError(msg)
+    return Settings(**found)
+
+
+def _is_a(kind: object, value: object) -> bool:
+    if kind == "tuple[str, ...]":
+        return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    return type(value).__name__ == kind
 
 
 def _message_headers(record: MessageRecord) -> dict[str, object]:

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from commitlake.config.locations import is_local, local_path
+from commitlake.config.terminal import printable
 from commitlake.protocol.topic_names import from_path_name
 
 
@@ -29,9 +30,10 @@ def _instead(place: str) -> str:
     topics = table.parent
     if not topics.parent.is_dir():
         return f"; there is no directory {topics.parent} either: check `warehouse`"
-    names = sorted(from_path_name(each.name) for each in Path(topics).iterdir()) if topics.is_dir() else []
+    places = [each for each in Path(topics).glob("*") if (each / "_delta_log").is_dir() and each != table]
+    names = sorted(printable(from_path_name(each.name)) for each in places)
     if not names:
-        return "; the warehouse has no topic yet"
+        return "; the warehouse has no other topic yet"
     near = difflib.get_close_matches(from_path_name(table.name), names, n=3) or names[:5]
     more = f" and {len(names) - len(near)} more" if len(near) < len(names) else ""
     return f"; topics that are there: {', '.join(near)}{more}"

@@ -77,7 +77,7 @@ def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int,
 def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
     """Let a group go on elsewhere, back or ahead; instances that run do so within some seconds.
 
-    What waits for its next attempt and is not read again still comes.
+    What waits for its next attempt and is not read again still comes, but not that of a table that was deleted.
 
     Args:
         conf: where the tables are.
@@ -97,17 +97,20 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
     texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
-    closing = 0
+    closing, is_other = 0, False
 
     def rewound(before: assignment.State | None) -> assignment.State:
-        nonlocal closing  # outranks all of before, also of a rewind at the same moment, and is outranked by what comes
+        nonlocal closing, is_other
+        is_other = (before or assignment.EMPTY).get("table", table.id) != table.id
+        # Outranks all of before, also of a rewind at the same moment, and is outranked by what comes.
         closing = max(receipts.last_round(), assignment.first_rounds(before)[-1]) + 1
         return assignment.rewound(before, texts, closing + 1, table.id)
 
     Group(conf.receipts_place, group, topic, options).change(rewound)
     # Afterwards: a command that dies in between lets what waits come twice, and would lose it the other way round.
     waiting = [row for row in (*receipts.waiting(), *receipts.dead()) if row["round"] < closing]
-    receipts.close([row for row in waiting if _is_behind(row, cursors.get(row["queue_id"]))], closing, now_ms())
+    gone = [row for row in waiting if is_other or _is_behind(row, cursors.get(row["queue_id"]))]
+    receipts.close(gone, closing, now_ms())
 
 
 def delete(conf: Config, topic: str, group: str, options: Options = None) -> None:

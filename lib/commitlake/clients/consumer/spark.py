@@ -20,8 +20,8 @@ from commitlake.tables import Warehouse, topic_table
 
 LAST_COMPLETE = "last complete batch"
 Conf = configuration.Conf
-_NOT_THERE = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_SCHEMA_NOT_SET")
-"""Spark's names for a table that is not there: at a path, in a catalog, as a stream of a path."""
+_NOT_THERE = ("PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_SCHEMA_NOT_SET")
+"""Spark's names for a table that is not there: at a path, at one without a log, in a catalog, as a stream of a path."""
 
 
 def read_topic(

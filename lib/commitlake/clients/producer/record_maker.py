@@ -19,7 +19,7 @@ from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import duration_ms
-from commitlake.protocol.encoding import MAX_ID_LENGTH, Position, utf8
+from commitlake.protocol.encoding import MAX_ID_LENGTH, Position, to_headers, utf8
 
 _MOST_IMMUNITY_S = 2**31 - 1
 """What the column holds; landing counts a number of more than 18 digits as absent."""
@@ -164,7 +164,9 @@ class RecordMaker:
     def _member(self, message: Message, message_id: str | None) -> message_batch.Member:
         own = {headers.UNIQ_KEY: message_id, headers.TAGS: message.tags, headers.KEYS: message.keys}
         present = {name: value for name, value in own.items() if value is not None}
-        return message_batch.Member(_bytes(message.body), {**self._properties(message), **present})
+        given = {**self._properties(message), **present}
+        to_headers({}, given)  # JSON would take what a single message may not have, and Java makes `?` of it
+        return message_batch.Member(_bytes(message.body), given)
 
     def _properties(self, message: Message) -> dict[str, str]:
         trace = {} if TRACEPARENT in message.properties else self.trace

@@ -13,7 +13,7 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
 from commitlake.clients.producer.ignored import Ignored
-from commitlake.errors import CommitLakeError, MQClientException, RecordError
+from commitlake.errors import CommitLakeError, FailedSend, MQClientException, RecordError
 from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import wire
@@ -69,7 +69,7 @@ class SettingsReader:
         """The newest settings."""
         if self._known is None:
             msg = "the producer is not running; call start() first"
-            raise MQClientException(msg)
+            raise FailedSend(msg)
         return self._known
 
     def stop(self) -> None:

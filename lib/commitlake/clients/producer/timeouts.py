@@ -23,8 +23,10 @@ def milliseconds(name: str, given: object) -> int:
     Raises:
         MQClientException: it is none, or longer than 20 days.
     """
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    ms = duration_ms(given / 1_000) if is_number else duration_ms(given)  # type: ignore[operator]
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        ms = duration_ms(given / 1_000) if abs(given) <= _MOST_MS else None  # an int may be too large for a float
+    else:
+        ms = duration_ms(given)
     if ms is None or ms > _MOST_MS:
         msg = f"{name}: {given!r:.100} is not allowed; give ms from 0 to '20d', a text such as '15s', or a timedelta"
         raise MQClientException(msg)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import sqlglot
 from sqlglot import exp
@@ -121,7 +121,7 @@ def _of_database(name: str, group: str, given: Mapping[str, Any]) -> CheckRule:
         raise ConfigError(msg)
     address = given["database"].removeprefix("jdbc:")
     url = urlsplit(address)
-    is_more = url.password is not None or {"table", "password"} & set(parse_qs(url.query))
+    is_more = _has_password(url) or "table" in parse_qs(url.query)
     if is_more or not address.startswith(POSTGRESQL):
         msg = f"{name}.database: write {POSTGRESQL}HOST/DATABASE, without a table, and user and password as keys"
         raise ConfigError(msg)
@@ -146,9 +146,13 @@ def _check_table(name: str, table: str) -> None:
         msg = f"{name}.table: '{kind}:' is not allowed; give delta:PLACE, parquet:PLACE, {_EXAMPLE} or {DELTA_LOG}"
         raise ConfigError(msg)
     url = urlsplit(table)
-    if table.startswith(POSTGRESQL) and (not parse_qs(url.query).get("table") or url.password is not None):
+    if table.startswith(POSTGRESQL) and (not parse_qs(url.query).get("table") or _has_password(url)):
         msg = f"{name}.table: it names no table, or a password; write {_EXAMPLE}, and user and password as keys"
         raise ConfigError(msg)
+
+
+def _has_password(url: SplitResult) -> bool:
+    return url.password is not None or any("password" in key.lower() for key in parse_qs(url.query, True))
 
 
 def _check_password(name: str, password: str | None) -> None:

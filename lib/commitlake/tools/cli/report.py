@@ -12,8 +12,10 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+import duckdb
+
 from commitlake.config import Config
-from commitlake.errors import SetupError
+from commitlake.errors import CommitLakeError, SetupError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import opened
 from commitlake.tools.cli.report_actions import LINKS, Actions
@@ -95,14 +97,16 @@ class ReportHandler(BaseHTTPRequestHandler):
         """Answer a request for a page; the token in its address becomes a cookie, and so leaves the address."""
         parts = _parts(self.path)
         if self._actions is None:
-            self._answer(200, self._made())
+            self._answer_page()
         elif self._actions.knows(dict(parse_qsl(parts.query)).get("token", "")):
             cookie = f"{self._cookie}={self._actions.token}; HttpOnly; SameSite=Strict; Path=/"
             self._answer(303, "", {"Location": "/", "Set-Cookie": cookie})
         elif not self._is_known(self._actions):
             self._answer(403, _UNKNOWN)
+        elif parts.path == "/":
+            self._answer_page()
         else:
-            found = self._made() if parts.path == "/" else self._actions.page(parts.path)
+            found = self._actions.page(parts.path)
             self._answer(200 if found else 404, found or "there is no such page")
 
     def do_POST(self) -> None:
@@ -116,6 +120,12 @@ class ReportHandler(BaseHTTPRequestHandler):
             text = self.rfile.read(int(size)).decode(errors="replace")
             form = dict(parse_qsl(text, keep_blank_values=True))
             self._answer(*self._actions.answer(_parts(self.path).path, form))
+
+    def _answer_page(self) -> None:
+        try:
+            self._answer(200, self._made())
+        except (CommitLakeError, duckdb.Error) as error:  # the warehouse is away, say; the next request may find it
+            self._answer(503, escape(str(error)))
 
     def _is_known(self, actions: Actions) -> bool:
         """Whether the request knows the token, whatever cookies other programs on this host have set."""
