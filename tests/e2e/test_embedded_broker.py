@@ -150,3 +150,17 @@ def test_an_embedded_broker_needs_a_local_directory() -> None:
     elsewhere = config.from_mapping({"warehouse": "s3a://bucket/warehouse"})
     with pytest.raises(ConfigError, match=r"kafka\.embedded_dir"), provide(elsewhere):
         pass
+
+
+def test_a_broker_that_is_killed_is_told_and_one_that_is_stopped_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with EmbeddedBroker(tmp_path):
+        pass
+    assert not caplog.records
+    with EmbeddedBroker(tmp_path) as broker:
+        assert broker._process is not None
+        (java,) = Path(f"/proc/{broker._process.pid}/task/{broker._process.pid}/children").read_text().split()
+        os.kill(int(java), signal.SIGKILL)
+        wait_for(lambda: "the Kafka broker of this process has ended" in caplog.text)
+    assert len(caplog.records) == 1

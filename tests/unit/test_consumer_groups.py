@@ -18,6 +18,7 @@ from tests.support.topic_table import message, write
 import commitlake
 from commitlake import config
 from commitlake.clients.consumer import overview
+from commitlake.clients.consumer.arguments import start_ms
 from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
@@ -178,17 +179,23 @@ def test_a_topic_that_can_not_be_read_is_not_0_behind(warehouse: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("where", "expected"),
-    [("first", 40), ("newest", 0), ("2026-01-01T00:00:00.030", 10), ("1767225600035", 5)],
+    ("where", "expected", "told"),
+    [
+        ("first", 40, "its first message"),
+        ("newest", 0, "the next message"),
+        ("2026-01-01T00:00:00.030", 10, "what became visible at 2026-01-01 00:00:00.030 UTC or later"),
+        ("2026-01-01T01:00:00.030+01:00", 10, "what became visible at 2026-01-01 00:00:00.030 UTC or later"),
+        ("1767225600035", 5, "what became visible at 2026-01-01 00:00:00.035 UTC or later"),
+    ],
 )
 def test_a_group_goes_on_where_it_is_rewound_to(
-    warehouse: Path, capsys: pytest.CaptureFixture[str], where: str, expected: int
+    warehouse: Path, capsys: pytest.CaptureFixture[str], where: str, expected: int, told: str
 ) -> None:
     consumed(warehouse, most=20)
     given = ["--topic=orders", "--group=points", f"--rewind={where}"]
     assert command(warehouse, capsys, *given) == (
         0,
-        f"the group points goes on in orders at {where}, within some seconds\n",
+        f"the group points goes on in orders with {told}, within some seconds\n",
     )
     assert len(consumed(warehouse)) == expected
 
@@ -196,6 +203,12 @@ def test_a_group_goes_on_where_it_is_rewound_to(
 def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
     with pytest.raises(ConsumerError, match=r"^--rewind: 'yesterday' is not allowed; give first, newest, ms since"):
         consumers.moment("yesterday")
+    with pytest.raises(ConsumerError, match=r"^--rewind: '1767225600' is not allowed; .* ms since epoch \(13 digits\)"):
+        consumers.moment("1767225600")
+    with pytest.raises(ConsumerError, match=r"^--rewind: 2199-01-01 .* lies ahead; give newest"):
+        consumers.moment("2199-01-01")
+    with pytest.raises(ConsumerError, match=r"^start: 1767225600 is not allowed; .* ms since epoch \(13 digits\)"):
+        start_ms(1_767_225_600)
 
 
 def test_instances_that_run_follow_when_their_group_is_rewound(

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -132,6 +133,7 @@ class EmbeddedBroker:
             self.stop()
             raise
         log.info("Kafka broker at %s, data in %s", self.bootstrap_servers, self.data_dir)
+        threading.Thread(target=self._tell_of_end, args=(self._process,), name="commitlake-broker", daemon=True).start()
         return self
 
     def stop(self) -> None:
@@ -194,6 +196,15 @@ class EmbeddedBroker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the coordinator, which stops the broker last
                 pass_fds=[lock],
+            )
+
+    def _tell_of_end(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if process is self._process:  # nobody has stopped it
+            log.error(
+                "the Kafka broker of this process has ended with exit code %d, and nobody starts it again; nothing is "
+                "lost: end this process and start it again, on the same data in %s",
+                *(code, self.data_dir),
             )
 
     def _prepare(self, classpath: str, controller_port: int) -> None:

@@ -29,5 +29,6 @@ def decode_handle(handle: str) -> RecallRecord:
             return RecallRecord(msg_id=msg_id, topic=topic, message=Position.parse(place))
     except (binascii.Error, ValueError, TypeError, RecordError):
         pass
-    msg = f"{str(handle)[:100]!r} is not a recall handle; pass the recall_handle of a delayed message's SendResult"
+    why = "; a message without a delay has none" if handle is None else ""
+    msg = f"{str(handle)[:100]!r} is not a recall handle{why}; pass the recall_handle of a delayed message's SendResult"
     raise RefusedSend(msg)

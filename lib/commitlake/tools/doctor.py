@@ -89,7 +89,8 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
 def _pending(tables: Tables, config: Config) -> Diagnosis:
     pending = overview.pending(tables, now_ms()).to_pylist()
     oldest_s = max((row["oldest_s"] for row in pending), default=0)
-    text = f"{counted(sum(row['messages'] for row in pending), 'transaction')}, the oldest {oldest_s:.0f} s old"
+    text = counted(sum(row["messages"] for row in pending), "transaction")
+    text += f", the oldest {oldest_s:.0f} s old" if pending else ""
     is_well = oldest_s * 1_000 <= config.transaction.hangs_after_ms
     return Diagnosis("pending", is_well, text if is_well else f"{text}; `commitlake tx hanging` names their groups")
 

@@ -11,6 +11,8 @@ from commitlake.protocol.durations import DAY_MS, duration_ms
 Start = str | int | datetime
 _LONGEST_MS = 36_500 * DAY_MS
 _NAMED = {"first": 0, "newest": None}
+_LEAST_MS = 10**11
+"""In 1973; a smaller number of now is one of seconds."""
 
 
 def seconds(name: str, given: object) -> float:
@@ -39,9 +41,9 @@ def start_ms(given: Start) -> int | None:
             msg = f"start: {given!r} has no time zone; give one, for example datetime.now(UTC)"
             raise ConsumerError(msg)
         return int(given.timestamp() * 1_000)
-    if isinstance(given, int) and given >= 0:
+    if isinstance(given, int) and (given == 0 or given >= _LEAST_MS):
         return given
-    msg = f"start: {given!r} is not allowed; give 'first', 'newest', ms since epoch (UTC) or an aware datetime"
+    msg = f"start: {given!r} is not allowed; give 'first', 'newest', ms since epoch (13 digits) or an aware datetime"
     raise ConsumerError(msg)
 
 

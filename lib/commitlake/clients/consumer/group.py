@@ -19,7 +19,7 @@ from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.receipts import Receipts
 from commitlake.config.object_store import storage_options
 from commitlake.errors import ConsumerError, WarehouseError
-from commitlake.reading.table import Options
+from commitlake.reading.table import Options, filesystem
 
 SCHEMA = pa.schema([("consumer_group", pa.string()), ("topic", pa.string()), ("state", pa.string())])
 FOLDER = "group_logs"
@@ -47,6 +47,7 @@ class Group:
         self._place = f"{receipts_at}/{FOLDER}/{log_name(group, topic)}"
         tables.create(self._place, SCHEMA, [], options, _SETTINGS)
         self._table = DeltaTable(self._place, storage_options=storage_options(options))
+        self._files = filesystem(self._place, options)
         self.beats = Beats(self._place, options)
         self._names = {"consumer_group": group, "topic": topic}
         self._before = f"{receipts_at}/groups", options
@@ -97,7 +98,7 @@ class Group:
         self._table.update_incremental()
         version = self._table.version()
         if self._read is None or self._read[0] != version:
-            texts = self._table.to_pyarrow_table(columns=["state"])["state"].to_pylist()
+            texts = self._table.to_pyarrow_table(columns=["state"], filesystem=self._files)["state"].to_pylist()
             earlier = _earlier(*self._before, self._names) if version == 0 else None
             self._read = version, (texts[0] if texts else earlier)
         return self._read[1]
@@ -147,7 +148,8 @@ def _earlier(place: str, options: Options, names: Mapping[str, str]) -> str | No
     if not DeltaTable.is_deltatable(place, kept):
         return None
     filters = [(name, "=", value) for name, value in names.items()]
-    texts = DeltaTable(place, storage_options=kept).to_pyarrow_table(filters=filters)["state"].to_pylist()
+    table = DeltaTable(place, storage_options=kept)
+    texts = table.to_pyarrow_table(filters=filters, filesystem=filesystem(place, options))["state"].to_pylist()
     if not texts:
         return None
     queues = {queue: {**share, "owner": None} for queue, share in json.loads(texts[0])["queues"].items()}

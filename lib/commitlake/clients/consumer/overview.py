@@ -93,7 +93,7 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     begin_ms = start_ms(to)
     table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
     ends = {} if begin_ms == 0 else table.ends(begin_ms)
-    _known(conf, topic, group, options)
+    check_known(conf, topic, group, options)
     cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
     texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
@@ -119,7 +119,7 @@ def delete(conf: Config, topic: str, group: str, options: Options = None) -> Non
     Raises:
         ConsumerError: there is no such group, or instances of it are alive.
     """
-    _known(conf, topic, group, options)
+    check_known(conf, topic, group, options)
     kept = Group(conf.receipts_place, group, topic, options)
     members = (kept.read() or assignment.EMPTY)["members"]
     if members and _is_alive(kept, members):
@@ -129,15 +129,20 @@ def delete(conf: Config, topic: str, group: str, options: Options = None) -> Non
     kept.forget()
 
 
-def _is_behind(receipt: dict[str, Any], cursor: Cursor | None) -> bool:
-    """Whether the message of a receipt comes after the cursor; not where its queue has no rows any more."""
-    return cursor is not None and bool(cursor.is_before(keys_of(pa.Table.from_pylist([receipt], SCHEMA)))[0])
+def check_known(conf: Config, topic: str, group: str, options: Options = None) -> None:
+    """Refuse a group that never read the topic.
 
-
-def _known(conf: Config, topic: str, group: str, options: Options) -> None:
+    Raises:
+        ConsumerError: there is no such group.
+    """
     if kept_state(conf.receipts_place, group, topic, options) is None:
         msg = f"group {group!r} never read the topic {topic} with `consume`; `commitlake groups` shows those that did"
         raise ConsumerError(msg)
+
+
+def _is_behind(receipt: dict[str, Any], cursor: Cursor | None) -> bool:
+    """Whether the message of a receipt comes after the cursor; not where its queue has no rows any more."""
+    return cursor is not None and bool(cursor.is_before(keys_of(pa.Table.from_pylist([receipt], SCHEMA)))[0])
 
 
 def _is_alive(group: Group, members: Mapping[str, float]) -> bool:

@@ -108,7 +108,8 @@ class KafkaPythonEngine:
             is_sent: whether the record may have gone out.
             is_aborted: whether kafka-python gave it up because of another record's error, which is `error`.
         """
-        text = self._explain(error) if is_refusal(error) else f"{type(error).__name__}: {error}"
+        name, told = type(error).__name__, str(error)  # a KafkaError's text begins with its name
+        text = self._explain(error) if is_refusal(error) else told if told.startswith(name) else f"{name}: {told}"
         if is_aborted and is_sent:
             return UncertainSend(text)
         if is_refusal(error) or (isinstance(error, (*_REFUSED, ValueError)) and not is_aborted):

@@ -160,7 +160,9 @@ class Message:
         elif name == TRANSACTION:
             return  # copied from a received message, it would let that one's transaction answer for this one
         elif name in headers.RESERVED_HEADERS:
-            msg = f"property {name!r} has a name of the protocol; choose another name"
+            own = {headers.KEYS: "keys", headers.TAGS: "tags", headers.UNIQ_KEY: "message_id"}.get(name)
+            instead = f"give it as {own}=" if own else "choose another name"
+            msg = f"property {name!r} has a name of the protocol; {instead}"
             raise MQClientException(msg)
         else:
             self.properties[name] = value

@@ -198,5 +198,11 @@ for command in without_spark.COMMANDS:
 
 @app.command("config")
 def show_config(conf: Conf = None, sets: Sets = None) -> None:
-    """Print the configuration, secrets masked."""
-    print(load(conf, sets).describe())
+    """Print the configuration, secrets masked. Rules that a start would refuse are an error here, too."""
+    settings = load(conf, sets)
+    if settings.checks:
+        from commitlake.coordinator.resolving.rules import rule_of
+
+        for group, given in settings.checks.items():
+            rule_of(group, given, settings.transaction.timeout_ms)
+    print(settings.describe())

@@ -21,6 +21,7 @@ from commitlake.tools.cli import output
 FOUND, NOTHING = 0, 3
 _CLEAR = "\x1b[2J\x1b[H"
 _WATCH_S = 2.0
+_OTHERS = "a message sent without one is in its topic's table, one with a delay in `commitlake delayed` until it is due"
 
 
 def wanted(
@@ -65,7 +66,7 @@ def history(settings: Config, transaction_id: str, as_json: bool) -> int:
     with opened(settings.warehouse) as tables:
         found = transaction_history(tables, transaction_id)
     if found is None:
-        print(printable(f"nothing is known of the transaction {transaction_id}"))
+        print(printable(f"there is no transaction and no half message {transaction_id}; {_OTHERS}"))
         return NOTHING
     if as_json:
         found["events"] = [{**event, "at": output.text(event["at"])} for event in found["events"]]

@@ -52,7 +52,9 @@ def one_of(allowed: Collection[str]) -> Callable[[str], str]:
 
 
 _STATES = f"One of {', '.join(StateFilter)}; can be given several times."
-States = Annotated[list[StateFilter] | None, typer.Option("--state", metavar="STATE", help=_STATES)]
+States = Annotated[
+    list[StateFilter] | None, typer.Option("--state", metavar="STATE", case_sensitive=False, help=_STATES)
+]
 Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only of this producer group.")]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only for this topic.")]
 WithReason = Annotated[
@@ -69,7 +71,7 @@ OlderThan = Annotated[
     typer.Option("--older-than", parser=length, metavar="TIME", help="Only what was stored so long ago, as 1h."),
 ]
 Since = Annotated[
-    int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h.")
+    int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h; default all.")
 ]
 Keys = Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Only with this business key.")]
 Where = Annotated[

@@ -172,8 +172,8 @@ def unfinished(
 
 
 def groups(
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="For --rewind and --delete.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="For --rewind and --delete.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this one's.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only this one.")] = None,
     rewind: Annotated[
         str | None,
         typer.Option("--rewind", metavar="WHERE", help="Go on there: first, newest, ms since epoch or a time in UTC."),
@@ -191,7 +191,7 @@ def groups(
     from commitlake.tools.cli import consumers
 
     if rewind is None and not delete:
-        raise typer.Exit(consumers.groups(settings, as_json))
+        raise typer.Exit(consumers.groups(settings, topic, group, as_json))
     if topic is None or group is None or (delete and rewind is not None):
         msg = "give --topic and --group with one of --rewind and --delete"
         raise typer.BadParameter(msg)

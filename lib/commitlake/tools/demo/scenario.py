@@ -82,7 +82,7 @@ class Scenario:
         counts, before = self.tables.counts(), self.counts
         self.counts = counts
         if counts["COMMITTED"] and not before["COMMITTED"]:
-            self.progress.write(f"the first {counts['COMMITTED']} orders are committed, and consumers see them")
+            self.progress.write(f"the first {counts['COMMITTED']} orders are committed")
         if not self._is_back():
             return ["the coordinator is not ready"]
         if not self.shops.are_done:
@@ -99,7 +99,9 @@ class Scenario:
         self._was_ready = is_ready
         if is_ready and self._starts == 1 and self.counts["COMMITTED"]:
             self.coordinator.kill()
-            self.progress.write("killed the coordinator; the shops go on")
+            self.progress.write(
+                "killed the coordinator; the shops go on, and its next start completes what it had begun"
+            )
             self.coordinator.start()
             self._starts, self._was_ready = 2, False
         return self._was_ready and self._starts == 2

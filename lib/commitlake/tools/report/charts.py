@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 640, 200
-_LEFT, _BOTTOM, _TOP = 44, 22, 8
+_LEFT, _RIGHT, _BOTTOM, _TOP = 44, 6, 22, 14
+"""Of the plot; a point at its edge, and the highest tick in a phone's larger letters, must not be cut."""
+_PLOT = WIDTH - _LEFT - _RIGHT
 _TICKS = 4
 
 
 def stacked(series: Mapping[str, Sequence[float]], labels: tuple[str, str], title: str) -> str:
     """Bars over time, one on the other; `labels` stand below the first and the last."""
     count = len(next(iter(series.values())))
-    top = _nice(max([sum(values) for values in zip(*series.values(), strict=True)], default=0))
-    width = (WIDTH - _LEFT) / count
+    highest = max([sum(values) for values in zip(*series.values(), strict=True)], default=0)
+    top = _TICKS * _nice(highest / _TICKS)  # so that each tick is a whole number
+    width = _PLOT / count
     parts = []
     for place in range(count):
         below = 0.0
@@ -35,8 +38,8 @@ def lines(series: Mapping[str, Sequence[float | None]], labels: tuple[str, str],
     known = [value for values in series.values() for value in values if value is not None]
     top = _nice(max(known, default=0))
     parts = []
-    for name, values in series.items():
-        step = (WIDTH - _LEFT) / max(1, len(values) - 1)
+    for name, values in reversed([*series.items()]):  # the first lies on top where two have the same value
+        step = _PLOT / max(1, len(values) - 1)
         for run in _runs(values):
             points = " ".join(f"{_LEFT + place * step:.1f},{_y(value, top):.1f}" for place, value in run)
             parts.append(f'<polyline class="{_css(name)}" points="{points}"/>')
@@ -65,10 +68,10 @@ def _grid(top: float, labels: tuple[str, str]) -> list[str]:
     for number in range(_TICKS + 1):
         value = top * number / _TICKS
         y = _y(value, top)
-        found.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        found.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         found.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}">{value:g}</text>')
     found.append(f'<text x="{_LEFT}" y="{HEIGHT - 4}">{escape(labels[0])}</text>')
-    found.append(f'<text class="end" x="{WIDTH}" y="{HEIGHT - 4}">{escape(labels[1])}</text>')
+    found.append(f'<text class="end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}">{escape(labels[1])}</text>')
     return found
 
 

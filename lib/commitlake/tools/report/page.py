@@ -10,6 +10,7 @@ from typing import Any
 
 from commitlake.config.terminal import printable, shell_word
 from commitlake.protocol.durations import HOUR_MS
+from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.tools.report import charts
 from commitlake.tools.report.figures import AGES, STATES, Figures
 
@@ -30,7 +31,8 @@ def page(figures: Figures, warehouse: str, refresh_s: int | None = None, links: 
     times = (_time(figures.since), _time(figures.now))
     body = "".join(
         [
-            f"<h1>CommitLake</h1><p>{escape(warehouse)}, {times[0]} to {times[1]} UTC</p>{links}",
+            f"<h1>CommitLake</h1><p>{escape(warehouse)}, {times[0]} to {times[1]} UTC; numbers of half messages</p>",
+            links,
             f'<div class="tiles">{"".join(_tile(*each) for each in _tiles(figures))}</div>',
             f'<div class="cards">{"".join(_cards(figures, times))}</div>',
         ]
@@ -54,7 +56,10 @@ def _tiles(figures: Figures) -> Iterable[tuple[str, str]]:
         yield f"{figures.total(state):,}", state.lower().replace("_", " ")
     yield f"{sum(figures.ages):,}", "pending"
     yield f"{figures.checks['sent']:,}", "checks"
-    yield f"{sum(row['records'] for row in figures.rejects):,}", "rejected"
+    rejects = {row["reason"]: row["records"] for row in figures.rejects}
+    if duplicates := rejects.pop(DUPLICATE_OF, 0):
+        yield f"{duplicates:,}", "duplicates of topics.dedup"  # intended, so no rejects to worry about
+    yield f"{sum(rejects.values()):,}", "rejected"
 
 
 def _cards(figures: Figures, times: tuple[str, str]) -> Iterable[str]:
