@@ -86,12 +86,13 @@ def test_the_half_message_is_in_kafka_before_the_local_transaction(kafka: Namesp
     ],
 )
 def test_no_answer_or_an_error_of_the_listener_is_unknown_with_a_remark(
-    kafka: Namespace, answer: Any, decision: str, remark: str | None
+    kafka: Namespace, caplog: pytest.LogCaptureFixture, answer: Any, decision: str, remark: str | None
 ) -> None:
     with kafka.producer(Listener(execute=answer)) as producer:
         producer.send_message_in_transaction(Message("orders", b""))
     (op,) = kafka.ops()
     assert (op.decision, op.remark, op.from_check) == (decision, remark, False)
+    assert ("the transaction listener" in caplog.text) == (remark is not None)
 
 
 def test_sharding_keys_choose_a_queue_and_without_one_queues_take_turns(kafka: Namespace) -> None:

@@ -101,7 +101,7 @@ def test_charts_escape_what_others_have_named_and_scale_to_their_highest_value()
     assert "<b>" not in charts.lying({"<b>": 3}, "a & b")
     assert "a &amp; b" in charts.lying({"x": 3}, "a & b")
     ticks = re.findall(r'class="tick"[^>]*>([\d.e+]+)<', charts.stacked({"COMMITTED": [0, 121]}, ("a", "b"), "t"))
-    assert ticks == ["0", "50", "100", "150", "200"]
+    assert ticks == ["0", "40", "80", "120", "160"], "whole numbers"
     line = charts.lines({"p50": [1.0, None, 2.0, 3.0]}, ("a", "b"), "t")
     assert line.count("<polyline") == 2
     assert charts.stacked({"COMMITTED": [0, 0]}, ("a", "b"), "t").count("<rect") == 0

@@ -200,6 +200,14 @@ def test_a_group_goes_on_where_it_is_rewound_to(
     assert len(consumed(warehouse)) == expected
 
 
+def test_groups_shows_those_that_are_asked_for(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    consumed(warehouse)
+    for words, code in ((["--group=points"], 0), (["--topic=orders"], 0), (["--group=nope"], 3), (["--topic=no"], 3)):
+        assert command(warehouse, capsys, "--json", *words)[0] == code
+    with pytest.raises(ConsumerError, match="group 'nope' never read the topic orders"):
+        app(["send-again", "orders", "--group=nope", f"--set=warehouse={warehouse}"])
+
+
 def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
     with pytest.raises(ConsumerError, match=r"^--rewind: 'yesterday' is not allowed; give first, newest, ms since"):
         consumers.moment("yesterday")

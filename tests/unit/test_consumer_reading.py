@@ -15,12 +15,16 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support.topic_table import SCHEMA, compact, message, write
 
-from commitlake.clients.consumer import plan
+import commitlake
+from commitlake import config
+from commitlake.clients.consumer import overview, plan
 from commitlake.clients.consumer import topic as topic_module
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.topic import Topic
+from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.errors import WarehouseError
 from commitlake.reading.parquet import ParquetRows
+from commitlake.reading.table import Snapshot
 
 
 def repeated(begin: int, count: int, body: bytes) -> pa.RecordBatch:
@@ -156,3 +160,23 @@ def test_a_table_whose_first_commits_are_gone_from_its_log_is_the_same(tmp_path:
     write(tmp_path, "orders", [message(1)])
     assert reader.refresh()
     assert not reader.refresh()
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_local_tables_are_read_without_a_file_system_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """A thread of Arrow's that lets go of one while the process ends takes the process down with SIGABRT."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    write(tmp_path / "warehouse", "orders", [message(1)])
+    monkeypatch.setattr("deltalake.fs.DeltaStorageHandler", refuse)
+    settings = {"warehouse": f"{scheme}{tmp_path}/warehouse"}
+    with commitlake.consume(settings, "orders", group="points", follow=False) as messages:
+        next(messages).retry("1h")
+    conf = config.from_mapping(settings)
+    assert unfinished(conf, "orders", "points").num_rows == 1
+    assert overview.groups(conf)["waiting"].to_pylist() == [1]
+    assert Snapshot(f"{settings['warehouse']}/topics/orders").dataset().to_table().num_rows == 1
