@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import rocketmq
 from tests.support.gateway import client, gateway, message, transaction
+from tests.support.killing import ROOT
 from tests.support.namespace import Namespace, check
 from tests.support.polling import wait_for
 from tests.support.tables import rows
@@ -106,6 +108,20 @@ def test_the_engine_that_was_asked_for_gives_up_what_a_call_has_given_up(
 
     monkeypatch.setattr(server, "KafkaLink", Watched)
     asyncio.run(look())
+
+
+def test_the_documents_programs_send_a_transaction_and_receive_it(
+    coordinator: Coordinator, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
+    text = (ROOT / "docs" / "how-to" / "gateway.md").read_text()
+    sends, receives = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    with gateway(kafka.bootstrap_servers, kafka.topic_prefix, f"--set=warehouse={warehouse}") as running:
+        for program in (sends, receives):
+            exec(program.replace("8081", str(running.port)).replace('"orders"', f'"{topic}"'), names)
+            wait_for(lambda: len(rows(warehouse, f"topics/{topic}")) == 1)
+    assert capsys.readouterr().out == "two espressos\n"
 
 
 def test_a_topic_that_is_not_allowed_has_no_route(kafka: Namespace, port: int) -> None:
