@@ -116,10 +116,9 @@ def test_the_documents_programs_send_a_transaction_and_receive_it(
     kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
     text = (ROOT / "docs" / "how-to" / "gateway.md").read_text()
     sends, receives = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    names: dict[str, Any] = {}
     with gateway(kafka.bootstrap_servers, kafka.topic_prefix, f"--set=warehouse={warehouse}") as running:
         for program in (sends, receives):
-            exec(program.replace("8081", str(running.port)).replace('"orders"', f'"{topic}"'), names)
+            exec(program.replace("8081", str(running.port)).replace('"orders"', f'"{topic}"'), {})
             wait_for(lambda: len(rows(warehouse, f"topics/{topic}")) == 1)
     assert capsys.readouterr().out == "two espressos\n"
 

@@ -561,7 +561,7 @@ def test_wait_returns_at_shutdown(kafka: Namespace) -> None:
         producer.send(Message("orders", b""))
 
 
-@pytest.mark.parametrize("step", ["start", "stop"])
+@pytest.mark.parametrize("step", ["start", "stop", "flush"])
 def test_a_signal_handler_may_shut_down_while_the_producer_starts_or_shuts_down(
     kafka: Namespace, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -570,6 +570,9 @@ def test_a_signal_handler_may_shut_down_while_the_producer_starts_or_shuts_down(
     raised: list[BaseException] = []
 
     def interrupted(link: KafkaLink, *given: Any) -> None:
+        monkeypatch.setattr(KafkaLink, step, before)  # a handler runs once
+        if step != "start":
+            producer.shutdown()
         before(link, *given)
         producer.shutdown()
 

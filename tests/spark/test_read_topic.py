@@ -86,6 +86,9 @@ def test_a_misspelt_topic_is_an_error_of_the_package_that_names_those_that_are_t
 ) -> None:
     with pytest.raises(NoTableError, match=r"topics/ordrs; check the name.*; topics that are there: orders$"):
         commitlake.read_topic(spark, conf, "ordrs", stream=stream)
+    Path(f"{conf['warehouse']}/topics/cut_short").mkdir(exist_ok=True)
+    with pytest.raises(NoTableError, match=r"topics/cut_short; check the name.*; topics that are there: orders$"):
+        commitlake.read_topic(spark, conf, "cut_short", stream=stream)
     catalog = {"warehouse": "schema:spark_catalog.default"}
     with pytest.raises(NoTableError, match=r"schema:spark_catalog.default/topics/ordrs; .* its commit$"):
         commitlake.read_topic(spark, catalog, "ordrs", stream=stream)

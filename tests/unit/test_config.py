@@ -164,7 +164,10 @@ def test_a_secret_is_never_shown() -> None:
     [
         {"database": "postgresql://h/db", "user": "u", "password": "hunter2"},
         {"database": "postgresql://u:hunter2@h/db"},
+        {"database": "postgresql://u:hunter2/hunter2@hunter2@h/db"},
         {"database": "postgresql://h/db?a=b&sslpassword=hunter2"},
+        {"table": "delta:abfss://c@a/h/db?sig=hunter2", "match": "keys = id"},
+        {"table": "delta-log", "places": ["s3a://k:hunter2@h/db"]},
         {"table": "jdbc:postgresql://h/db?password=hunter2&table=t", "match": "keys = id"},
     ],
 )
@@ -178,8 +181,9 @@ def test_a_secret_in_a_rule_is_never_shown_though_none_is_allowed_there(rule: di
     with pytest.raises(ConfigError) as caught:
         config.from_mapping({"checks": {"g": {**rule, "evry": "5s"}}})
     assert "hunter2" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"its value is \*\*\*;"):
-        load("checks.g.passwort=hunter2")
+    for given in ("checks.g.passwort=hunter2", "chekcs={g: {password: hunter2}}"):
+        with pytest.raises(ConfigError, match=r"its value is \*\*\*;"):
+            load(given)
 
 
 def test_references_are_resolved_late_and_a_missing_one_is_named(

@@ -215,6 +215,9 @@ def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
         consumers.moment("1767225600")
     with pytest.raises(ConsumerError, match=r"^--rewind: 2199-01-01 .* lies ahead; give newest"):
         consumers.moment("2199-01-01")
+    with pytest.raises(ConsumerError, match=r"^--rewind: '0001-01-01T00:00\+14:00' is not allowed"):
+        consumers.moment("0001-01-01T00:00+14:00")
+    assert consumers.moment("0") == "first"
     with pytest.raises(ConsumerError, match=r"^start: 1767225600 is not allowed; .* ms since epoch \(13 digits\)"):
         start_ms(1_767_225_600)
 

@@ -12,7 +12,7 @@ from commitlake.tools.report.page import page
 
 
 def made(**given: Any) -> str:
-    nothing = {
+    nothing: dict[str, Any] = {
         **{"since": 0, "now": 24 * HOUR_MS, "ended": {state: [0] * BUCKETS for state in STATES}},
         **{"p50": [None] * BUCKETS, "p99": [None] * BUCKETS, "ages": [0] * len(AGES)},
         **{"checks": {"sent": 0}, "discards": [], "rejects": [], "slowest": [], "oldest": []},

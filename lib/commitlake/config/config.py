@@ -119,7 +119,11 @@ class Config:
 
 
 def _masked(rule: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: masked(name, value) if isinstance(value, str) else value for name, value in rule.items()}
+    """A rule as it may be shown; its places are a list."""
+    return {
+        name: [masked(name, str(each)) for each in value] if isinstance(value, list) else masked(name, str(value))
+        for name, value in rule.items()
+    }
 
 
 def load(

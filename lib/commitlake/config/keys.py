@@ -41,8 +41,10 @@ CHECKS = "checks"
 MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, CHECKS})
 """Keys whose value is a map."""
 
-_IN_ADDRESS = re.compile(r"(//[^/@]*:)[^/@]*(?=@)|([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
-"""A password in an address, as its user's or as a parameter."""
+_IN_ADDRESS = re.compile(
+    r"(//[^:/?#@]*:).*(?=@)|([?&][^=&]*(?:password|secret|token|credential|key|sig)[^=&]*=)[^&]*", re.IGNORECASE
+)
+"""A password in an address, as its user's, which may have any characters, or as a parameter."""
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
 
 
@@ -144,7 +146,8 @@ def unknown_key(name: str, value: object) -> ConfigError:
     """The error about a key that does not exist, with the nearest ones."""
     close = difflib.get_close_matches(name, BY_NAME, n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    # Below these it may be a misspelt one or one in the wrong place, and so a password.
-    shown = "***" if name.startswith(("kafka", CHECKS)) else masked(name, str(value))
+    # A map may be a misspelt one with a password in it, and what is below these one in the wrong place.
+    is_map = str(value).lstrip().startswith(("{", "["))
+    shown = "***" if is_map or name.startswith(("kafka", CHECKS)) else masked(name, str(value))
     msg = f"unknown configuration key {name}; {hint}its value is {shown}; known keys: {', '.join(BY_NAME)}"
     return ConfigError(msg)

@@ -32,6 +32,8 @@ STOP_GRACE_S = 10
 """A broker stops within 0.3 s; after one that was killed, the next start waits 9 s for its old session."""
 _HEAP = "512m"
 _STARTED = "Kafka Server started"
+_TERMINATED = 143
+"""Java's exit code after SIGTERM, which systemd sends to this process and the broker alike."""
 _NODE = 1
 
 # Sized for one machine that runs everything: few threads, and no 128 MiB buffer for the log cleaner.
@@ -200,11 +202,11 @@ class EmbeddedBroker:
 
     def _tell_of_end(self, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        if process is self._process:  # nobody has stopped it
+        if process is self._process and code != _TERMINATED:  # nobody has stopped it
             log.error(
-                "the Kafka broker of this process has ended with exit code %d, and nobody starts it again; nothing is "
-                "lost: end this process and start it again, on the same data in %s",
-                *(code, self.data_dir),
+                "the Kafka broker of this process has ended with exit code %d, and nobody starts it again: end this "
+                "process, and start it anew",
+                code,
             )
 
     def _prepare(self, classpath: str, controller_port: int) -> None:

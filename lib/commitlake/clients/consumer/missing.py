@@ -30,10 +30,17 @@ def _instead(place: str) -> str:
     topics = table.parent
     if not topics.parent.is_dir():
         return f"; there is no directory {topics.parent} either: check `warehouse`"
-    places = [each for each in Path(topics).glob("*") if (each / "_delta_log").is_dir() and each != table]
+    places = [each for each in Path(topics).glob("*") if each != table and _may_be_table(each)]
     names = sorted(printable(from_path_name(each.name)) for each in places)
     if not names:
         return "; the warehouse has no other topic yet"
     near = difflib.get_close_matches(from_path_name(table.name), names, n=3) or names[:5]
     more = f" and {len(names) - len(near)} more" if len(near) < len(names) else ""
     return f"; topics that are there: {', '.join(near)}{more}"
+
+
+def _may_be_table(place: Path) -> bool:
+    try:
+        return (place / "_delta_log").is_dir()
+    except OSError:
+        return True  # of another user

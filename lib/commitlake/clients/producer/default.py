@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -21,6 +22,7 @@ from commitlake.protocol.kafka_topics import MESSAGES, OP
 from commitlake.protocol.recall_handle import decode_handle, encode_handle
 
 SHUTDOWN_MS = 30_000
+_LOOK_S = 0.2
 _SEND_AGAIN = (
     "send the same Message object again: it keeps its message_id, so with topics.dedup by message_id its topic shows "
     "it once; without that it may be there twice"
@@ -63,7 +65,8 @@ class DefaultMQProducer:
         self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {}, engine)
         self._running = False
         self._switch = threading.RLock()  # a signal handler may call `shutdown` in the middle of `start` or another
-        self._stopped = threading.Event()
+        # No `threading.Event`: what a signal interrupts may hold the event's lock.
+        self._is_stopped = self._is_called_off = False
 
     def start(self) -> None:
         """Connect and read the coordinator's limits; does nothing when it is running.
@@ -74,13 +77,14 @@ class DefaultMQProducer:
         """
         with self._switch:
             if not self._running:
-                self._stopped.clear()
+                self._is_called_off = False
                 self._link.start(self.send_msg_timeout)
-                if self._stopped.is_set():
-                    self._link.stop(0)
+                self._is_stopped = False
+                self._running = True
+                if self._is_called_off:
+                    self.shutdown(0)
                     msg = "the producer was shut down while it started; start it again if that was not meant"
                     raise MQClientException(msg)
-                self._running = True
 
     def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
         """Send what is still buffered and disconnect; does nothing when it is not running.
@@ -90,14 +94,16 @@ class DefaultMQProducer:
         """
         timeout_s = milliseconds("timeout", timeout) / 1_000
         with self._switch:
+            self._is_called_off = True
             was_running, self._running = self._running, False
             if was_running:
                 self._link.stop(timeout_s)
-            self._stopped.set()
+            self._is_stopped = True
 
     def wait(self) -> None:
         """Block until `shutdown` is called, from another thread or a signal handler."""
-        self._stopped.wait()
+        while not self._is_stopped:
+            time.sleep(_LOOK_S)
 
     def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
         """Send one message, or several as one batch: all members land or none.

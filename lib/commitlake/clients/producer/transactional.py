@@ -133,7 +133,8 @@ class TransactionMQProducer(DefaultMQProducer):
     def set_transaction_listener(self, listener: TransactionListener) -> None:
         """Set the listener, also while running."""
         self._listener = listener
-        self._answer_checks()
+        if self._running:  # nothing waits for a start or a shutdown under way
+            self._answer_checks()
 
     def register_end_transaction_hook(self, hook: AnyHook) -> None:
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
@@ -210,6 +211,9 @@ class TransactionMQProducer(DefaultMQProducer):
                 )
                 self._ignored = checks.ignored
                 checks.start()
+                if not self._running:  # a signal handler has shut down meanwhile, and knew nothing of these
+                    self._checks = None  # type: ignore[unreachable]
+                    checks.stop(time.monotonic())
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
         """Send a half message after the first one of its transaction, None for that itself."""

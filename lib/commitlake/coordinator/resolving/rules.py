@@ -152,7 +152,8 @@ def _check_table(name: str, table: str) -> None:
 
 
 def _has_password(url: SplitResult) -> bool:
-    return url.password is not None or any("password" in key.lower() for key in parse_qs(url.query, True))
+    """Also one with a slash, after which an address is a path."""
+    return url.password is not None or "@" in url.path or "password" in parse_qs(url.query, True)
 
 
 def _check_password(name: str, password: str | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -198,11 +199,11 @@ for command in without_spark.COMMANDS:
 
 @app.command("config")
 def show_config(conf: Conf = None, sets: Sets = None) -> None:
-    """Print the configuration, secrets masked. Rules that a start would refuse are an error here, too."""
+    """Print the configuration, secrets masked. A rule of `checks` that can't be read is an error."""
     settings = load(conf, sets)
-    if settings.checks:
+    print(settings.describe(), flush=True)
+    if settings.checks and find_spec("sqlglot"):  # an extra, which a client's installation may lack
         from commitlake.coordinator.resolving.rules import rule_of
 
         for group, given in settings.checks.items():
             rule_of(group, given, settings.transaction.timeout_ms)
-    print(settings.describe())

@@ -71,16 +71,16 @@ def moment(text: str) -> str | datetime:
     Raises:
         ConsumerError: it is none of these.
     """
-    if text in ("first", "newest"):
-        return text
+    if text in ("first", "newest", "0"):
+        return "first" if text == "0" else text
     try:
         is_ms = re.fullmatch("[0-9]{12,14}", text)  # fewer are seconds
         given = datetime.fromtimestamp(int(text) / 1_000, UTC) if is_ms else datetime.fromisoformat(text)
-    except ValueError as error:
+        given = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
         allowed = "first, newest, ms since epoch (13 digits), or a time such as 2026-11-01T00:00:00, UTC without a zone"
         msg = f"--rewind: {text!r} is not allowed; give {allowed}"
         raise ConsumerError(msg) from error
-    given = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
     if given > datetime.now(UTC):
         msg = f"--rewind: {text} is not allowed, since it lies ahead; give newest to go on with the next message"
         raise ConsumerError(msg)

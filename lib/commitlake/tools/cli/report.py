@@ -20,7 +20,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import opened
 from commitlake.tools.cli.report_actions import LINKS, Actions
 from commitlake.tools.report.figures import read
-from commitlake.tools.report.page import page
+from commitlake.tools.report.page import document, page
 
 _REFRESH_S = 30
 _COOKIE = "commitlake"
@@ -125,7 +125,7 @@ class ReportHandler(BaseHTTPRequestHandler):
         try:
             self._answer(200, self._made())
         except (CommitLakeError, duckdb.Error) as error:  # the warehouse is away, say; the next request may find it
-            self._answer(503, escape(str(error)))
+            self._answer(503, document("no answer", f"<p>{escape(str(error))}</p>", _REFRESH_S))
 
     def _is_known(self, actions: Actions) -> bool:
         """Whether the request knows the token, whatever cookies other programs on this host have set."""

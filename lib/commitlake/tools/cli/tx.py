@@ -145,7 +145,9 @@ def hanging(
 
 ChangedStates = Annotated[
     list[StateFilter] | None,
-    typer.Option("--state", metavar="STATE", help="Only the state that the command changes is allowed."),
+    typer.Option(
+        "--state", metavar="STATE", case_sensitive=False, help="Only the state that the command changes is allowed."
+    ),
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="TRANSACTION_ID", help="Or choose by filters.")]
 Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
