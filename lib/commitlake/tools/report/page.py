@@ -94,9 +94,15 @@ def table(rows: Sequence[Mapping[str, Any]], nothing: str) -> str:
         return f"<p>{nothing}</p>"
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in rows[0])
     lines = "".join(
-        f"<tr>{''.join(f'<td>{_cell(name, value)}</td>' for name, value in row.items())}</tr>" for row in rows
+        f"<tr>{''.join(f'<td{_css(value)}>{_cell(name, value)}</td>' for name, value in row.items())}</tr>"
+        for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _css(value: object) -> str:
+    """A number or a time is not broken, however narrow the screen is."""
+    return " class=whole" if isinstance(value, int | float | datetime) else ""
 
 
 def _cell(name: str, value: object) -> str:
