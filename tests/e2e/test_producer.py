@@ -82,6 +82,7 @@ def test_the_half_message_is_in_kafka_before_the_local_transaction(kafka: Namesp
         (ROLLBACK, "ROLLBACK", None),
         (LocalTransactionState.UNKNOW, "UNKNOWN", None),
         (None, "UNKNOWN", "the listener returned None"),
+        (lambda _: True, "UNKNOWN", "the listener returned True"),
         (lambda _: 1 / 0, "UNKNOWN", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -92,7 +93,7 @@ def test_no_answer_or_an_error_of_the_listener_is_unknown_with_a_remark(
         producer.send_message_in_transaction(Message("orders", b""))
     (op,) = kafka.ops()
     assert (op.decision, op.remark, op.from_check) == (decision, remark, False)
-    assert ("the transaction listener" in caplog.text) == (remark is not None)
+    assert ("the transaction listener" in caplog.text) == (answer is not None and remark is not None)
 
 
 def test_sharding_keys_choose_a_queue_and_without_one_queues_take_turns(kafka: Namespace) -> None:

@@ -85,9 +85,8 @@ def judged(state: object, traced: Traced) -> Verdict:
     if isinstance(state, LocalTransactionState):
         verdict = Verdict(state, None)
     else:
-        log.warning(
-            "the transaction listener returned %.100r, no LocalTransactionState, so the decision is UNKNOWN", state
-        )
+        if state is not None:  # None is an answer of RocketMQ's listeners, too
+            log.warning("the transaction listener returned %.100r, no LocalTransactionState: UNKNOWN", state)
         verdict = Verdict(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
     traced.note({"commitlake.decision": verdict.state.value})
     return verdict
