@@ -42,14 +42,9 @@ def location(warehouse: str, name: str) -> str:
 
 def folders(place: str, options: Options = None) -> list[str]:
     """Names of what is in a directory; none where it is not there."""
-    from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
 
-    if is_local(place):
-        where, files = str(local_path(place)), fs.LocalFileSystem()
-    else:
-        where, files = "", fs.PyFileSystem(DeltaStorageHandler(place, storage_options(options)))
-    found = files.get_file_info(fs.FileSelector(where, allow_not_found=True))
+    found = filesystem(place, options).get_file_info(fs.FileSelector("", allow_not_found=True))
     return sorted(info.base_name for info in found)
 
 
