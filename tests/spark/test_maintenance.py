@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from tests.support.lake import Lake, newest
 from tests.support.polling import wait_for
 from tests.support.story import Story
@@ -121,6 +122,18 @@ def test_no_row_is_deleted_before_its_age(spark: SparkSession, copied: Lake) -> 
     report = maintenance(spark, copied, retention_ms=HOUR_MS).run()
     assert report.deleted == {}
     assert {name: len(copied.rows(name)) for name in kept} == before
+
+
+@pytest.mark.parametrize(("table", "offset"), [("half", "queue_offset"), (topic_table("orders"), "source_offset")])
+def test_rows_of_a_landing_that_was_cut_short_stay_as_topics_do_anyway(
+    spark: SparkSession, copied: Lake, table: str, offset: str
+) -> None:
+    """A look through the tables of a hundred topics held all batches up for half a minute."""
+    tables = Warehouse(spark, copied.config.warehouse)
+    row = tables.read(table).limit(1).withColumn(offset, F.lit(1_000_000_000).cast("bigint"))
+    tables.append(row if table == "half" else row.withColumn("source", F.lit("messages")), table)
+    report = maintenance(spark, copied).run()
+    assert (bool(report.kept), bool(report.deleted)) == ((True, False) if table == "half" else (False, True))
 
 
 @pytest.mark.timeout(600)

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.errors import WarehouseError
 from commitlake.tables import Warehouse, topic_table
+from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.staged_append import StagedAppend
 
 TOPICS = [
@@ -47,6 +48,12 @@ def staged(warehouse: Warehouse) -> StagedAppend:
     return found
 
 
+def direct(warehouse: Warehouse) -> DirectAppend:
+    found = warehouse._direct()
+    assert found is not None
+    return found
+
+
 @pytest.fixture
 def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
     return Warehouse(spark, str(tmp_path))
@@ -57,9 +64,10 @@ def log_of(place: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in commits[-1].read_text().splitlines()]
 
 
-def test_all_rows_are_there_and_read_as_after_plain_appends(spark: SparkSession, warehouse: Warehouse) -> None:
+def test_all_rows_are_there_and_read_as_after_plain_appends(
+    spark: SparkSession, warehouse: Warehouse, plain: Warehouse
+) -> None:
     rows = rows_of(spark, TOPICS)
-    plain = Warehouse(spark, f"{warehouse.root}/plain")
     for topic in TOPICS:
         plain.append_to_topics(rows.where(f"topic = '{topic}'"), [topic], MARKER)
     warehouse.append_to_topics(rows, TOPICS, MARKER)
@@ -73,7 +81,7 @@ def test_no_commit_makes_the_jvm_look_for_a_package_in_all_jars(
     spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
-    adds, operation = staged(warehouse)._write(rows_of(spark, TOPICS[:1], 1)), staged(warehouse)._operation(MARKER)
+    adds, operation = staged(warehouse)._write(rows_of(spark, TOPICS[:1], 1)), direct(warehouse).operation(MARKER)
     adds[0]["partitionValues"].pop("digest")
     append, table, found = staged(warehouse), Path(warehouse.locate(topic_table(TOPICS[0]))), list[str]()
     with monkeypatch.context() as patch:
@@ -84,8 +92,15 @@ def test_no_commit_makes_the_jvm_look_for_a_package_in_all_jars(
     assert warehouse.markers(topic_table(TOPICS[0])) == [MARKER, MARKER]
 
 
-def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, warehouse: Warehouse) -> None:
-    plain = Warehouse(spark, f"{warehouse.root}/plain")
+@pytest.fixture
+def plain(spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
+    """To which Delta's writer appends."""
+    made = Warehouse(spark, f"{warehouse.root}/plain")
+    monkeypatch.setattr(made, "_direct", lambda: None)
+    return made
+
+
+def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, warehouse: Warehouse, plain: Warehouse) -> None:
     plain.append_to_topics(rows_of(spark, ["orders"]), ["orders"], MARKER)
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     assert warehouse.markers(topic_table("orders")) == plain.markers(topic_table("orders")) == [MARKER]
@@ -127,15 +142,15 @@ def test_rows_go_to_a_table_while_it_is_compacted(
 ) -> None:
     for _ in range(3):
         warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
-    begin = StagedAppend._begin
+    begin = DirectAppend.begin
 
-    def compacted_meanwhile(self: StagedAppend, table: Path) -> object:
+    def compacted_meanwhile(self: DirectAppend, table: Path) -> object:
         begun = begin(self, table)
         if table.name == "orders":
             warehouse.table(topic_table("orders")).optimize().executeCompaction()
         return begun
 
-    monkeypatch.setattr(StagedAppend, "_begin", compacted_meanwhile)
+    monkeypatch.setattr(DirectAppend, "begin", compacted_meanwhile)
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     assert warehouse.read(topic_table("orders")).count() == 80
 
@@ -143,7 +158,7 @@ def test_rows_go_to_a_table_while_it_is_compacted(
 def test_each_table_gets_an_append_of_its_own_where_delta_has_no_such_classes(
     spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlake.tables.staged_append._WRITE", "NoSuchClass")
+    monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
     assert warehouse._staging() is None
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     assert warehouse.read(topic_table("t4")).count() == 20

@@ -7,21 +7,21 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
-from commitlake.config.locations import is_local
 from commitlake.errors import WarehouseError, root_reason
 from commitlake.protocol.topic_names import from_path_name
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
-from commitlake.tables import kept_versions
+from commitlake.tables import direct_append, kept_versions
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
+from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
 from commitlake.tables.staged_append import StagedAppend
@@ -190,6 +190,10 @@ class Warehouse:
         Raises:
             WarehouseError: The table can't be written.
         """
+        direct = self._direct()
+        if direct is not None:
+            self._telling(self.locate(name), partial(direct.append, self._own(df, name), self.locate(name), marker))
+            return
         writer = self._writer(df, name).mode("append")
         if marker is not None:
             writer = writer.option("userMetadata", json.dumps(marker, separators=(",", ":")))
@@ -225,22 +229,36 @@ class Warehouse:
         first = log.read(f"{0:020}.json")
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
 
+    def _direct(self) -> DirectAppend | None:
+        """What appends by Delta's own transactions; None where Delta's writer has to."""
+        if self._in_catalog or self.guard.fences:
+            return None
+        return self._found_direct
+
+    @cached_property
+    def _found_direct(self) -> DirectAppend | None:
+        return direct_append.found(self.spark, self.root)
+
     def _staging(self) -> StagedAppend | None:
         """What appends to many tables at once; None where each needs an append of its own."""
-        if self._in_catalog or self.guard.fences or not is_local(self.root):
+        direct = self._direct()
+        if direct is None:
             return None
         with self._lock:
             if self._staged is None:
-                self._staged = StagedAppend(self.spark, f"{self.root}/{_STAGED}")
-        return self._staged if self._staged.is_possible else None
+                self._staged = StagedAppend(self.spark, direct, f"{self.root}/{_STAGED}")
+        return self._staged
 
     def replace(self, df: DataFrame, name: str) -> None:
         """Replaces all rows of a table, as `append` adds some."""
         self._write(self._writer(df, name).mode("overwrite"), name)
 
-    def _writer(self, df: DataFrame, name: str) -> DataFrameWriter:
+    def _own(self, df: DataFrame, name: str) -> DataFrame:
         rows = df.select(*[F.col(field.name).cast(field.dataType) for field in TableName(name).layout.schema])
-        return self.guard.rows(rows).write.format("delta")
+        return self.guard.rows(rows)
+
+    def _writer(self, df: DataFrame, name: str) -> DataFrameWriter:
+        return self._own(df, name).write.format("delta")
 
     def _write(self, writer: DataFrameWriter, name: str) -> None:
         place = self.locate(name)

@@ -23,7 +23,7 @@ from commitlake.protocol.statemachine.rows import ABSENT, SEGMENT_SIZE
 from commitlake.protocol.states import Kind
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
-from commitlake.tables import log_cleanup
+from commitlake.tables import direct_append, log_cleanup
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
 """A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
@@ -61,7 +61,7 @@ class InputTable:
 
     def __init__(self, spark: SparkSession, path: str, clock: BrokerClock, opened: DataFrame) -> None:
         self.spark, self._path, self._clock = spark, path, clock
-        self._files = FileSystem(spark, path)
+        self._files, self._direct = FileSystem(spark, path), direct_append.found(spark, path)
         self._appended = 0
         self._lock = Lock()
         self._write(opened, ABSENT, **_PROPERTIES)
@@ -111,4 +111,7 @@ class InputTable:
             *[F.lit(time).cast("bigint").alias(name) for name, time in times.items()],
             F.lit(part).alias("part"),
         )
-        own.write.format("delta").partitionBy("part").mode("append").options(**properties).save(self._path)
+        if self._direct is not None and not properties:
+            self._direct.append(own, self._path, None)
+        else:
+            own.write.format("delta").partitionBy("part").mode("append").options(**properties).save(self._path)

@@ -142,7 +142,7 @@ class Maintenance:
         if last < 0:
             return None, "none, nothing has ended yet"
         newest = positions.newest(self._warehouse)
-        if newest is None or positions.uncommitted(self._warehouse, newest) is not None:
+        if newest is None or positions.uncommitted(self._warehouse, newest, positions.LANDED) is not None:
             # The next start leaves out what stands in the tables, so that must stay.
             return None, "none, a landing was cut short; start the coordinator first"
         return retention.Cut(last, ended, stored), ""

@@ -1,0 +1,151 @@
+"""Appends by Delta's own transactions: as those of Delta's writer, and no dearer after a million commits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from chispa import assert_df_equality
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
+from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
+from commitlake.errors import WarehouseError
+from commitlake.protocol.clock import BrokerClock
+from commitlake.spark.frames import of_rows
+from commitlake.tables import Warehouse, direct_append
+from commitlake.tables.direct_append import DirectAppend
+from commitlake.tables.schemas import TABLES
+
+MARKER = {"batch_id": 7}
+NAME = "destinations"
+
+
+@pytest.fixture
+def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
+    made = Warehouse(spark, str(tmp_path))
+    made.create()
+    return made
+
+
+@pytest.fixture
+def plain(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
+    """The same tables; Delta's writer appends."""
+    made = Warehouse(spark, str(tmp_path))
+    monkeypatch.setattr(made, "_direct", lambda: None)
+    return made
+
+
+def rows(spark: SparkSession, *topics: str) -> DataFrame:
+    schema = TABLES[NAME].schema
+    return spark.createDataFrame([(topic, f"topics/{topic}", None) for topic in topics], schema)
+
+
+def append_elsewhere(table: Path, topic: str) -> None:
+    """As a program without Spark does."""
+    row = pa.table({"topic": [topic], "table": [f"topics/{topic}"]})
+    write_deltalake(str(table), row, mode="append", schema_mode="merge")
+
+
+def log_of(warehouse: Warehouse) -> Path:
+    return Path(warehouse.root, NAME, "_delta_log")
+
+
+def topics(warehouse: Warehouse) -> list[str]:
+    found: list[str] = DeltaTable(f"{warehouse.root}/{NAME}").to_pyarrow_table()["topic"].to_pylist()
+    return sorted(found)
+
+
+def test_an_append_is_as_one_of_deltas_writer(spark: SparkSession, warehouse: Warehouse, plain: Warehouse) -> None:
+    for each in (warehouse, plain):
+        each.append(rows(spark, "a", "b"), NAME, MARKER)
+    ours, theirs = (
+        [json.loads(line) for line in (log_of(warehouse) / f"{version:020}.json").read_text().splitlines()]
+        for version in (1, 2)
+    )
+    same = ("operation", "operationParameters", "isBlindAppend", "isolationLevel", "userMetadata")
+    assert {name: ours[0]["commitInfo"][name] for name in same} == {
+        name: theirs[0]["commitInfo"][name] for name in same
+    }
+    assert [set(line["add"]) for line in ours[1:]] == [set(line["add"]) for line in theirs[1:]]
+    assert json.loads(ours[1]["add"]["stats"]) == json.loads(theirs[1]["add"]["stats"])
+    read = warehouse.read(NAME)
+    assert_df_equality(read.distinct(), rows(spark, "a", "b"), ignore_row_order=True, ignore_nullable=True)
+    assert warehouse.markers(NAME) == [MARKER, MARKER]
+
+
+def test_an_append_does_not_look_through_the_log(spark: SparkSession, warehouse: Warehouse, plain: Warehouse) -> None:
+    """A commit that can't be there yet makes each look fail."""
+    warehouse.append(rows(spark, "a"), NAME)
+    unread = log_of(warehouse) / f"{9:020}.json"
+    unread.write_text("{}")
+    warehouse.append(rows(spark, "b"), NAME)
+    with pytest.raises(WarehouseError, match="cannot write to the table"):
+        plain.append(rows(spark, "c"), NAME)
+    unread.unlink()
+    assert topics(warehouse) == ["a", "b"]
+
+
+def test_what_another_process_has_committed_is_seen(spark: SparkSession, warehouse: Warehouse) -> None:
+    warehouse.append(rows(spark, "a"), NAME)
+    append_elsewhere(Path(warehouse.root, NAME), "b")
+    DeltaTable(f"{warehouse.root}/{NAME}").alter.set_table_properties({"delta.checkpointInterval": "7"})
+    warehouse.append(rows(spark, "c"), NAME)
+    assert topics(warehouse) == ["a", "b", "c"]
+    assert warehouse.property(NAME, "delta.checkpointInterval") == "7"
+
+
+def test_a_commit_that_comes_between_is_a_conflict_that_delta_solves(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warehouse.append(rows(spark, "a"), NAME)
+    begin = DirectAppend.begin
+
+    def overtaken(self: DirectAppend, table: Path) -> object:
+        begun = begin(self, table)
+        append_elsewhere(table, "b")
+        return begun
+
+    monkeypatch.setattr(DirectAppend, "begin", overtaken)
+    warehouse.append(rows(spark, "c"), NAME)
+    assert topics(warehouse) == ["a", "b", "c"]
+
+
+def test_rows_of_a_table_that_was_made_again_go_to_the_new_one(spark: SparkSession, warehouse: Warehouse) -> None:
+    for topic in ("a", "b", "c"):
+        warehouse.append(rows(spark, topic), NAME)
+    shutil.rmtree(Path(warehouse.root, NAME))
+    Warehouse(spark, warehouse.root).create()
+    warehouse.append(rows(spark, "d"), NAME)
+    assert topics(warehouse) == ["d"]
+
+
+def test_deltas_writer_appends_where_others_may_or_delta_has_no_such_classes(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert direct_append.found(spark, "s3a://lake/warehouse") is None
+    assert Warehouse(spark, "schema:lake")._direct() is None
+    monkeypatch.setattr(warehouse.guard, "fences", True)
+    assert warehouse._direct() is None
+    monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
+    other = Warehouse(spark, warehouse.root)
+    assert other._direct() is None
+    other.append(rows(spark, "a"), NAME, MARKER)
+    assert (topics(warehouse), warehouse.markers(NAME)) == (["a"], [MARKER])
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_input_rows_are_the_same_both_ways(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    if not is_direct:
+        monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
+    place = str(tmp_path / "input")
+    table = InputTable(spark, place, BrokerClock(), of_rows(spark, [], INPUT_SCHEMA))
+    for _ in range(3):
+        table.append(table.ticks([SegmentKey(0, 1, 2)]), 5)
+    assert spark.read.format("delta").load(place).where("landed = 5 AND part = 0").count() == 3
