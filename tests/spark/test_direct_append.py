@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +20,7 @@ from commitlake.coordinator.coordination.input_table import InputTable, SegmentK
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import of_rows
+from commitlake.spark.parallel import run_all
 from commitlake.tables import Warehouse, direct_append
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.schemas import TABLES
@@ -45,14 +49,20 @@ def rows(spark: SparkSession, *topics: str) -> DataFrame:
     return spark.createDataFrame([(topic, f"topics/{topic}", None) for topic in topics], schema)
 
 
-def append_elsewhere(table: Path, topic: str) -> None:
+def append_elsewhere(table: Path, topic: str, **more: object) -> None:
     """As a program without Spark does."""
-    row = pa.table({"topic": [topic], "table": [f"topics/{topic}"]})
+    row = pa.table({"topic": [topic], "table": [f"topics/{topic}"], **{name: [value] for name, value in more.items()}})
     write_deltalake(str(table), row, mode="append", schema_mode="merge")
 
 
 def log_of(warehouse: Warehouse) -> Path:
     return Path(warehouse.root, NAME, "_delta_log")
+
+
+def commits_known(spark: SparkSession, warehouse: Warehouse) -> int:
+    context: Any = spark.sparkContext
+    found = context._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, warehouse.locate(NAME))
+    return int(found.unsafeVolatileSnapshot().logSegment().deltas().size())
 
 
 def topics(warehouse: Warehouse) -> list[str]:
@@ -115,13 +125,46 @@ def test_a_commit_that_comes_between_is_a_conflict_that_delta_solves(
     assert topics(warehouse) == ["a", "b", "c"]
 
 
-def test_rows_of_a_table_that_was_made_again_go_to_the_new_one(spark: SparkSession, warehouse: Warehouse) -> None:
-    for topic in ("a", "b", "c"):
+@pytest.mark.parametrize("commits", [1, 3])
+def test_rows_of_a_table_that_was_made_again_go_to_the_new_one(
+    spark: SparkSession, warehouse: Warehouse, commits: int
+) -> None:
+    for topic in ("a", "b"):
         warehouse.append(rows(spark, topic), NAME)
     shutil.rmtree(Path(warehouse.root, NAME))
-    Warehouse(spark, warehouse.root).create()
+    for _ in range(commits):
+        append_elsewhere(Path(warehouse.root, NAME), "new", **{"created_at": datetime.now(UTC)})
     warehouse.append(rows(spark, "d"), NAME)
-    assert topics(warehouse) == ["d"]
+    assert topics(warehouse) == ["d", *["new"] * commits]
+
+
+def test_an_append_of_no_rows_commits_nothing(spark: SparkSession, warehouse: Warehouse) -> None:
+    warehouse.append(rows(spark, "a").where("false"), NAME, MARKER)
+    assert [path.name for path in log_of(warehouse).glob("*.json")] == [f"{0:020}.json"]
+
+
+def test_what_delta_keeps_of_a_log_is_no_longer_after_a_hundred_appends(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state begins with a checkpoint, and a look through the log finds a newer one."""
+    monkeypatch.setattr(direct_append, "_MOST_COMMITS", 8)
+    warehouse.set_property(NAME, "delta.checkpointInterval", "5")
+    names = [f"t{number:02}" for number in range(30)]
+    kept = []
+    for name in names:
+        warehouse.append(rows(spark, name), NAME)
+        kept.append(commits_known(spark, warehouse))
+    assert max(kept) <= 8
+    for old in sorted(log_of(warehouse).glob("*.json"))[:20]:  # as a clean-up of the log does
+        old.unlink()
+    warehouse.append(rows(spark, "z"), NAME)
+    assert topics(warehouse) == [*names, "z"]
+
+
+def test_threads_append_to_one_table_and_lose_nothing(spark: SparkSession, warehouse: Warehouse) -> None:
+    names = [f"t{number:02}" for number in range(16)]
+    run_all(spark, [partial(warehouse.append, rows(spark, name), NAME) for name in names])
+    assert topics(warehouse) == names
 
 
 def test_deltas_writer_appends_where_others_may_or_delta_has_no_such_classes(
@@ -146,6 +189,7 @@ def test_input_rows_are_the_same_both_ways(
         monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
     place = str(tmp_path / "input")
     table = InputTable(spark, place, BrokerClock(), of_rows(spark, [], INPUT_SCHEMA))
+    assert (table._direct is not None) == is_direct
     for _ in range(3):
         table.append(table.ticks([SegmentKey(0, 1, 2)]), 5)
     assert spark.read.format("delta").load(place).where("landed = 5 AND part = 0").count() == 3

@@ -104,10 +104,10 @@ LOCAL_SETTINGS = {
     # Driver and executors in one heap: enough for a million open transactions.
     "spark.driver.memory": "2g",
     # Each stage began with arrays of 4 MiB for what it sends to its tasks, each aggregation and sort with one of 32 or
-    # 64 MiB. Java's collector gives those regions of their own, and marks the whole heap for nearly each: with the
-    # regions of `_JAVA_OPTIONS` it did so 8 times in four minutes, 154 times before.
+    # 64 MiB. Java's collector gives those regions of their own, and marks the whole heap for nearly each: with these,
+    # and the regions of `_ONE_HEAP_OPTIONS`, it did so 8 times in four minutes, 154 times before.
     "spark.broadcast.blockSize": "256k",
-    "spark.buffer.pageSize": "1m",
+    "spark.buffer.pageSize": "2m",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     # Hadoop's own starts `chmod` for each file that it makes: 60 processes an append, 8 ms each. This one calls Java.
@@ -126,7 +126,7 @@ LOCAL_SETTINGS = {
 # The optimising compiler waits five times longer than by default: in the first minutes it took a third of all CPU, and
 # a round 4.7 s of CPU instead of 3.4 s, since most of what it compiled was soon replaced.
 _JAVA_OPTIONS = (
-    "-Xss8m -XX:G1HeapRegionSize=8m -XX:-DontCompileHugeMethods -XX:Tier4InvocationThreshold=25000 "
+    "-Xss8m -XX:-DontCompileHugeMethods -XX:Tier4InvocationThreshold=25000 "
     "-XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000 -XX:Tier4BackEdgeThreshold=200000"
 )
 # The optimising compiler pays back after minutes only: the first batches take 8, 5, 2 s instead of 11, 10, 4 s.
@@ -134,6 +134,7 @@ _JAVA_OPTIONS = (
 # Java's default collector takes one tenth of all CPU in these minutes, most of it for marking beside the work: each
 # large array begins it. Its parallel one takes 3 in 100.
 _SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
+_ONE_HEAP_OPTIONS = "-XX:G1HeapRegionSize=8m"
 # Executors compile and run the same code as a driver that is alone.
 CLUSTER_SETTINGS = {"spark.executor.extraJavaOptions": _JAVA_OPTIONS}
 # PySpark's classes that have no place of their own in Python.
@@ -257,7 +258,7 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
     if is_one_machine(master):
         jars = jars_of_one_machine()
         settings |= LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)}
-        options += class_archive.java_options(java, jars)
+        options += [_ONE_HEAP_OPTIONS, *class_archive.java_options(java, jars)]
     else:
         settings |= CLUSTER_SETTINGS | {"spark.jars": ",".join(_beside_spark(runtime.packages()))}
     return settings | {"spark.driver.extraJavaOptions": " ".join(filter(None, options))}

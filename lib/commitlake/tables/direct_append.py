@@ -27,6 +27,9 @@ _CLASSES = (
     *("org.apache.spark.sql.SaveMode", "org.apache.spark.sql.SparkSession"),
     *("org.apache.spark.sql.delta.DeltaLog", "org.apache.spark.sql.delta.actions.Action"),
 )
+_MOST_COMMITS = 64
+"""Since the checkpoint with which the known state begins: of a newer one it learns by a look through the log only, and
+all commits since the older one would be kept, and read for the next one."""
 _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
 
 
@@ -63,7 +66,7 @@ class DirectAppend:
         return True
 
     def append(self, rows: DataFrame, table: str, marker: Mapping[str, Any] | None) -> None:
-        """Appends rows to a table in one commit.
+        """Appends rows to a table in one commit; none where there are no rows.
 
         Args:
             rows: with just the table's columns.
@@ -71,7 +74,9 @@ class DirectAppend:
             marker: stored as JSON in the commit's userMetadata.
         """
         begun = self.begin(local_path(table))
-        begun.commit(begun.writeFiles(rows._jdf), self.operation(marker))
+        files = begun.writeFiles(rows._jdf)
+        if not files.isEmpty():
+            begun.commit(files, self.operation(marker))
 
     def begin(self, table: Path) -> Any:
         """A transaction of Delta on a table."""
@@ -79,8 +84,7 @@ class DirectAppend:
         self._jvm.SparkSession.setActiveSession(session)  # of this thread
         found = self._jvm.DeltaLog.forTable(session, str(table))
         known = found.unsafeVolatileSnapshot()
-        version, commits = known.version(), table / "_delta_log"
-        is_newest = (commits / f"{version:020}.json").exists() and not (commits / f"{version + 1:020}.json").exists()
+        is_newest = _is_newest(known.logSegment(), table / "_delta_log")
         return found.startTransaction(self._none, self._jvm.Option.apply(known) if is_newest else self._none)
 
     def operation(self, marker: Mapping[str, Any] | None) -> Any:
@@ -105,6 +109,18 @@ class DirectAppend:
 
     def _seq(self, items: Any) -> Any:
         return self._jvm.CollectionConverters.asScala(items).toSeq()
+
+
+def _is_newest(known: Any, commits: Path) -> bool:
+    """Whether a table's newest commit is the last one of a `LogSegment` of Delta, which is short enough."""
+    version = known.version()
+    try:
+        newest = (commits / f"{version:020}.json").stat()
+    except FileNotFoundError:  # the table is gone, or was made again
+        return False
+    is_same = newest.st_mtime_ns // 1_000_000 == known.lastCommitFileModificationTimestamp()
+    is_last = not (commits / f"{version + 1:020}.json").exists()
+    return is_same and is_last and known.deltas().size() < _MOST_COMMITS
 
 
 def found(spark: SparkSession, place: str) -> DirectAppend | None:
