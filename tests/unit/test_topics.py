@@ -8,7 +8,7 @@ import pytest
 
 from commitlake.errors import RecordError
 from commitlake.protocol import topic_names
-from commitlake.tables import topic_table
+from commitlake.tables import TABLES, TableName, topic_table
 
 
 @pytest.mark.parametrize("topic", ["a", "Order_1-x", "%RETRY%group", "x" * 127, "RMQ_SYS", "TBW102x"])
@@ -67,6 +67,10 @@ def test_a_new_topic_is_one_too_many_when_topics_max_are_known(topic: str, fits:
 def test_a_percent_is_a_tilde_on_disk() -> None:
     assert topic_names.path_name("%RETRY%g") == "~RETRY~g"
     assert topic_names.from_path_name("~RETRY~g") == "%RETRY%g"
+
+
+def test_no_two_fixed_tables_write_their_checkpoints_at_once() -> None:
+    assert len({TableName(name).layout.checkpoint_interval for name in TABLES}) == len(TABLES)
 
 
 def test_tables_of_topics_write_their_checkpoints_in_different_rounds() -> None:
