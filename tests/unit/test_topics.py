@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from commitlake.errors import RecordError
 from commitlake.protocol import topic_names
 from commitlake.tables import TABLES, TableName, topic_table
+from commitlake.tables.names import CHECKPOINT_INTERVALS
 
 
 @pytest.mark.parametrize("topic", ["a", "Order_1-x", "%RETRY%group", "x" * 127, "RMQ_SYS", "TBW102x"])
@@ -75,6 +78,10 @@ def test_no_two_fixed_tables_write_their_checkpoints_at_once() -> None:
 
 def test_tables_of_topics_write_their_checkpoints_in_different_rounds() -> None:
     intervals = Counter(topic_table(f"topic{number}").layout.checkpoint_interval for number in range(100))
-    assert set(intervals) <= set(range(40, 61))
+    assert set(intervals) <= set(CHECKPOINT_INTERVALS)
     assert max(intervals.values()) <= 12
-    assert topic_table("orders").layout.properties()["delta.checkpointInterval"] in map(str, range(40, 61))
+    assert topic_table("orders").layout.properties()["delta.checkpointInterval"] in map(str, CHECKPOINT_INTERVALS)
+
+
+def test_intervals_of_checkpoints_meet_after_a_thousand_commits() -> None:
+    assert min(math.lcm(*pair) for pair in itertools.combinations(CHECKPOINT_INTERVALS, 2)) > 1_000

@@ -18,6 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config.locations import is_local, local_path
+from commitlake.tables.names import CHECKPOINT_INTERVALS
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ _CLASSES = (
     *("org.apache.spark.sql.SaveMode", "org.apache.spark.sql.SparkSession"),
     *("org.apache.spark.sql.delta.DeltaLog", "org.apache.spark.sql.delta.actions.Action"),
 )
-_MOST_COMMITS = 64
+_MOST_COMMITS = max(CHECKPOINT_INTERVALS) + 1
 """Since the checkpoint with which the known state begins: of a newer one it learns by a look through the log only, and
 all commits since the older one would be kept, and read for the next one."""
 _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"

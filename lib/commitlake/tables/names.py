@@ -10,6 +10,12 @@ from commitlake.protocol.topic_names import path_name
 from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
 
 _TOPICS = "topics/"
+CHECKPOINT_INTERVALS = (
+    *(41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83),
+    *(89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139),
+)
+"""Commits from checkpoint to checkpoint of a table: primes, which first meet after 1 763. Of the intervals from 40 to
+60 four meet at each 720th commit, and a round of a hundred topics took 4.9 s there instead of 1.6 s."""
 
 
 class TableName(str):
@@ -34,9 +40,9 @@ class TableName(str):
         Tables differ in their checkpoints: those that get a commit in the same rounds would write theirs in one round,
         which took 38 s with a hundred topics.
         """
-        if self.topic is None:
-            return replace(TABLES[self], checkpoint_interval=40 + list(TABLES).index(self))
-        return replace(TOPIC, checkpoint_interval=40 + crc32(self.topic.encode()) % 21)
+        layout = TOPIC if self.topic else TABLES[self]
+        nth = crc32(self.topic.encode()) if self.topic else list(TABLES).index(self)
+        return replace(layout, checkpoint_interval=CHECKPOINT_INTERVALS[nth % len(CHECKPOINT_INTERVALS)])
 
     @property
     def path(self) -> str:
