@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,11 +91,15 @@ class DirectAppend:
 
     def operation(self, marker: Mapping[str, Any] | None) -> Any:
         """What the log says of a commit: an append; later versions of Delta have further, optional fields."""
-        (made,) = self._jvm.Class.forName(_WRITE).getConstructors()
         by = self._jvm.Option.apply(self._seq(self._jvm.List.of()))  # as the writer of an append gives it
         text = self._none if marker is None else self._jvm.Option.apply(json.dumps(marker, separators=(",", ":")))
         given = [self._jvm.SaveMode.Append, by, self._none, text]
-        return self._write_operation(*given, *[self._none] * (made.getParameterCount() - len(given)))
+        return self._write_operation(*given, *[self._none] * (self._fields - len(given)))
+
+    @cached_property
+    def _fields(self) -> int:
+        (made,) = self._jvm.Class.forName(_WRITE).getConstructors()
+        return int(made.getParameterCount())
 
     def written(self, rows: DataFrame, table: Path) -> list[dict[str, Any]]:
         """Writes the files of an append and does not commit them; returns Delta's `add` actions."""
