@@ -67,7 +67,7 @@ def side_by_side(servers: str, threads: int, seconds: float, engine: str = ENGIN
     plain = KafkaProducer(bootstrap_servers=servers, acks="all")
 
     def two_sends() -> None:
-        plain.send("commitlake.half", BODY, headers=[("REAL_TOPIC", b"orders")], partition=0).get(10)
+        plain.send("commitlake.half", BODY, headers=[("REAL_TOPIC", b"orders")], partition=0).get(60)
         plain.send("commitlake.op", BODY, partition=0)
 
     theirs = rate(two_sends, threads, seconds)

@@ -61,7 +61,7 @@ def test_a_configured_directory_keeps_cluster_id_and_records(tmp_path: Path) -> 
         topics.ensure_topics(first)
         before = topics.identity(first)
         producer = KafkaProducer(bootstrap_servers=first.kafka.bootstrap_servers)
-        producer.send("commitlake.half", b"kept", partition=1).get(timeout=10)
+        producer.send("commitlake.half", b"kept", partition=1).get(timeout=60)
         producer.close()
     with provide(found) as second:
         assert topics.identity(second) == before

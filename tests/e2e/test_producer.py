@@ -160,7 +160,7 @@ def test_new_settings_are_respected_while_the_producer_runs(kafka: Namespace) ->
 
 def test_a_record_of_settings_that_no_client_can_read_is_passed_over(kafka: Namespace) -> None:
     client = KafkaProducer(bootstrap_servers=kafka.servers)
-    client.send(f"{kafka.prefix}settings", b"{}", b"x", [(NotUtf8("x"), b"")], 0).get(10)
+    client.send(f"{kafka.prefix}settings", b"{}", b"x", [(NotUtf8("x"), b"")], 0).get(60)
     client.close()
     kafka.publish(max_message_size="1KiB")
     with kafka.producer(Listener()) as producer, pytest.raises(RefusedSend, match="max_message_size is 1024"):

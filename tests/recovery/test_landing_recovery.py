@@ -209,7 +209,8 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     until = {loaded.kafka.topic(source): {"0": 5} for source in classify.SOURCES}
     marker = {"landing_id": 7, "from": since, "until": until, "tables": ["op", "half"], "earlier": []}
     spark.conf.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")  # as version 0.1 did
-    warehouse.append(warehouse.read("op").limit(0), "op", marker)
+    empty = warehouse.read("op").limit(0).write.format("delta").mode("append")
+    empty.option("userMetadata", json.dumps(marker)).save(warehouse.locate("op"))
     spark.conf.unset("spark.databricks.delta.skipRecordingEmptyCommits")
     landing = land(spark, loaded, warehouse)
     assert landing.position.landing_id == 8

@@ -97,7 +97,7 @@ class Lake:
         sent = self.producer.send(
             self.config.kafka.topic(source), encoded.value, encoded.key, encoded.headers, partition
         )
-        return Record(source, partition, sent.get(10).offset)
+        return Record(source, partition, sent.get(60).offset)
 
     def half(
         self, tid: str, queue: int = 0, *, first: Position | None = None, group: str = "g", **more: Any
