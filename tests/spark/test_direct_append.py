@@ -138,6 +138,19 @@ def test_rows_of_a_table_that_was_made_again_go_to_the_new_one(
     assert topics(warehouse) == ["d", *["new"] * commits]
 
 
+def test_an_append_goes_into_no_hole_of_a_log_that_another_process_has_cleaned_up(
+    spark: SparkSession, warehouse: Warehouse
+) -> None:
+    warehouse.append(rows(spark, "a"), NAME)
+    table = Path(warehouse.root, NAME)
+    for topic in ("b", "c"):
+        append_elsewhere(table, topic)
+    DeltaTable(str(table)).create_checkpoint()
+    (log_of(warehouse) / f"{2:020}.json").unlink()  # a clean-up by times, of which one was ahead
+    warehouse.append(rows(spark, "d"), NAME)
+    assert topics(warehouse) == ["a", "b", "c", "d"]
+
+
 def test_an_append_of_no_rows_commits_nothing(spark: SparkSession, warehouse: Warehouse) -> None:
     warehouse.append(rows(spark, "a").where("false"), NAME, MARKER)
     assert [path.name for path in log_of(warehouse).glob("*.json")] == [f"{0:020}.json"]

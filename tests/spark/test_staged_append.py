@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from commitlake.errors import WarehouseError
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.direct_append import DirectAppend
-from commitlake.tables.staged_append import StagedAppend
+from commitlake.tables.staged_append import StagedAppend, _Rows
 
 TOPICS = [
     "orders",
@@ -48,12 +48,6 @@ def staged(warehouse: Warehouse) -> StagedAppend:
     return found
 
 
-def direct(warehouse: Warehouse) -> DirectAppend:
-    found = warehouse._direct()
-    assert found is not None
-    return found
-
-
 @pytest.fixture
 def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
     return Warehouse(spark, str(tmp_path))
@@ -81,13 +75,13 @@ def test_no_commit_makes_the_jvm_look_for_a_package_in_all_jars(
     spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
-    adds, operation = staged(warehouse)._write(rows_of(spark, TOPICS[:1], 1)), direct(warehouse).operation(MARKER)
+    rows, append, found = rows_of(spark, TOPICS[:1], 1), staged(warehouse), list[str]()
+    adds, table = append._write(rows), Path(warehouse.locate(topic_table(TOPICS[0])))
     adds[0]["partitionValues"].pop("digest")
-    append, table, found = staged(warehouse), Path(warehouse.locate(topic_table(TOPICS[0]))), list[str]()
     with monkeypatch.context() as patch:
         for kind in (JVMView, JavaPackage):
             patch.setattr(kind, "__getattr__", lambda _, name: found.append(name))
-        append._commit(table, adds, operation)
+        append._commit(table, _Rows(rows, adds), MARKER)
     assert found == []
     assert warehouse.markers(topic_table(TOPICS[0])) == [MARKER, MARKER]
 
@@ -153,6 +147,49 @@ def test_rows_go_to_a_table_while_it_is_compacted(
     monkeypatch.setattr(DirectAppend, "begin", compacted_meanwhile)
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     assert warehouse.read(topic_table("orders")).count() == 80
+
+
+ALTERED = {
+    "a default": (
+        "ADD COLUMNS (more INT)",
+        "SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
+        "ALTER COLUMN more SET DEFAULT 7",
+    ),
+    "a column made again under its name": (
+        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
+        "'delta.minWriterVersion' = '5')",
+        "DROP COLUMN producer_group",
+        "ADD COLUMNS (producer_group STRING)",
+    ),
+}
+
+
+@pytest.mark.parametrize("changes", ALTERED.values(), ids=ALTERED)
+def test_an_altered_table_gets_the_rows_of_an_append_of_its_own(
+    spark: SparkSession, warehouse: Warehouse, plain: Warehouse, changes: tuple[str, ...]
+) -> None:
+    for each in (warehouse, plain):
+        each.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+        for change in changes:
+            spark.sql(f"ALTER TABLE delta.`{each.locate(topic_table('orders'))}` {change}")
+        each.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    ours, theirs = (each.read(topic_table("orders")).sort("source_offset") for each in (warehouse, plain))
+    assert_df_equality(ours, theirs)
+    assert warehouse.markers(topic_table("orders")) == [MARKER, MARKER]
+    assert list(Path(warehouse.root, "_staged").rglob("*.parquet")) == []
+
+
+def test_a_row_that_breaks_a_tables_constraint_is_refused_and_the_other_topics_have_theirs(
+    spark: SparkSession, warehouse: Warehouse
+) -> None:
+    warehouse.append_to_topics(rows_of(spark, TOPICS, 2), TOPICS, MARKER)
+    orders = topic_table("orders")
+    spark.sql(f"ALTER TABLE delta.`{warehouse.locate(orders)}` ADD CONSTRAINT early CHECK (source_offset < 20)")
+    with pytest.raises(WarehouseError, match=r"CHECK constraint early"):
+        warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    assert {topic: warehouse.read(topic_table(topic)).count() for topic in TOPICS} == {
+        topic: 2 if topic == "orders" else 22 for topic in TOPICS
+    }
 
 
 def test_each_table_gets_an_append_of_its_own_where_delta_has_no_such_classes(

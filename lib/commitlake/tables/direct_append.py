@@ -38,8 +38,9 @@ _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
 class DirectAppend:
     """Appends to tables below a local directory.
 
-    Only for tables with one writer, whose other commits come from this JVM, such as those of maintenance. Others are
-    seen, too, at the cost of a look through the log, and two commits at once are Delta's conflict, as always.
+    Only for tables with one writer, whose other commits come from this JVM, such as those of maintenance; two of these
+    at once are Delta's conflict, as always. Those of other processes are seen, too, at the cost of a look through the
+    log, but for one that comes while this one is written: on local disks Delta's log stores look, and then write.
 
     Args:
         spark: the session that appends.
@@ -60,7 +61,7 @@ class DirectAppend:
 
     def _has_classes(self, place: Path) -> bool:
         try:
-            self.operation(None)
+            self._operation(None)
             self.begin(place)
         except (Py4JError, TypeError, ValueError) as error:
             log.debug("each append is one of Delta's writer: %s", error)
@@ -78,7 +79,7 @@ class DirectAppend:
         begun = self.begin(local_path(table))
         files = begun.writeFiles(rows._jdf)
         if not files.isEmpty():
-            begun.commit(files, self.operation(marker))
+            begun.commit(files, self._operation(marker))
 
     def begin(self, table: Path) -> Any:
         """A transaction of Delta on a table."""
@@ -89,7 +90,7 @@ class DirectAppend:
         is_newest = _is_newest(known.logSegment(), table / "_delta_log")
         return found.startTransaction(self._none, self._jvm.Option.apply(known) if is_newest else self._none)
 
-    def operation(self, marker: Mapping[str, Any] | None) -> Any:
+    def _operation(self, marker: Mapping[str, Any] | None) -> Any:
         """What the log says of a commit: an append; later versions of Delta have further, optional fields."""
         by = self._jvm.Option.apply(self._seq(self._jvm.List.of()))  # as the writer of an append gives it
         text = self._none if marker is None else self._jvm.Option.apply(json.dumps(marker, separators=(",", ":")))
@@ -106,12 +107,12 @@ class DirectAppend:
         actions = self.begin(table).writeFiles(rows._jdf)
         return [json.loads(action.json())["add"] for action in self._jvm.CollectionConverters.asJava(actions)]
 
-    def commit(self, adds: Sequence[Mapping[str, Any]], table: Path, operation: Any) -> None:
-        """Commits files that are in a table's directory."""
+    def commit(self, adds: Sequence[Mapping[str, Any]], begun: Any, marker: Mapping[str, Any] | None) -> None:
+        """Commits files that are in a table's directory, by a transaction on it."""
         actions = self._jvm.ArrayList()
         for add in adds:
             actions.add(self._jvm.Action.fromJson(json.dumps({"add": add})))
-        self.begin(table).commit(self._seq(actions), operation)
+        begun.commit(self._seq(actions), self._operation(marker))
 
     def _seq(self, items: Any) -> Any:
         return self._jvm.CollectionConverters.asScala(items).toSeq()
@@ -125,8 +126,16 @@ def _is_newest(known: Any, commits: Path) -> bool:
     except FileNotFoundError:  # the table is gone, or was made again
         return False
     is_same = newest.st_mtime_ns // 1_000_000 == known.lastCommitFileModificationTimestamp()
-    is_last = not (commits / f"{version + 1:020}.json").exists()
+    is_last = not (commits / f"{version + 1:020}.json").exists() and _checkpointed(commits) <= version
     return is_same and is_last and known.deltas().size() < _MOST_COMMITS
+
+
+def _checkpointed(commits: Path) -> int:
+    """Up to which commit there is a checkpoint: later ones may have been cleaned up, and leave a hole in the log."""
+    try:
+        return int(json.loads((commits / "_last_checkpoint").read_bytes())["version"])
+    except (FileNotFoundError, KeyError, ValueError):  # Delta gets along without it
+        return -1
 
 
 def found(spark: SparkSession, place: str) -> DirectAppend | None:
