@@ -89,9 +89,8 @@ class Fault:
         def failing_send(settings: config.Config, checked: DataFrame, *more: Any) -> None:
             self.at("coordination:kafka", checked, lambda rows: send(settings, rows, *more))
 
-        def failing_commit(self_: StagedAppend, table: Path, adds: Any, operation: Any) -> None:
-            marker = json.loads(operation.userMetadata().get())
-            self.at(_step("staged", marker), None, lambda _: commit(self_, table, adds, operation))
+        def failing_commit(self_: StagedAppend, step: Any, *more: Any) -> None:
+            self.at(_step("staged", step.marker), None, lambda _: commit(self_, step, *more))
 
         patch = pytest.MonkeyPatch()
         patch.setattr(Warehouse, "append", failing_append)

@@ -61,7 +61,7 @@ class DirectAppend:
 
     def _has_classes(self, place: Path) -> bool:
         try:
-            self._operation(None)
+            self.operation(None)
             self.begin(place)
         except (Py4JError, TypeError, ValueError) as error:
             log.debug("each append is one of Delta's writer: %s", error)
@@ -79,7 +79,7 @@ class DirectAppend:
         begun = self.begin(local_path(table))
         files = begun.writeFiles(rows._jdf)
         if not files.isEmpty():
-            begun.commit(files, self._operation(marker))
+            begun.commit(files, self.operation(marker))
 
     def begin(self, table: Path) -> Any:
         """A transaction of Delta on a table."""
@@ -90,7 +90,7 @@ class DirectAppend:
         is_newest = _is_newest(known.logSegment(), table / "_delta_log")
         return found.startTransaction(self._none, self._jvm.Option.apply(known) if is_newest else self._none)
 
-    def _operation(self, marker: Mapping[str, Any] | None) -> Any:
+    def operation(self, marker: Mapping[str, Any] | None) -> Any:
         """What the log says of a commit: an append; later versions of Delta have further, optional fields."""
         by = self._jvm.Option.apply(self._seq(self._jvm.List.of()))  # as the writer of an append gives it
         text = self._none if marker is None else self._jvm.Option.apply(json.dumps(marker, separators=(",", ":")))
@@ -107,12 +107,12 @@ class DirectAppend:
         actions = self.begin(table).writeFiles(rows._jdf)
         return [json.loads(action.json())["add"] for action in self._jvm.CollectionConverters.asJava(actions)]
 
-    def commit(self, adds: Sequence[Mapping[str, Any]], begun: Any, marker: Mapping[str, Any] | None) -> None:
+    def commit(self, adds: Sequence[Mapping[str, Any]], begun: Any, operation: Any) -> None:
         """Commits files that are in a table's directory, by a transaction on it."""
         actions = self._jvm.ArrayList()
         for add in adds:
             actions.add(self._jvm.Action.fromJson(json.dumps({"add": add})))
-        begun.commit(self._seq(actions), self._operation(marker))
+        begun.commit(self._seq(actions), operation)
 
     def _seq(self, items: Any) -> Any:
         return self._jvm.CollectionConverters.asScala(items).toSeq()

@@ -33,11 +33,12 @@ Adds = list[dict[str, Any]]
 """Delta's `add` actions."""
 
 
-class _Rows(NamedTuple):
-    """What one topic gets: the rows, and the staged files that have them."""
+class _Step(NamedTuple):
+    """What the commits of an append share: the rows with `topic`, and Delta's operation, which has the marker."""
 
     rows: DataFrame
-    adds: Adds
+    marker: Mapping[str, Any] | None
+    operation: Any
 
 
 class StagedAppend:
@@ -70,30 +71,31 @@ class StagedAppend:
             marker: stored as JSON in the userMetadata of each commit.
         """
         own = rows.select("topic", *[F.col(field.name).cast(field.dataType) for field in TOPIC.schema])
-        written: Mapping[str, Adds] = defaultdict(list)
+        adds: Mapping[str, Adds] = defaultdict(list)
         for add in self._write(own):
-            written[add["partitionValues"].pop("digest")].append(add)
-        commits = []
-        for topic, table in tables.items():
-            if adds := written[hashlib.md5(topic.encode()).hexdigest()]:
-                each = _Rows(own.where(F.col("topic") == topic).drop("topic"), adds)
-                commits.append(partial(self._commit, local_path(table), each, marker))
+            adds[add["partitionValues"].pop("digest")].append(add)
+        step = _Step(own, marker, self._direct.operation(marker))
+        topics = {hashlib.md5(topic.encode()).hexdigest(): topic for topic in tables}
+        commits = [
+            partial(self._commit, step, topics[digest], local_path(tables[topics[digest]]), adds[digest])
+            for digest in sorted(adds)
+        ]
         run_all(self._spark, commits)
 
     def _write(self, own: DataFrame) -> Adds:
         digest = F.md5(F.col("topic").cast("binary")).alias("digest")
         return self._direct.written(own.select(digest, *TOPIC.schema.names), self._place)
 
-    def _commit(self, table: Path, of_topic: _Rows, marker: Mapping[str, Any] | None) -> None:
+    def _commit(self, step: _Step, topic: str, table: Path, adds: Adds) -> None:
         begun = self._direct.begin(table)
-        if not self._is_as_made(begun.metadata()):
-            # Delta's writer knows of constraints, defaults and columns that were mapped or renamed.
-            for add in of_topic.adds:
+        if self._is_as_made(begun.metadata()):
+            own = [add | {"path": quote(str(self._moved(add, table)))} for add in adds]
+            self._direct.commit(own, begun, step.operation)
+        else:  # Delta's writer knows of constraints, defaults and columns that were mapped or renamed
+            for add in adds:
                 self._delete(self._place / unquote(add["path"]))
-            self._direct.append(of_topic.rows, str(table), marker)
-            return
-        own = [add | {"path": quote(str(self._moved(add, table)))} for add in of_topic.adds]
-        self._direct.commit(own, begun, marker)
+            rows = step.rows.where(F.col("topic") == topic).drop("topic")
+            self._direct.append(rows, str(table), step.marker)
 
     def _is_as_made(self, metadata: Any) -> bool:
         """Whether files of `TOPIC.schema` are what Delta's writer would write to the table."""
