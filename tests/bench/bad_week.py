@@ -202,7 +202,7 @@ def plot(week: Week, ages: dict[str, list[tuple[float, float]]], path: Path) -> 
     axis.legend(loc="upper right")
     for second, what in week.events:
         axis.axvline(second / 60, color="grey", linewidth=0.5)
-        axis.text(second / 60, axis.get_ylim()[0], f" {what[:40]}", rotation=90, fontsize=6, va="bottom")
+        axis.text(second / 60, axis.get_ylim()[0], f" {what[:60]}", rotation=90, fontsize=6, va="bottom")
     figure.savefig(path)
 
 

@@ -262,6 +262,14 @@ def test_a_topic_without_a_row_ends_a_batch_job_with_an_error_that_names_the_oth
     assert caught.value.__suppress_context__, "one line, and no traceback of deltalake"
 
 
+def test_a_topic_whose_table_is_made_and_has_no_row_yet_ends_a_batch_job_with_an_error(warehouse: Path) -> None:
+    there = DeltaTable(warehouse / "topics" / "orders")
+    new = warehouse / "topics" / "new"
+    DeltaTable.create(new, there.schema(), partition_by=there.metadata().partition_columns)
+    with pytest.raises(NoTableError, match=r"the table at .*topics/new has no row yet; wait: the first row"):
+        next(commitlake.consume({"warehouse": str(warehouse)}, "new", group="points", follow=False))
+
+
 def test_places_that_can_not_be_read_here_are_told(tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match=r"there is no table at .*topics/orders"):
         ids(tmp_path / "nothing")

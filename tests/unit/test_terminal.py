@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 from html import unescape
 
@@ -51,6 +52,23 @@ def test_a_word_of_a_command_is_read_back_as_it_was(text: str) -> None:
     assert word.isprintable()
     read = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
     assert read.decode() == text
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_an_id_is_whole_in_a_narrow_terminal_and_what_is_left_out_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setattr(process, "terminal_columns", lambda: width)
+    columns = ("state", "topic", "transaction_id", "producer_group", "remark")
+    row = ("PENDING", "orders", "E2C0" * 8, "order-service", "word " * 10)
+    output.show(columns, [row])
+    table, _, left_out = capsys.readouterr().out.partition("too narrow for: ")
+    assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", table).splitlines())) <= width
+    named = left_out.strip().split(", ")
+    for name, text in zip(columns, row, strict=True):
+        assert (name in named) != (text.split()[0] in table)
+    assert "transaction_id" not in named
+    assert bool(left_out) == (width < 200)
 
 
 def test_tables_and_json_of_commands_show_control_characters_as_escapes(

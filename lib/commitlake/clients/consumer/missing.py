@@ -9,6 +9,8 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.config.terminal import printable
 from commitlake.protocol.topic_names import from_path_name
 
+WAIT = "wait: the first row of a topic becomes visible some seconds after its commit"
+
 
 def told(place: str) -> str:
     """What to say where a topic has no table.
@@ -16,10 +18,7 @@ def told(place: str) -> str:
     Args:
         place: of the topic's table.
     """
-    return (
-        f"there is no table at {place}; check the name, or wait: the first row of a topic becomes visible some seconds "
-        f"after its commit{_instead(place)}"
-    )
+    return f"there is no table at {place}; check the name, or {WAIT}{_instead(place)}"
 
 
 def _instead(place: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.complaint import Complaint
@@ -27,7 +28,7 @@ from commitlake.clients.consumer.retries import NEVER, Waiting
 from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
-from commitlake.errors import WarehouseError
+from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
 
@@ -111,6 +112,9 @@ class Subscription:
         plan = self._plan
         try:
             self._table = table = Topic(plan.place, plan.options)
+            if table.is_new() and not plan.follow:
+                msg = f"the table at {plan.place} has no row yet; {missing.WAIT}"
+                raise NoTableError(msg)
         except WarehouseError as error:
             if not plan.follow:
                 raise

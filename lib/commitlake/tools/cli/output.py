@@ -8,11 +8,16 @@ from datetime import datetime
 from commitlake.config.terminal import printable
 from commitlake.spark import process
 
+_FOLDED = 32
+"""Longer texts are folded where they need to be. Ids are not: people copy them."""
+_PADDING = 3
+"""Of a column, and of the table."""
+
 
 def show(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Print rows as a table that fits the terminal; elsewhere as plain lines, columns as wide as they need.
 
-    Times are UTC.
+    Times are UTC. Columns for which a terminal is too narrow are left out, and named.
     """
     texts = [["" if value is None else printable(str(text(value))) for value in row] for row in rows]
     width = process.terminal_columns()
@@ -33,11 +38,33 @@ def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int)
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=SIMPLE_HEAD)
+    table, shown = Table(box=SIMPLE_HEAD), _fitting(columns, rows, width)
+    for name in shown:
+        table.add_column(name, no_wrap=_is_id(name), overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # a plain string would be read as markup
+        # A plain string would be read as markup.
+        table.add_row(*[Text(text) for name, text in zip(columns, row, strict=True) if name in shown])
     # The driver writes to a pipe, so rich can't see the terminal at its end.
     Console(force_terminal=True, width=width).print(table)
+    if left_out := [name for name in columns if name not in shown]:
+        print(f"the terminal is too narrow for: {', '.join(left_out)}")
+
+
+def _fitting(columns: Sequence[str], rows: list[list[str]], width: int) -> list[str]:
+    """The columns that have room, ids before others."""
+    lines = zip(columns, *rows, strict=True)
+    wanted = {name: max(map(len, (name, *texts))) for name, *texts in lines}
+    needed = {name: wide if _is_id(name) else min(wide, _FOLDED) for name, wide in wanted.items()}
+    shown, room = set[str](), width - _PADDING
+    for name in sorted(columns, key=_is_id, reverse=True):
+        if not shown or needed[name] + _PADDING <= room:
+            shown.add(name)
+            room -= needed[name] + _PADDING
+    return [name for name in columns if name in shown]
+
+
+def _is_id(column: str) -> bool:
+    return column.endswith("_id")
 
 
 def _show_plain(lines: list[list[str]]) -> None:

@@ -22,7 +22,7 @@ def demo(
     ] = Path("demo"),
     master: Master = LOCAL,
 ) -> None:
-    """Run the demo, which ends by itself within two minutes.
+    """Run the demo, which ends by itself in two to four minutes.
 
     A broker, the coordinator, which is killed, and an order service that also crashes. Exit code 0 only when all agree
     at the end.
