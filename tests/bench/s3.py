@@ -21,6 +21,7 @@ from tests.support.s3 import bucket
 
 _WAIT_S = 300
 _SETTLED_S = 5
+_QUEUES = {"kafka.queues": 4}  # as the coordinator has them
 _KINDS = ("S3 reads", "S3 lists", "S3 writes", "DynamoDB")
 
 
@@ -35,7 +36,7 @@ def main() -> None:
         places: dict[str, Any] = {name: f"{made.address}/{name}" for name in ("warehouse", "checkpoints")}
         coordinator = running.coordinator("--master", "local[2]", **places)
         ready = coordinator.ready() - coordinator.begun
-        with Lake(running.servers, rig.PREFIX, running.place / "lake", **places) as lake:
+        with Lake(running.servers, rig.PREFIX, running.place / "lake", **places, **_QUEUES) as lake:
             spans = [one(lake, number) for number in range(given.transactions)][1:]
             time.sleep(2 * _SETTLED_S)
             idle = time.time()

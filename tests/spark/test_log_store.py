@@ -1,4 +1,4 @@
-"""On S3 a start needs a log store with an atomic put, and its jars."""
+"""On S3 a start needs a log store with an atomic put, and its jars; and each request costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from commitlake import config
 from commitlake.errors import ConfigError, SetupError
-from commitlake.spark import cluster
+from commitlake.spark import cluster, session
 
 KEY = "spark.delta.logStore.s3a.impl"
 
@@ -41,3 +42,18 @@ def test_another_log_store_is_taken(own: SparkSession) -> None:
 
 def test_elsewhere_delta_knows_what_to_use(own: SparkSession) -> None:
     cluster._check_log_store(own, "hdfs://name/lake")
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "looks_every"),
+    [("/lake/checkpoints", "50ms"), ("hdfs://name/lake", "50ms"), ("s3a://bucket/lake", "500ms")],
+)
+def test_an_idle_coordinator_asks_an_object_store_for_rows_twice_a_second(
+    own: SparkSession, monkeypatch: pytest.MonkeyPatch, checkpoints: str, looks_every: str
+) -> None:
+    settings = config.from_mapping({"warehouse": "/lake/warehouse", "checkpoints": checkpoints})
+    session.apply_settings(own, settings)
+    assert own.conf.get("spark.sql.streaming.pollingDelay") == looks_every
+    monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", "--conf spark.sql.streaming.pollingDelay=2s")
+    session.apply_settings(own, settings)
+    assert own.conf.get("spark.sql.streaming.pollingDelay") == "2s", "the operator's value wins"

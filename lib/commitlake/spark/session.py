@@ -209,7 +209,7 @@ def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapp
         config: says where checkpoints are; None for local ones.
         more: further settings, by name.
     """
-    settings = TUNING | (_local_checkpoints(spark.version) if config is None or is_local(config.checkpoints) else {})
+    settings = TUNING | _of_checkpoints("" if config is None else config.checkpoints, spark.version)
     settings["spark.sql.shuffle.partitions"] = _shuffle_partitions(spark, config)
     chosen = given.settings(given.from_environment())
     settings |= {name: chosen[name] for name in settings if name in chosen}
@@ -225,8 +225,14 @@ def _shuffle_partitions(spark: SparkSession, config: Config | None) -> str:
     return str(max(2, min(config.kafka.queues, context.defaultParallelism)))
 
 
-def _local_checkpoints(version: str) -> dict[str, str]:
-    """On a local file system Hadoop starts a process for every file to set its permissions; this manager does not."""
+def _of_checkpoints(place: str, version: str) -> dict[str, str]:
+    """What follows from where checkpoints are.
+
+    On a local file system Hadoop starts a process for every file to set its permissions; this manager does not. An object
+    store takes money for each request, also for a look at the log of an idle input.
+    """
+    if not is_local(place):
+        return {} if place.startswith("hdfs:") else {"spark.sql.streaming.pollingDelay": "500ms"}
     package = "org.apache.spark.sql.execution.streaming"
     moved = "" if version.startswith("4.0.") else ".checkpointing"
     return {"spark.sql.streaming.checkpointFileManagerClass": f"{package}{moved}.FileSystemBasedCheckpointFileManager"}
