@@ -228,8 +228,8 @@ def _shuffle_partitions(spark: SparkSession, config: Config | None) -> str:
 def _of_checkpoints(place: str, version: str) -> dict[str, str]:
     """What follows from where checkpoints are.
 
-    On a local file system Hadoop starts a process for every file to set its permissions; this manager does not. An object
-    store takes money for each request, also for a look at the log of an idle input.
+    On a local file system Hadoop starts a process for every file to set its permissions; this manager does not. An
+    object store takes money for each request, also for a look at the log of an idle input.
     """
     if not is_local(place):
         return {} if place.startswith("hdfs:") else {"spark.sql.streaming.pollingDelay": "500ms"}
