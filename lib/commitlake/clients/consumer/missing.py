@@ -1,4 +1,4 @@
-"""What may be wrong where a topic has no table: a misspelt name looks like one that has no message yet."""
+"""What may be wrong where a topic has no table, or no row: a misspelt name looks like one that has no message yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.config.terminal import printable
 from commitlake.protocol.topic_names import from_path_name
 
-WAIT = "wait: the first row of a topic becomes visible some seconds after its commit"
+_WAIT = "wait: the first row of a topic becomes visible some seconds after its commit"
 
 
 def told(place: str) -> str:
@@ -18,7 +18,16 @@ def told(place: str) -> str:
     Args:
         place: of the topic's table.
     """
-    return f"there is no table at {place}; check the name, or {WAIT}{_instead(place)}"
+    return f"there is no table at {place}; check the name, or {_WAIT}{_instead(place)}"
+
+
+def no_row(place: str) -> str:
+    """What to say where a topic's table has no row.
+
+    Args:
+        place: of the topic's table.
+    """
+    return f"the table at {place} has no row: what was sent is pending, delayed or rolled back, or {_WAIT}"
 
 
 def _instead(place: str) -> str:

@@ -28,7 +28,7 @@ from commitlake.clients.consumer.retries import NEVER, Waiting
 from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
-from commitlake.errors import NoTableError, WarehouseError
+from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
 
@@ -112,15 +112,14 @@ class Subscription:
         plan = self._plan
         try:
             self._table = table = Topic(plan.place, plan.options)
-            if table.is_new() and not plan.follow:
-                msg = f"the table at {plan.place} has no row yet; {missing.WAIT}"
-                raise NoTableError(msg)
         except WarehouseError as error:
             if not plan.follow:
                 raise
             self._trouble.say("%s; looking again and again", error)
             return False
         self._trouble.end()
+        if not plan.follow and not table.queues():
+            log.warning("%s", missing.no_row(plan.place))
         group = Group(plan.receipts_at, plan.group, self.topic, plan.options)
         first = {"table": table.id, **(group.read() or self._first_state(table))}
         group.refuse_other_table(first, table.id)

@@ -57,10 +57,6 @@ class Topic:
             self._finished &= set(self._table.files()["path"].to_pylist())
         return is_new
 
-    def is_new(self) -> bool:
-        """Whether it was made, and its first row is still to come."""
-        return self._table.delta.version() == 0 and self._table.files().num_rows == 0
-
     def queues(self) -> set[int]:
         """Destination queues that have rows."""
         return set(self._table.files()["partition.queue_id"].unique().to_pylist())
