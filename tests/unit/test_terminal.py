@@ -71,6 +71,33 @@ def test_an_id_is_whole_in_a_narrow_terminal_and_what_is_left_out_is_named(
     assert bool(left_out) == (width < 200)
 
 
+def shown_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, **row: str) -> str:
+    """What a terminal of this width shows of a row, its lines joined."""
+    monkeypatch.setattr(process, "terminal_columns", lambda: width)
+    output.show(list(row), [list(row.values())])
+    return re.sub(r"\x1b\[[0-9;]*m|\s", "", capsys.readouterr().out)
+
+
+def test_an_id_that_is_wider_than_the_terminal_goes_on_in_the_next_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("x" * 60 + "END", "鍵" * 40 + "END"):
+        assert text in shown_at(monkeypatch, capsys, 40, message_id=text)
+
+
+def test_narrow_columns_come_before_wide_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"transaction_id": "a" * 36, "producer_group": "please_rename_unique_group_name", "topic": "orders"}
+    found = shown_at(monkeypatch, capsys, 80, **row, state="PENDING", reason="", checks="3")
+    assert found.endswith("toonarrowfor:producer_group")
+
+
+def test_two_ids_fit_into_the_usual_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"transaction_id": "a" * 36, "message_id": "b" * 36}
+    assert all(text in shown_at(monkeypatch, capsys, 79, **row) for text in row.values())
+
+
 def test_tables_and_json_of_commands_show_control_characters_as_escapes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

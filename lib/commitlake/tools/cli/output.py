@@ -11,7 +11,7 @@ from commitlake.spark import process
 _FOLDED = 32
 """Longer texts are folded where they need to be. Ids are not: people copy them."""
 _PADDING = 3
-"""Of a column, and of the table."""
+"""Of a column; the table has one more."""
 
 
 def show(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -39,8 +39,8 @@ def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int)
     from rich.text import Text
 
     table, shown = Table(box=SIMPLE_HEAD), _fitting(columns, rows, width)
-    for name in shown:
-        table.add_column(name, no_wrap=_is_id(name), overflow="fold")
+    for name in shown:  # rich cuts what is too long and must not wrap
+        table.add_column(name, no_wrap=_is_id(name) and len(shown) > 1, overflow="fold")
     for row in rows:
         # A plain string would be read as markup.
         table.add_row(*[Text(text) for name, text in zip(columns, row, strict=True) if name in shown])
@@ -51,12 +51,14 @@ def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int)
 
 
 def _fitting(columns: Sequence[str], rows: list[list[str]], width: int) -> list[str]:
-    """The columns that have room, ids before others."""
+    """The columns that have room: ids, then as many of the others as can be, the narrow ones."""
+    from rich.cells import cell_len
+
     lines = zip(columns, *rows, strict=True)
-    wanted = {name: max(map(len, (name, *texts))) for name, *texts in lines}
+    wanted = {name: max(map(cell_len, (name, *texts))) for name, *texts in lines}
     needed = {name: wide if _is_id(name) else min(wide, _FOLDED) for name, wide in wanted.items()}
-    shown, room = set[str](), width - _PADDING
-    for name in sorted(columns, key=_is_id, reverse=True):
+    shown, room = set[str](), width - 1
+    for name in sorted(columns, key=lambda name: (not _is_id(name), needed[name])):
         if not shown or needed[name] + _PADDING <= room:
             shown.add(name)
             room -= needed[name] + _PADDING
