@@ -151,6 +151,37 @@ def test_an_append_goes_into_no_hole_of_a_log_that_another_process_has_cleaned_u
     assert topics(warehouse) == ["a", "b", "c", "d"]
 
 
+def test_no_second_append_goes_into_the_hole_that_a_table_made_again_has(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is lost with the old table: it was being written as that went."""
+    for topic in ("a", "b"):
+        warehouse.append(rows(spark, topic), NAME)
+    begin = DirectAppend.begin
+
+    def made_again(self: DirectAppend, table: Path) -> object:
+        begun = begin(self, table)
+        shutil.rmtree(table)
+        append_elsewhere(table, "new", **{"created_at": datetime.now(UTC)})
+        return begun
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectAppend, "begin", made_again)
+        warehouse.append(rows(spark, "c"), NAME)
+    with pytest.raises(WarehouseError, match="not contiguous"):
+        warehouse.append(rows(spark, "d"), NAME)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"version": null}', '{"version": Infinity}', "{}", "\x00"])
+def test_a_damaged_note_of_the_last_checkpoint_holds_up_no_append(
+    spark: SparkSession, warehouse: Warehouse, text: str
+) -> None:
+    warehouse.append(rows(spark, "a"), NAME)
+    (log_of(warehouse) / "_last_checkpoint").write_text(text)
+    warehouse.append(rows(spark, "b"), NAME)
+    assert topics(warehouse) == ["a", "b"]
+
+
 def test_an_append_of_no_rows_commits_nothing(spark: SparkSession, warehouse: Warehouse) -> None:
     warehouse.append(rows(spark, "a").where("false"), NAME, MARKER)
     assert [path.name for path in log_of(warehouse).glob("*.json")] == [f"{0:020}.json"]

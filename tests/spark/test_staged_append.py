@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chispa import assert_df_equality
+from delta.tables import DeltaTable as DeltaTables
 from deltalake import DeltaTable
 from py4j.java_gateway import JavaPackage, JVMView
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from commitlake.errors import WarehouseError
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.direct_append import DirectAppend
+from commitlake.tables.schemas import TOPIC
 from commitlake.tables.staged_append import StagedAppend, _Step
 
 TOPICS = [
@@ -120,7 +123,7 @@ def test_a_topic_whose_commit_fails_is_told_and_the_others_are_there(spark: Spar
     warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     Path(warehouse.locate(topic_table("t3")), "queue_id=1").rename(Path(warehouse.root, "away"))
     Path(warehouse.locate(topic_table("t3")), "queue_id=1").write_text("no directory")
-    with pytest.raises(WarehouseError, match=r"topics: .*queue_id=1"):
+    with pytest.raises(WarehouseError, match=r"the table at .*/topics/t3: .*queue_id=1"):
         warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     assert {topic: len(warehouse.markers(topic_table(topic))) for topic in TOPICS} == {
         topic: 1 if topic == "t3" else 2 for topic in TOPICS
@@ -176,10 +179,45 @@ def test_an_altered_table_gets_the_rows_of_an_append_of_its_own(
         for change in changes:
             spark.sql(f"ALTER TABLE delta.`{each.locate(topic_table('orders'))}` {change}")
         each.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
-    ours, theirs = (each.read(topic_table("orders")).sort("source_offset") for each in (warehouse, plain))
-    assert_df_equality(ours, theirs)
+    ours, theirs = (each.read(topic_table("orders")) for each in (warehouse, plain))
+    order = ("source_offset", ours.columns[-1])  # the column that was added
+    assert_df_equality(ours.sort(*order), theirs.sort(*order))
     assert warehouse.markers(topic_table("orders")) == [MARKER, MARKER]
     assert list(Path(warehouse.root, "_staged").rglob("*.parquet")) == []
+
+
+@pytest.mark.parametrize("partitions", [[], ["source_queue"], ["queue_id", "source"]])
+def test_a_table_with_other_partitions_gets_an_append_of_its_own(
+    spark: SparkSession, warehouse: Warehouse, partitions: list[str]
+) -> None:
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    warehouse.set_property(topic_table("orders"), "delta.appendOnly", "false")
+    made = DeltaTables.replace(spark).location(warehouse.locate(topic_table("orders"))).addColumns(TOPIC.schema)
+    (made.partitionedBy(*partitions) if partitions else made).execute()
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    assert warehouse.read(topic_table("orders")).count() == 20
+
+
+def test_a_sessions_default_of_mapped_columns_is_not_that_of_the_tables(spark: SparkSession, tmp_path: Path) -> None:
+    default = "spark.databricks.delta.properties.defaults.columnMapping.mode"
+    spark.conf.set(default, "name")
+    try:
+        warehouse = Warehouse(spark, str(tmp_path))
+        warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    finally:
+        spark.conf.unset(default)
+    assert DeltaTable(warehouse.locate(topic_table("orders"))).to_pyarrow_table().num_rows == 20
+
+
+def test_rows_of_a_table_that_is_gone_are_refused_and_the_other_topics_have_theirs(
+    spark: SparkSession, warehouse: Warehouse
+) -> None:
+    warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    shutil.rmtree(warehouse.locate(topic_table("orders")))
+    for topics in (TOPICS, ["orders"]):
+        with pytest.raises(WarehouseError, match=r"the table at .*/topics/orders: it was there and is gone"):
+            warehouse.append_to_topics(rows_of(spark, topics), topics, MARKER)
+    assert warehouse.read(topic_table("t1")).count() == 40
 
 
 def test_a_row_that_breaks_a_tables_constraint_is_refused_and_the_other_topics_have_theirs(
@@ -188,7 +226,7 @@ def test_a_row_that_breaks_a_tables_constraint_is_refused_and_the_other_topics_h
     warehouse.append_to_topics(rows_of(spark, TOPICS, 2), TOPICS, MARKER)
     orders = topic_table("orders")
     spark.sql(f"ALTER TABLE delta.`{warehouse.locate(orders)}` ADD CONSTRAINT early CHECK (source_offset < 20)")
-    with pytest.raises(WarehouseError, match=r"CHECK constraint early"):
+    with pytest.raises(WarehouseError, match=r"topics/orders: .*CHECK constraint early"):
         warehouse.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
     assert {topic: warehouse.read(topic_table(topic)).count() for topic in TOPICS} == {
         topic: 2 if topic == "orders" else 22 for topic in TOPICS

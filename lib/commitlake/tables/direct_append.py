@@ -19,6 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config.locations import is_local, local_path
+from commitlake.errors import WarehouseError
 from commitlake.tables.names import CHECKPOINT_INTERVALS
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class DirectAppend:
     def _has_classes(self, place: Path) -> bool:
         try:
             self.operation(None)
-            self.begin(place)
+            self._begun(place)
         except (Py4JError, TypeError, ValueError) as error:
             log.debug("each append is one of Delta's writer: %s", error)
             return False
@@ -82,7 +83,18 @@ class DirectAppend:
             begun.commit(files, self.operation(marker))
 
     def begin(self, table: Path) -> Any:
-        """A transaction of Delta on a table."""
+        """A transaction of Delta on a table.
+
+        Raises:
+            WarehouseError: it is not there any more.
+        """
+        begun = self._begun(table)
+        if begun.readVersion() < 0:
+            msg = "it was there and is gone"
+            raise WarehouseError(msg)
+        return begun
+
+    def _begun(self, table: Path) -> Any:
         session: Any = self._spark._jsparkSession
         self._jvm.SparkSession.setActiveSession(session)  # of this thread
         found = self._jvm.DeltaLog.forTable(session, str(table))
@@ -126,15 +138,17 @@ def _is_newest(known: Any, commits: Path) -> bool:
     except FileNotFoundError:  # the table is gone, or was made again
         return False
     is_same = newest.st_mtime_ns // 1_000_000 == known.lastCommitFileModificationTimestamp()
-    is_last = not (commits / f"{version + 1:020}.json").exists() and _checkpointed(commits) <= version
-    return is_same and is_last and known.deltas().size() < _MOST_COMMITS
+    last = _checkpointed(commits)
+    is_last = not (commits / f"{version + 1:020}.json").exists() and last <= version
+    has_hole = last < version - 1 and not (commits / f"{version - 1:020}.json").exists()  # it was made again meanwhile
+    return is_same and is_last and not has_hole and known.deltas().size() < _MOST_COMMITS
 
 
 def _checkpointed(commits: Path) -> int:
     """Up to which commit there is a checkpoint: later ones may have been cleaned up, and leave a hole in the log."""
     try:
         return int(json.loads((commits / "_last_checkpoint").read_bytes())["version"])
-    except (FileNotFoundError, KeyError, ValueError):  # Delta gets along without it
+    except (OSError, LookupError, TypeError, ValueError, OverflowError):  # Delta gets along without it
         return -1
 
 

@@ -91,6 +91,7 @@ class TableLayout:
         return {
             **(_TOPIC_LOG if self.append_only else _OWN_LOG),
             "delta.enableDeletionVectors": "false",
+            "delta.columnMapping.mode": "none",  # whatever a session's default is: readers without Spark take names
             "delta.checkpointInterval": str(self.checkpoint_interval),
             "delta.dataSkippingStatsColumns": ",".join(self.stats),
             **({"delta.appendOnly": "true"} if self.append_only else {}),

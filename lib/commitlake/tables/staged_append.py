@@ -24,6 +24,7 @@ from commitlake.spark.parallel import run_all
 from commitlake.tables.creation import create_at_path
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.schemas import TOPIC, TableLayout
+from commitlake.tables.telling import telling
 
 _LAYOUT = TableLayout(
     StructType([StructField("digest", StringType()), *TOPIC.schema]), ("digest", *TOPIC.partition_by), TOPIC.stats
@@ -59,7 +60,8 @@ class StagedAppend:
         if self._place.exists():
             shutil.rmtree(self._place)
         create_at_path(spark, place, _LAYOUT)  # it stays empty: it lends Delta's writer its columns
-        self._columns = [each for each in _columns(direct.begin(self._place).metadata()) if each["name"] != "digest"]
+        made = _columns(direct.begin(self._place).metadata())
+        self._columns = [each for each in made if each["name"] != "digest"]
         self._as_made: dict[int, bool] = {}
 
     def append(self, rows: DataFrame, tables: Mapping[str, str], marker: Mapping[str, Any] | None) -> None:
@@ -69,18 +71,21 @@ class StagedAppend:
             rows: of topic tables, with `topic`.
             tables: the place of each topic's table.
             marker: stored as JSON in the userMetadata of each commit.
+
+        Raises:
+            WarehouseError: a table can't be written; the others are.
         """
         own = rows.select("topic", *[F.col(field.name).cast(field.dataType) for field in TOPIC.schema])
         adds: Mapping[str, Adds] = defaultdict(list)
-        for add in self._write(own):
+        for add in telling(str(self._place), partial(self._write, own)):
             adds[add["partitionValues"].pop("digest")].append(add)
         step = _Step(own, marker, self._direct.operation(marker))
         topics = {hashlib.md5(topic.encode()).hexdigest(): topic for topic in tables}
-        commits = [
-            partial(self._commit, step, topics[digest], local_path(tables[topics[digest]]), adds[digest])
-            for digest in sorted(adds)
-        ]
-        run_all(self._spark, commits)
+        run_all(self._spark, [partial(self._told, step, topics[each], tables, adds[each]) for each in sorted(adds)])
+
+    def _told(self, step: _Step, topic: str, tables: Mapping[str, str], adds: Adds) -> None:
+        table = tables[topic]
+        telling(table, partial(self._commit, step, topic, local_path(table), adds))
 
     def _write(self, own: DataFrame) -> Adds:
         digest = F.md5(F.col("topic").cast("binary")).alias("digest")
@@ -102,7 +107,9 @@ class StagedAppend:
         known = metadata.hashCode()  # the schema is 3 kB of text
         if known not in self._as_made:
             is_free = "delta.constraints." not in metadata.configuration().toString()
-            self._as_made[known] = is_free and _columns(metadata) == self._columns
+            partitions = json.loads(metadata.json())["metaData"]["partitionColumns"]
+            has_columns = _columns(metadata) == self._columns and partitions == list(TOPIC.partition_by)
+            self._as_made[known] = is_free and has_columns
         return self._as_made[known]
 
     def _moved(self, add: Mapping[str, Any], table: Path) -> Path:

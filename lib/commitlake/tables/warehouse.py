@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
-from commitlake.errors import WarehouseError, root_reason
+from commitlake.errors import WarehouseError
 from commitlake.protocol.topic_names import from_path_name
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
@@ -25,8 +25,8 @@ from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
 from commitlake.tables.staged_append import StagedAppend
+from commitlake.tables.telling import telling
 
-_T = TypeVar("_T")
 _CATALOG = "schema:"
 _STAGED = "_staged"
 _SIDE_BY_SIDE = 4
@@ -192,7 +192,7 @@ class Warehouse:
         """
         direct = self._direct()
         if direct is not None:
-            self._telling(self.locate(name), partial(direct.append, self._own(df, name), self.locate(name), marker))
+            telling(self.locate(name), partial(direct.append, self._own(df, name), self.locate(name), marker))
             return
         writer = self._writer(df, name).mode("append")
         if marker is not None:
@@ -211,10 +211,10 @@ class Warehouse:
             WarehouseError: A table can't be written; the others are.
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
-        staged = self._telling(self.root, self._staging) if len(topics) > _SIDE_BY_SIDE else None
+        staged = telling(self.root, self._staging) if len(topics) > _SIDE_BY_SIDE else None
         if staged is not None:
             places = {topic: self.locate(TableName.of_topic(topic)) for topic in topics}
-            self._telling(f"{self.root}/topics", partial(staged.append, rows, places, marker))
+            staged.append(rows, places, marker)
             return
         own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
         each = zip(own, map(TableName.of_topic, topics), strict=True)
@@ -262,18 +262,7 @@ class Warehouse:
 
     def _write(self, writer: DataFrameWriter, name: str) -> None:
         place = self.locate(name)
-        self._telling(place, partial(writer.saveAsTable if self._in_catalog else writer.save, place))
-
-    @staticmethod
-    def _telling(place: str, write: Callable[[], _T]) -> _T:
-        try:
-            return write()
-        except Exception as error:
-            message = (
-                f"cannot write to the table at {place}: {root_reason(error)}; fix the cause and start again: nothing "
-                "is lost, the next start goes on from the tables"
-            )
-            raise WarehouseError(message) from error
+        telling(place, partial(writer.saveAsTable if self._in_catalog else writer.save, place))
 
     def table(self, name: str) -> DeltaTable:
         """The table, for what is not reading or appending."""
@@ -324,7 +313,7 @@ class Warehouse:
             create = partial(create_in_catalog, self.spark, self.locate(name), name.layout, more)
         else:
             create = partial(create_at_path, self.spark, self.locate(name), name.layout)
-        self._telling(self.locate(name), create)
+        telling(self.locate(name), create)
 
     def _create_fixed(self, name: TableName) -> None:
         if self.holds(name):
