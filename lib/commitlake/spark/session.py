@@ -232,7 +232,7 @@ def _of_checkpoints(place: str, version: str) -> dict[str, str]:
     object store takes money for each request, also for a look at the log of an idle input.
     """
     if not is_local(place):
-        return {} if place.startswith("hdfs:") else {"spark.sql.streaming.pollingDelay": "500ms"}
+        return {} if place.lower().startswith(("hdfs:", "viewfs:")) else {"spark.sql.streaming.pollingDelay": "500ms"}
     package = "org.apache.spark.sql.execution.streaming"
     moved = "" if version.startswith("4.0.") else ".checkpointing"
     return {"spark.sql.streaming.checkpointFileManagerClass": f"{package}{moved}.FileSystemBasedCheckpointFileManager"}
