@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,7 @@ def test_a_handler_that_fails_is_a_span_with_an_error_and_its_message_comes_agai
             raise ValueError("no such customer")
 
     consume(tmp_path, handle, pauses=["50ms"])
+    time.sleep(0.1)  # a start before the pause is over ends without the message
     consume(tmp_path, handle, pauses=["50ms"])
     failed, done = collector.spans
     assert attempts == [1, 2]
@@ -371,6 +373,7 @@ def test_sends_of_asyncio_carry_the_span_of_the_task_that_awaits_them(collector:
 
 OFF = """
 import sys
+import time
 import commitlake
 from commitlake.testing import InMemoryCoordinator
 
