@@ -11,6 +11,7 @@ that are due in the minute from READY on; they are sent 10 s before.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import time
 
@@ -34,6 +35,7 @@ def main() -> None:
     figures = {}
     with rig.Rig(given) as running:
         if is_filled(given):
+            os.environ["COMMITLAKE__TRANSACTION__TIMEOUT"] = "1h"  # else all open ones are checked
             history = ("--decided", given.decided, "--open", given.open)
             rig.fill(running.place / "warehouse", running.place, *history)
         for number in range(given.starts):
@@ -48,20 +50,16 @@ def is_filled(given: argparse.Namespace) -> bool:
 
 def measure(running: rig.Rig, given: argparse.Namespace, number: int) -> dict[str, float]:
     """One start, and the minute after it; then the coordinator is killed."""
-    prefix, place, settings = (
-        rig.PREFIX,
-        running.place,
-        {"transaction__timeout": "1h"},
-    )  # else all open ones are checked
+    prefix, place = rig.PREFIX, running.place
     if not is_filled(given):
-        prefix, place, settings = f"start{number}.", running.place / f"start{number}", {}
+        prefix, place = f"start{number}.", running.place / f"start{number}"
         running.create_topics(prefix)
     elif number == given.starts - 1:
         shutil.rmtree(running.place / "checkpoints", ignore_errors=True)
     rates = ("--rate", given.rate, "--delayed-rate", given.rate, "--delay-ms", _DELAY_S * 1_000)
     load = running.load("--prefix", prefix, *rates, name=f"load{number}")
     load.until(lambda: load.status, _FIRST_S)
-    coordinator = running.coordinator(place=place, kafka__topic_prefix=prefix, **settings)
+    coordinator = running.coordinator(place=place, kafka__topic_prefix=prefix)
     ready = coordinator.ready()
     time.sleep(max(0.0, ready + _COUNTED_S - time.time()))
     sent = Sent(running.place / f"load{number}.csv")
