@@ -29,6 +29,7 @@ from tests.support.small_disk import SmallDisk
 
 _LOST = 5_000
 """Transactions of the group that is gone."""
+_NEAR_S = 40  # apart, labels of the picture would lie on each other
 _FULL_S, _END_S, _AUDIT_S = 60, 900, 1_800
 _TIMINGS = {"kafka.queues": 4, "maintenance.interval": "1m", "standby_after": "5s"}
 
@@ -200,9 +201,13 @@ def plot(week: Week, ages: dict[str, list[tuple[float, float]]], path: Path) -> 
     axis.set_ylabel("s from the half message to the row")
     axis.set_xlabel("minutes")
     axis.legend(loc="upper right")
+    labels: dict[float, str] = {}
     for second, what in week.events:
         axis.axvline(second / 60, color="grey", linewidth=0.5)
-        axis.text(second / 60, axis.get_ylim()[0], f" {what[:60]}", rotation=90, fontsize=6, va="bottom")
+        near = next((other for other in labels if second - other < _NEAR_S), second)
+        labels[near] = f"{labels[near]}; {what}" if near in labels else what
+    for second, text in labels.items():
+        axis.text(second / 60, axis.get_ylim()[0], f" {text}", rotation=90, fontsize=6, va="bottom")
     figure.savefig(path)
 
 
