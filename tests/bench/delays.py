@@ -71,7 +71,7 @@ def while_waiting(running: rig.Rig, given: argparse.Namespace, name: str, count:
     """Rounds while `count` messages wait for a month."""
     place, prefix = running.place / name, f"{name}."
     running.create_topics(prefix)
-    rig.fill(place / "warehouse", running.place, "--waiting", count)
+    running.fill(place / "warehouse", prefix, "--waiting", count)
     coordinator = running.coordinator(place=place, kafka__topic_prefix=prefix)
     begin = coordinator.ready() + given.after
     load = running.load("--prefix", prefix, "--delayed-rate", given.rate, "--delay-ms", 1_000, name=name)

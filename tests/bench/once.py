@@ -29,7 +29,7 @@ def main() -> None:
     given = parser.parse_args()
     figures = {}
     with rig.Rig(given) as running:
-        rig.fill(running.place / "warehouse", running.place, "--decided", given.decided)
+        running.fill(running.place / "warehouse", rig.PREFIX, "--decided", given.decided)
         for kind, settings in _KINDS.items():
             coordinator = running.coordinator(**settings)
             ready = coordinator.ready()

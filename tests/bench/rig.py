@@ -208,6 +208,21 @@ class Rig:
         """Creates the Kafka topics of another coordinator."""
         ensure_topics(config.from_mapping({"kafka.bootstrap_servers": self.servers, "kafka.topic_prefix": prefix}))
 
+    def fill(self, warehouse: Path, prefix: str, *history: object) -> None:
+        """Fills an empty warehouse with a long history, of which Kafka's empty logs of a prefix have lost the records.
+
+        Args:
+            warehouse: the warehouse.
+            prefix: of the Kafka topics.
+            history: options of `synthetic`.
+        """
+        offset = fill(warehouse, self.place, *history)
+        self.broker.stop()
+        for source in ("half", "op", "messages"):
+            for path in self.broker.data_dir.glob(f"logs/{prefix}{source}-*/{0:020}.*"):
+                path.rename(path.with_stem(f"{offset:020}"))  # a log begins where its first file does
+        self.broker.start()
+
     def coordinator(self, *arguments: object, place: Path | None = None, **settings: object) -> Coordinator:
         """Starts a coordinator.
 
@@ -280,9 +295,17 @@ def place(given: argparse.Namespace) -> Iterator[Path]:
         yield given.keep.absolute()
 
 
-def fill(warehouse: Path, logs: Path, *history: object) -> None:
-    """Fills an empty warehouse with a long history, in a process of its own; `history` are options of `synthetic`."""
-    Child(module("synthetic", "--warehouse", warehouse, *history), logs / "synthetic.log").wait(_FILL_S)
+def fill(warehouse: Path, logs: Path, *history: object) -> int:
+    """Fills an empty warehouse with a long history, in a process of its own; returns the next offset of each queue.
+
+    Args:
+        warehouse: the warehouse.
+        logs: the directory of its log.
+        history: options of `synthetic`.
+    """
+    child = Child(module("synthetic", "--warehouse", warehouse, *history), logs / "synthetic.log")
+    child.wait(_FILL_S)
+    return int(child.status["offsets"])
 
 
 def report(name: str, given: argparse.Namespace, figures: Mapping[str, Mapping[str, Any]]) -> None:

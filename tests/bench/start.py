@@ -37,7 +37,7 @@ def main() -> None:
         if is_filled(given):
             os.environ["COMMITLAKE__TRANSACTION__TIMEOUT"] = "1h"  # else all open ones are checked
             history = ("--decided", given.decided, "--open", given.open)
-            rig.fill(running.place / "warehouse", running.place, *history)
+            running.fill(running.place / "warehouse", rig.PREFIX, *history)
         for number in range(given.starts):
             figures[f"start {number + 1}"] = measure(running, given, number)
     rig.report("start", given, figures)

@@ -9,6 +9,7 @@ the second before, eight of nine as COMMITTED. The newest ones are open. Bodies 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 
 from pyspark.sql import Column, DataFrame
@@ -17,14 +18,13 @@ from pyspark.sql import functions as F
 from commitlake import config
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition
-from commitlake.coordinator.recovery import rebuild, snapshot
+from commitlake.coordinator.recovery import rebuild
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
 
 QUEUES = 4
 TOPIC = "orders"
 BODY_BYTES = 64
-FIRST_QUEUE = 1_000  # a coordinator that goes on here may have a new broker, whose queues are others
 _MS_APART = 4  # of two half messages of one queue
 _BATCH = 250  # half messages of one queue that a batch decides
 _MONTH_MS = 30 * 86_400_000
@@ -43,16 +43,19 @@ def main() -> None:
     session.apply_settings(spark, more=session.MAINTENANCE_SETTINGS)
     warehouse = Warehouse(spark, given.warehouse)
     if given.waiting:
-        fill_delayed(warehouse, given.waiting)
+        offsets = fill_delayed(warehouse, given.waiting)
     else:
-        fill(warehouse, given.decided, given.open)
+        offsets = fill(warehouse, given.decided, given.open)
         session.apply_settings(spark, more=session.HISTORY_SETTINGS)  # as maintenance does
         save_snapshot(warehouse)
     spark.stop()
+    print(json.dumps({"offsets": offsets}), flush=True)
 
 
-def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
+def fill(warehouse: Warehouse, decided: int, open_: int) -> int:
     """Fills an empty warehouse with `decided` transactions that ended and `open_` that did not, as one history.
+
+    Returns the next offset of each queue.
 
     Args:
         warehouse: without rows; its tables are created here.
@@ -76,18 +79,20 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> None:
     warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
     epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version")
     warehouse.append(epoch.withColumn("started_at", F.timestamp_millis(begun)), "epochs")
+    return every
 
 
 def save_snapshot(warehouse: Warehouse) -> None:
     """As maintenance does, every 10 minutes."""
     timing = config.load(None).transaction
-    at, since = snapshot.reached(warehouse), snapshot.newest(warehouse, timing)
-    assert at is not None
-    snapshot.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, since, at))
+    rebuild.save_snapshot(warehouse, timing)
 
 
-def fill_delayed(warehouse: Warehouse, count: int) -> None:
-    """Fills an empty warehouse with `count` delayed messages that wait; rounded down to a multiple of `QUEUES`."""
+def fill_delayed(warehouse: Warehouse, count: int) -> int:
+    """Fills an empty warehouse with `count` delayed messages that wait; rounded down to a multiple of `QUEUES`.
+
+    Returns the next offset of each queue.
+    """
     warehouse.create()
     warehouse.ensure_topic(TOPIC)
     begun = F.lit(time.time_ns() // 1_000_000)
@@ -96,11 +101,12 @@ def fill_delayed(warehouse: Warehouse, count: int) -> None:
     )
     warehouse.append(rows, "delayed")
     _land(warehouse, count // QUEUES)
+    return count // QUEUES
 
 
 def _land(warehouse: Warehouse, offsets: int) -> None:
-    """The position of a landing that brought as many offsets of each queue; Kafka's own queues begin at 0."""
-    ends = {FIRST_QUEUE + number: offsets for number in range(QUEUES)}
+    """The position of a landing that brought as many offsets of each queue."""
+    ends = dict.fromkeys(range(QUEUES), offsets)
     positions.append(warehouse, LandingPosition(1, {"half": ends, "op": ends, "messages": ends}))
 
 
@@ -108,7 +114,7 @@ def _places(warehouse: Warehouse, offsets: int) -> DataFrame:
     """The first `offsets` places of each queue; neighbours are in one task, so nothing is shuffled."""
     numbers = warehouse.spark.range(0, QUEUES * offsets, 1, max(QUEUES, QUEUES * offsets // _TASK))
     return numbers.select(
-        F.expr(f"CAST({FIRST_QUEUE} + id DIV {max(offsets, 1)} AS INT)").alias("queue"),
+        F.expr(f"CAST(id DIV {max(offsets, 1)} AS INT)").alias("queue"),
         (F.col("id") % max(offsets, 1)).alias("queue_offset"),
     )
 
@@ -119,7 +125,7 @@ def _nth() -> Column:
 
 
 def _half(places: DataFrame, begun: Column) -> DataFrame:
-    number = _nth() * QUEUES + F.col("queue") - FIRST_QUEUE
+    number = _nth() * QUEUES + F.col("queue")
     # Ids of many producers come in no order.
     name, message = (F.upper(F.md5(F.concat(number, F.lit(kind)))) for kind in "tm")
     stored = F.timestamp_millis(begun + _nth() * _MS_APART)
@@ -127,7 +133,7 @@ def _half(places: DataFrame, begun: Column) -> DataFrame:
         *("queue", "queue_offset", name.alias("transaction_id"), message.alias("message_id")),
         F.lit("order-service").alias("producer_group"),
         F.lit(TOPIC).alias("topic"),
-        (F.col("queue") - FIRST_QUEUE).alias("queue_id"),
+        F.col("queue").alias("queue_id"),
         F.lit("new").alias("tags"),
         F.concat(F.lit("order-"), F.hash(number)).alias("keys"),
         F.create_map(F.lit("region"), F.lit("Zürich")).alias("properties"),
