@@ -57,7 +57,7 @@ def save_snapshot(warehouse: Warehouse, timing: TransactionConfig) -> None:
     """Saves what is open, so that a start need not look through what came before."""
     at, since = snapshot.reached(warehouse), snapshot.newest(warehouse, timing)
     if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
-        snapshot.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
+        snapshot.save(warehouse, timing, at, open_rows(warehouse, timing, since.completed(at.offsets), at))
 
 
 def open_rows(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 
 from pyspark.sql import DataFrame
@@ -35,12 +35,29 @@ class Point:
         offsets: the next offsets to land.
         batch_id: the newest complete batch.
         rows: what was open then, rows of `INPUT_SCHEMA`; None: nothing, since there was nothing.
+        has_all: whether `offsets` name each partition that has landed anything up to now.
     """
 
     landing_id: int = -1
     offsets: Offsets = field(default_factory=dict)
     batch_id: int = -1
     rows: DataFrame | None = None
+    has_all: bool = False
+
+    def completed(self, now: Offsets) -> Point:
+        """The same with each partition that there is now: of those that came since, all has landed since.
+
+        Then `landed_since` compares offsets only, by which files are skipped; 20 million ops took 8 s of a start.
+
+        Args:
+            now: an entry for each partition.
+        """
+        if not self.offsets:
+            return self
+        every = {
+            source: {**dict.fromkeys(numbers, 0), **self.offsets.get(source, {})} for source, numbers in now.items()
+        }
+        return replace(self, offsets={**self.offsets, **every}, has_all=True)
 
     def landed_since(self, source: str, queue: str, offset: str) -> str:
         """SQL: whether the record of `source` at the columns `queue` and `offset` has landed since."""
@@ -48,8 +65,9 @@ class Point:
         if not numbers:
             return "true"
         each = [f"({queue} = {number} AND {offset} >= {following})" for number, following in numbers.items()]
-        others = f"{queue} NOT IN ({', '.join(map(str, numbers))})"
-        return f"({' OR '.join([*each, others])})"
+        if not self.has_all:
+            each.append(f"{queue} NOT IN ({', '.join(map(str, numbers))})")
+        return f"({' OR '.join(each)})"
 
     def written_since(self) -> str:
         """SQL: whether a batch has written a row since: one that is complete has landed what it is about."""
