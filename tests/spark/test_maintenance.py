@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from tests.support.polling import wait_for
 from tests.support.story import Story
 
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
+from commitlake.coordinator.maintenance.run import Maintenance, Pause, at_intervals
 from commitlake.coordinator.recovery import fencing, rebuild
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.encoding import Position
@@ -33,12 +34,16 @@ HOUR_MS = 3_600_000
 
 
 def maintenance(
-    spark: SparkSession, lake: Lake, retention_ms: int = 0, go_on: Callable[[], bool] = lambda: True
+    spark: SparkSession,
+    lake: Lake,
+    retention_ms: int = 0,
+    go_on: Callable[[], bool] = lambda: True,
+    pause: Pause = nullcontext,
 ) -> Maintenance:
     """With a park time of 0 everything that has ended is old."""
     conf = lake.configured(transaction_op_park_time="0s")
     keep = replace(conf.maintenance, retention_ms=retention_ms)
-    return Maintenance(Warehouse(spark, conf.warehouse), replace(conf, maintenance=keep), go_on=go_on)
+    return Maintenance(Warehouse(spark, conf.warehouse), replace(conf, maintenance=keep), pause, go_on)
 
 
 def has_next(steps: Iterator[int]) -> bool:
@@ -122,6 +127,22 @@ def test_no_row_is_deleted_before_its_age(spark: SparkSession, copied: Lake) -> 
     report = maintenance(spark, copied, retention_ms=HOUR_MS).run()
     assert report.deleted == {}
     assert {name: len(copied.rows(name)) for name in kept} == before
+
+
+def test_where_nothing_is_old_no_query_holds_rounds_up(
+    spark: SparkSession, copied: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr("commitlake.coordinator.landing.positions.uncommitted", lambda *_: looks.append(_))
+    pauses = iter(range(1))
+
+    @contextmanager
+    def pause() -> Iterator[None]:
+        assert has_next(pauses), "the first is for appends that were held up"
+        yield
+
+    assert maintenance(spark, copied, HOUR_MS, pause=pause).run().failed == []
+    assert looks == []
 
 
 @pytest.mark.parametrize(("table", "offset"), [("half", "queue_offset"), (topic_table("orders"), "source_offset")])

@@ -90,7 +90,7 @@ class DirectAppend:
         """
         begun = self._begun(table)
         if begun.readVersion() < 0:
-            msg = "it was there and is gone"
+            msg = f"there is no table at {table} any more"
             raise WarehouseError(msg)
         return begun
 

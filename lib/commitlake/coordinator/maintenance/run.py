@@ -126,26 +126,26 @@ class Maintenance:
                 report.failed.append(f"{name}: {root_reason(error)}")
 
     def _delete_old_rows(self, report: Report) -> None:
-        with self._pause():  # a landing that is under way looks like one that was cut short
-            cut, report.kept = self._cut()
-        if cut is None:
-            return
-        for step in retention.steps(self._warehouse, cut):
-            if self._go_on():
-                self._delete(report, step, cut)
-
-    def _cut(self) -> tuple[retention.Cut | None, str]:
         timing, now = self._config, now_ms()
         stored = now - max(timing.maintenance.retention_ms, timing.transaction.op_park_time_ms)
         ended = stored - timing.transaction.op_park_time_ms
         last = self._warehouse.newest_batch()
         if last < 0:
-            return None, "none, nothing has ended yet"
-        newest = positions.newest(self._warehouse)
-        if newest is None or positions.uncommitted(self._warehouse, newest, positions.LANDED) is not None:
-            # The next start leaves out what stands in the tables, so that must stay.
-            return None, "none, a landing was cut short; start the coordinator first"
-        return retention.Cut(last, ended, stored), ""
+            report.kept = "none, nothing has ended yet"
+            return
+        cut = retention.Cut(last, ended, stored)
+        for step in retention.steps(self._warehouse, cut):
+            if self._go_on() and not report.kept:
+                self._delete(report, step, cut)
+
+    def _kept(self) -> str:
+        """Why no row may go, empty where it may."""
+        with self._pause():  # a landing that is under way looks like one that was cut short
+            newest = positions.newest(self._warehouse)
+            if newest is None or positions.uncommitted(self._warehouse, newest, positions.LANDED) is not None:
+                # The next start leaves out what stands in the tables, so that must stay.
+                return "none, a landing was cut short; start the coordinator first"
+        return ""
 
     def _delete(self, report: Report, step: retention.RetentionStep, cut: retention.Cut) -> None:
         old = materialized(step.rows())
@@ -153,6 +153,9 @@ class Maintenance:
         if not count:
             return
         if not report.deleted:
+            report.kept = self._kept()  # once there is something to delete: it holds rounds up for some seconds
+            if report.kept:
+                return
             self._tell(cut)
         same = " AND ".join([f"t.{name} = old.{name}" for name in step.on] + _bounds(old, step.on))
         with self._pause():  # a MERGE makes Spark compute cached frames of a batch again
