@@ -373,7 +373,6 @@ def test_sends_of_asyncio_carry_the_span_of_the_task_that_awaits_them(collector:
 
 OFF = """
 import sys
-import time
 import commitlake
 from commitlake.testing import InMemoryCoordinator
 

@@ -60,8 +60,7 @@ class StagedAppend:
         if self._place.exists():
             shutil.rmtree(self._place)
         create_at_path(spark, place, _LAYOUT)  # it stays empty: it lends Delta's writer its columns
-        made = _columns(direct.begin(self._place).metadata())
-        self._columns = [each for each in made if each["name"] != "digest"]
+        self._columns = [each for each in _columns(direct.begin(self._place).metadata()) if each["name"] != "digest"]
         self._as_made: dict[int, bool] = {}
 
     def append(self, rows: DataFrame, tables: Mapping[str, str], marker: Mapping[str, Any] | None) -> None:
