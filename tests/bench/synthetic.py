@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from commitlake import config
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition
-from commitlake.coordinator.recovery import rebuild
+from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
 
@@ -83,9 +83,11 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> int:
 
 
 def save_snapshot(warehouse: Warehouse) -> None:
-    """As maintenance does, every 10 minutes."""
+    """As maintenance does, every 10 minutes; a start measured without the saved rows is another start."""
     timing = config.load(None).transaction
     rebuild.save_snapshot(warehouse, timing)
+    if snapshot.newest(warehouse, timing).rows is None:
+        raise SystemExit("the open rows were not saved: the history ends at no point from which a start can look")
 
 
 def fill_delayed(warehouse: Warehouse, count: int) -> int:

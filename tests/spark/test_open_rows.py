@@ -58,12 +58,9 @@ def test_rows_saved_at_any_time_lead_to_the_same_rows(
     snapshot.save(warehouse, timing, at, rebuild.open_rows(warehouse, timing, BEGINNING, at))
     since = snapshot.newest(warehouse, timing)
     assert (since.landing_id, since.batch_id, since.offsets) == (at.landing_id, at.batch_id, at.offsets)
-    newest = positions.newest(warehouse)
-    assert newest
     assert everything.count() > 3
-    for known in (since, since.completed(newest.offsets)):
-        found = rebuild.open_rows(warehouse, timing, known)
-        assert_df_equality(found, everything, ignore_row_order=True, ignore_nullable=True)
+    found = rebuild.open_rows(warehouse, timing, since)
+    assert_df_equality(found, everything, ignore_row_order=True, ignore_nullable=True)
     with opened(str(lake.warehouse)) as tables:  # the question without Spark looks through what came since, too
         pending = transactions.found(tables, Wanted(states=("PENDING",)), now_ms()).to_pylist()
     by_spark = ledger.pending(warehouse.spark, str(lake.warehouse)).collect()
@@ -83,28 +80,34 @@ def test_all_of_a_partition_that_came_later_has_landed_since_a_point(spark: Spar
     rows = [(queue, offset) for queue in range(3) for offset in range(9)]
     frame = spark.createDataFrame(rows, "queue INT, queue_offset BIGINT")
     later = [(queue, offset) for queue, offset in rows if offset >= {0: 5, 1: 7}.get(queue, 0)]
-    for each in (point, point.completed({"half": {0: 9, 2: 9}, "op": {0: 1}})):
-        found = frame.where(each.landed_since("half", "queue", "queue_offset")).collect()
-        assert sorted(map(tuple, found)) == later
-    assert BEGINNING.completed({"half": {0: 1}}).landed_since("half", "queue", "queue_offset") == "true"
+    place = ("half", "queue", "queue_offset")
+    assert sorted(map(tuple, point.landed_since(frame, *place).collect())) == later
+    before = frame.where(point.had_landed(*place)).collect()
+    assert sorted(map(tuple, before)) == sorted({*rows} - {*later})
+    assert BEGINNING.landed_since(frame, *place).count() == 27
+    assert frame.where(BEGINNING.had_landed(*place)).isEmpty()
+
+
+def ops(spark: SparkSession, low: int, queues: int = 2) -> DataFrame:
+    """100 commits, spread over queues, at the offsets from `low` on."""
+    rows = spark.range(low, low + 100, 1, 1).selectExpr(
+        f"CAST(id % {queues} AS INT) AS queue", "id AS op_offset", "false AS admin", "'COMMIT' AS decision"
+    )
+    return rows.withColumns({name: F.lit(None) for name in TABLES["op"].columns if name not in rows.columns})
 
 
 def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = Warehouse(spark, str(tmp_path))
     warehouse.create()
     for low in (0, 100, 200):
-        ops = spark.range(low, low + 100, 1, 1).selectExpr(
-            "CAST(id % 2 AS INT) AS queue", "id AS op_offset", "false AS admin", "'COMMIT' AS decision"
-        )
-        rows = ops.withColumns({name: F.lit(None) for name in TABLES["op"].columns if name not in ops.columns})
-        warehouse.append(rows, "op")
+        warehouse.append(ops(spark, low), "op")
     since = Point(1, {"op": {0: 200, 1: 200}, "half": {0: 200, 1: 200}}, 1)
-    known = since.completed({"op": {0: 300, 1: 300}, "admin": {0: 0}})
-    plain, skipping = (
-        warehouse.read("op").where(each.landed_since("op", "queue", "op_offset")) for each in (since, known)
-    )
-    assert (len(plain.inputFiles()), len(skipping.inputFiles())) == (6, 2)
-    assert plain.count() == skipping.count() == 100
+    place = ("op", "queue", "op_offset")
+    found = since.landed_since(warehouse.read("op"), *place)
+    assert (len(found.inputFiles()), found.count()) == (2, 100)
+    warehouse.append(ops(spark, 0, 3).where("queue = 2"), "op")  # a partition that came later
+    found = since.landed_since(warehouse.read("op"), *place)
+    assert (len(found.inputFiles()), found.where("queue = 2").count()) == (3, 33)
 
 
 def test_without_saved_rows_a_start_looks_through_everything(lake: Lake, warehouse: Warehouse) -> None:

@@ -57,8 +57,7 @@ def _newest_checks(warehouse: Warehouse, since: Point) -> DataFrame:
 
 def _answers(warehouse: Warehouse, since: Point) -> DataFrame:
     """What was answered, still unknown, by half message, id and group."""
-    landed = since.landed_since("op", "queue", "op_offset")
-    answers = op_rows(warehouse.rows("op").where(f"{IS_ANSWER} AND {landed}"))
+    answers = op_rows(since.landed_since(warehouse.rows("op").where(IS_ANSWER), "op", "queue", "op_offset"))
     place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]
     each = answers.selectExpr(*place, "struct(checks, round, stored) AS answer")
     return each.groupBy("a_queue", "a_offset", "a_tid", "a_grp").agg(F.collect_list("answer").alias("given"))

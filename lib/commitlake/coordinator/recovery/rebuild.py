@@ -9,6 +9,7 @@ again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -57,7 +58,7 @@ def save_snapshot(warehouse: Warehouse, timing: TransactionConfig) -> None:
     """Saves what is open, so that a start need not look through what came before."""
     at, since = snapshot.reached(warehouse), snapshot.newest(warehouse, timing)
     if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
-        snapshot.save(warehouse, timing, at, open_rows(warehouse, timing, since.completed(at.offsets), at))
+        snapshot.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
 
 
 def open_rows(
@@ -96,14 +97,15 @@ class _Look:
             offset: its column of offsets.
             sources: by source, which of its rows come from there; SQL.
         """
-        each = [f"({rows} AND {self._is_between(source, 'queue', offset)})" for source, rows in sources.items()]
-        rows = self.warehouse.rows(table).where(" OR ".join(each))
-        return rows.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
+        every = self.warehouse.rows(table)
+        every = every.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
+        each = [self._landed(every.where(rows), source, "queue", offset) for source, rows in sources.items()]
+        return reduce(DataFrame.union, each)
 
-    def _is_between(self, *place: str) -> str:
-        """SQL: whether a record has landed after the one point and before the other."""
-        since = self.since.landed_since(*place)
-        return since if self.until is None else f"{since} AND NOT {self.until.landed_since(*place)}"
+    def _landed(self, rows: DataFrame, *place: str) -> DataFrame:
+        """Those whose record has landed after the one point and before the other."""
+        early = rows if self.until is None else rows.where(self.until.had_landed(*place))
+        return self.since.landed_since(early, *place)
 
     def written(self, table: str) -> DataFrame:
         """What batches have written: also later ones, since an end is final."""

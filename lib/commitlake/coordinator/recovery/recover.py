@@ -69,6 +69,6 @@ def _complete_batch(warehouse: Warehouse, config: Config) -> int:
 
 def _open_rows(warehouse: Warehouse, config: Config, made: Made, position: LandingPosition) -> InputTable:
     timing = config.transaction
-    since = snapshot.newest(warehouse, timing).completed(position.offsets)
+    since = snapshot.newest(warehouse, timing)
     own = rebuild.session_for(warehouse, config, position.landed() - since.records())
     return made(rebuild.open_rows(Warehouse(own, config.warehouse), timing, since))
