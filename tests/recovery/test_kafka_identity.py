@@ -117,6 +117,32 @@ def test_a_topic_created_again_stops_the_start_until_accepted(
     assert visible(lake) == ["a", "b", "e"]
 
 
+def test_another_kafka_without_a_partition_that_has_landed_stops_the_start(spark: SparkSession, lake: Lake) -> None:
+    """Its half message was forgotten; when Kafka got the partition, another one at its offset ended each start."""
+    commit(lake, "a")
+    lake.run(spark)
+    warehouse = Warehouse(spark, lake.config.warehouse)
+    servers, prefix, three = lake.config.kafka.bootstrap_servers, lake.config.kafka.topic_prefix, {"kafka.queues": 3}
+    with Lake(servers, prefix, lake.root, **three) as grown:
+        grown.half("x", queue=2)
+        with pytest.raises(CUT_SHORT):  # the first landing with the new partition, whose position is missing
+            land(spark, grown.config, cut_at(warehouse, commit=2))
+    before = positions.newest(warehouse)
+    assert before
+    found = positions.uncommitted(warehouse, before)
+    assert found
+    assert found.ends == {"half": {2: 1}}
+    with Lake(servers, f"{prefix}other.", lake.root) as other:
+        commit(other, "a")
+        error = refusal(spark, other, accept_recreated_topic="true")
+        assert f"{other.config.kafka.topic('half')} has no partition 2 in this Kafka" in error
+    with Lake(servers, f"{prefix}other.", lake.root, **three) as other:
+        other.half("y", queue=2)
+        other.run(spark, accept_recreated_topic="true")
+    assert [row["transaction_id"] for row in lake.rows("half") if row["queue"] == 2] == ["x"]
+    assert [row["reason"] for row in lake.rows("rejected")] == ["OFFSET_USED_BEFORE"]
+
+
 def is_gone(admin: KafkaAdminClient, topic: str) -> bool:
     return bool(admin.describe_topics([topic])[0]["error_code"] == UnknownTopicOrPartitionError.errno)
 

@@ -153,10 +153,11 @@ class UncommittedRecords:
     Attributes:
         coordinates: source, partition and offset of each, and what tells it from another one that gets them after the
             log has lost its end: when it was appended, or of a rejected one a hash of its key and value.
+        ends: the offset after the last of them, by source and partition.
     """
 
     def __init__(self, coordinates: DataFrame, ends: Offsets) -> None:
-        self.coordinates, self._ends = coordinates, ends
+        self.coordinates, self.ends = coordinates, ends
 
     def excluded(self, records: DataFrame) -> DataFrame:
         """Rows of Kafka records, without those that stand in a table."""
@@ -164,17 +165,17 @@ class UncommittedRecords:
 
     def with_more(self, more: UncommittedRecords) -> UncommittedRecords:
         """These records and `more`."""
-        sources = {*self._ends, *more._ends}
-        ends = {name: _later(self._ends.get(name, {}), more._ends.get(name, {})) for name in sources}
+        sources = {*self.ends, *more.ends}
+        ends = {name: _later(self.ends.get(name, {}), more.ends.get(name, {})) for name in sources}
         return UncommittedRecords(self.coordinates.union(more.coordinates), ends)
 
     def end(self, source: str, partition: int) -> int:
         """The offset after the last of them in a partition, 0 when there is none."""
-        return self._ends.get(source, {}).get(partition, 0)
+        return self.ends.get(source, {}).get(partition, 0)
 
     def is_passed(self, position: LandingPosition) -> bool:
         """Whether landing has come past all of them."""
-        return position.is_past(self._ends)
+        return position.is_past(self.ends)
 
 
 def _later(some: Mapping[int, int], others: Mapping[int, int]) -> Mapping[int, int]:
@@ -192,7 +193,7 @@ def uncommitted(
         tables: where to look; by default all.
     """
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
-    found = reduce(DataFrame.unionAll, [_above(_recognisable(warehouse, table), position) for table in tables])
+    found = reduce(DataFrame.unionAll, [_above(table, _recognisable(warehouse, table), position) for table in tables])
     ends: dict[str, dict[int, int]] = {}
     for row in found.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect():
         ends.setdefault(row["source"], {})[row["partition"]] = row["last"] + 1
@@ -233,11 +234,18 @@ def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: 
     )
 
 
-def _above(rows: DataFrame, position: LandingPosition) -> DataFrame:
-    """The rows at or above a position; a file whose highest offset is below it is not read."""
-    above = F.lit(False)
+def _above(table: str, rows: DataFrame, position: LandingPosition) -> DataFrame:
+    """The rows at or above a position; a file whose highest offset is below it is not read.
+
+    Partitions without an entry came later. A table that is partitioned by queue prunes them by a scan of their own: in
+    one condition they would keep Delta from skipping files, and a second scan of each topic would make starts long.
+    """
+    above = later = F.lit(False)
     for source, partitions in position.offsets.items():
-        for number, following in partitions.items():
-            here = (F.col("source") == source) & (F.col("partition") == number)
-            above |= here & (F.col("offset") >= following)
-    return rows.where(above)
+        of_source, last = F.col("source") == source, max(partitions, default=-1)
+        for number in range(last + 1):
+            above |= of_source & (F.col("partition") == number) & (F.col("offset") >= position.next(source, number))
+        later |= of_source & (F.col("partition") > last)
+    if table in LANDED:
+        return rows.where(above).unionAll(rows.where(later))
+    return rows.where(above | later)

@@ -87,6 +87,8 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
             for source, numbers in first.items()
         }
     )
+    if is_other:
+        _refuse_missing(warehouse, before, first, config)
     kept = _kept(last, cut)
     known = replace(_with_uncommitted(warehouse, before, kept), held=held)
     for source, numbers in kept.items():
@@ -103,6 +105,19 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
     kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
     return Begin(known, offsets, last)
+
+
+def _refuse_missing(warehouse: Warehouse, known: LandingPosition, first: Offsets, config: Config) -> None:
+    """A landing that was cut short may have written records of a partition that another Kafka does not have."""
+    written = positions.uncommitted(warehouse, known)
+    for source, numbers in written.ends.items() if written else ():
+        last = max(numbers)
+        if last not in first[source]:
+            msg = (
+                f"{config.kafka.topic(source)} has no partition {last} in this Kafka, but records of it have landed; "
+                f"set kafka.queues to {last + 1}, which adds it, or use another `warehouse`"
+            )
+            raise IdentityError(msg)
 
 
 def _refuse_earlier(places: Sequence[Place], config: Config) -> None:
