@@ -141,6 +141,10 @@ def test_another_kafka_without_a_partition_that_has_landed_stops_the_start(spark
         other.run(spark, accept_recreated_topic="true")
     assert [row["transaction_id"] for row in lake.rows("half") if row["queue"] == 2] == ["x"]
     assert [row["reason"] for row in lake.rows("rejected")] == ["OFFSET_USED_BEFORE"]
+    with Lake(servers, f"{prefix}third.", lake.root) as third:
+        commit(third, "a")
+        error = refusal(spark, third, accept_recreated_topic="true")
+        assert f"can't accept it: {third.config.kafka.topic('half')}-2 ends at 0, 1 is the next to land" in error
 
 
 def is_gone(admin: KafkaAdminClient, topic: str) -> bool:

@@ -13,6 +13,7 @@ from tests.support.lake import Lake
 from tests.support.story import Story
 
 from commitlake.coordinator.landing import positions
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
 from commitlake.protocol.clock import now_ms
@@ -105,9 +106,12 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     place = ("op", "queue", "op_offset")
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.count()) == (2, 100)
+    complete = LandingPosition(1, {"op": {0: 300, 1: 300}})
+    assert [len(positions.above(warehouse, name, complete).inputFiles()) for name in ("op", "half")] == [0, 0]
     warehouse.append(ops(spark, 0, 3).where("queue = 2"), "op")  # a partition that came later
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.where("queue = 2").count()) == (3, 33)
+    assert positions.above(warehouse, "op", complete).count() == 33
 
 
 def test_without_saved_rows_a_start_looks_through_everything(lake: Lake, warehouse: Warehouse) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from commitlake.config import Config
@@ -45,8 +46,7 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> bo
         KafkaError: Kafka is out of reach.
     """
     known = _known(warehouse)
-    reached = {config.kafka.topic(source): numbers for source, numbers in position.offsets.items()}
-    return known is not None and _is_other(config, known.identity, identity(config), reached)
+    return known is not None and _is_other(config, known.identity, identity(config), position.offsets)
 
 
 def begins(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
@@ -92,7 +92,7 @@ def _is_other(config: Config, known: Identity, actual: Identity, reached: Offset
             config.accept.other_cluster,
             f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}",
             "accept.other_cluster",
-            *_ranges(config, reached, set(known.topic_ids)),
+            *_ranges(config, reached, SOURCES),
         )
         return True  # its topics have other ids too
     anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
@@ -101,7 +101,7 @@ def _is_other(config: Config, known: Identity, actual: Identity, reached: Offset
             config.accept.recreated_topic,
             f"{', '.join(sorted(anew))} was deleted{' and created again' if anew & {*actual.topic_ids} else ''}",
             "accept.recreated_topic",
-            *_ranges(config, reached, anew),
+            *_ranges(config, reached, [name for name in SOURCES if _is_new(config.kafka.topic(name), known, actual)]),
         )
     return bool(anew)
 
@@ -120,13 +120,20 @@ def _refuse(accepted: bool, what: str, option: str, lost: str, short: str) -> No
     raise IdentityError(msg)
 
 
-def _ranges(config: Config, reached: Offsets, topics: set[str]) -> tuple[str, str]:
+def _is_new(topic: str, known: Identity, actual: Identity) -> bool:
+    """Whether a topic is another one than before: also where the prefix of its name has changed."""
+    return topic not in actual.topic_ids or actual.topic_ids[topic] != known.topic_ids.get(topic)
+
+
+def _ranges(config: Config, reached: Offsets, sources: Iterable[str]) -> tuple[str, str]:
     """The ranges that would never land, below the next offset to land; and the logs that end before it, if any."""
     lost, short = [], []
     ends = end_offsets(config, SOURCES)
-    for topic in sorted(topics):
-        for number in sorted({*ends.get(topic, {}), *reached.get(topic, {})}):
-            end, following = ends.get(topic, {}).get(number, 0), reached.get(topic, {}).get(number, 0)
+    for source in sorted(sources):
+        topic = config.kafka.topic(source)
+        held, landed = ends.get(topic, {}), reached.get(source, {})
+        for number in sorted({*held, *landed}):
+            end, following = held.get(number, 0), landed.get(number, 0)
             if min(end, following) > 0:
                 lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")
             if end < following:

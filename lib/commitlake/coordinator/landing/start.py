@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
 from commitlake.coordinator.landing.classify import SOURCES
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
 from commitlake.kafka.log_ends import Place, cuts, deposed
@@ -88,7 +88,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
         }
     )
     if is_other:
-        _refuse_missing(warehouse, before, first, config)
+        refuse_missing(config, last, positions.uncommitted(warehouse, before))
     kept = _kept(last, cut)
     known = replace(_with_uncommitted(warehouse, before, kept), held=held)
     for source, numbers in kept.items():
@@ -107,15 +107,23 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
     return Begin(known, offsets, last)
 
 
-def _refuse_missing(warehouse: Warehouse, known: LandingPosition, first: Offsets, config: Config) -> None:
-    """A landing that was cut short may have written records of a partition that another Kafka does not have."""
-    written = positions.uncommitted(warehouse, known)
+def refuse_missing(config: Config, last: Offsets, written: UncommittedRecords | None) -> None:
+    """Refuses a Kafka without a partition of which records have landed: its offsets would come a second time.
+
+    Args:
+        config: the configuration.
+        last: where the logs end.
+        written: what a landing that was cut short has written; another Kafka may not have its partitions.
+
+    Raises:
+        IdentityError: it is so.
+    """
     for source, numbers in written.ends.items() if written else ():
-        last = max(numbers)
-        if last not in first[source]:
+        highest = max(numbers)
+        if highest not in last[source]:
             msg = (
-                f"{config.kafka.topic(source)} has no partition {last} in this Kafka, but records of it have landed; "
-                f"set kafka.queues to {last + 1}, which adds it, or use another `warehouse`"
+                f"{config.kafka.topic(source)} has no partition {highest} in this Kafka, but records of it landed; "
+                f"set kafka.queues to {highest + 1}, which adds it, or use another `warehouse`"
             )
             raise IdentityError(msg)
 
