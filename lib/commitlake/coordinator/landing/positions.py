@@ -29,6 +29,8 @@ LANDED = ("half", "op", "delayed", "rejected")
 """The tables that landing writes, besides those of topics."""
 _BY_QUEUE = ("half", "op", "delayed")
 """Those that are partitioned by queue."""
+_ONE_PARTITION = "admin"
+"""The topic that never gets a second one; its records share the table `op`, so files of all queues would be read."""
 _AGAIN, _HELD, _EPOCH = " again", " held", " epoch"
 """Come after the name of a source in the rows, where it is about `LandingPosition.again` and `held`."""
 _SCHEMA = columns("""
@@ -237,41 +239,37 @@ def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: 
 
 
 def above(warehouse: Warehouse, table: str, position: LandingPosition) -> DataFrame:
-    """The records of a table at or above a position.
-
-    Each source by itself: in one condition Delta skips no file of `op`.
-    """
-    rows = _recognisable(warehouse, table)
-    each = [
-        at_or_above(rows.where(F.col("source") == source), numbers, is_by_queue=table in _BY_QUEUE)
-        for source, numbers in position.offsets.items()
-    ]
-    return reduce(DataFrame.unionAll, each)
+    """The records of a table at or above a position; a file whose highest offset is below it is not read."""
+    rows, later = _recognisable(warehouse, table), later_partitions(position.offsets)
+    known = " OR ".join(f"(source = '{name}' AND {at_or_above(position.offsets, name)})" for name in position.offsets)
+    if table in _BY_QUEUE:
+        return rows.where(known or "false").unionAll(rows.where(later))
+    return rows.where(f"{known} OR {later}" if known else later)
 
 
-def at_or_above(
-    rows: DataFrame,
-    numbers: Mapping[int, int],
-    queue: str = "partition",
-    offset: str = "offset",
-    *,
-    is_by_queue: bool = True,
-) -> DataFrame:
-    """The rows of one source at or above its offsets; a file whose highest offset is below them is not read.
+def at_or_above(offsets: Offsets, source: str, queue: str = "partition", offset: str = "offset") -> str:
+    """SQL: whether a record of `source` is at or above its offsets, in a partition that is not one of the later ones.
 
     Args:
-        rows: the rows.
-        numbers: by partition. One without an entry came later, so all of it is above; without any, all rows are.
+        offsets: where something was; of a partition without an entry everything is above.
+        source: one that has entries.
         queue: the column of the partition.
         offset: the column of the offset.
-        is_by_queue: whether the table is partitioned by `queue`. Then what came later is a scan of its own, which these
-            partitions prune: in one condition it keeps Delta from skipping files; 20 million ops took 8 s of a start.
     """
-    if not numbers:
-        return rows
-    last = max(numbers)
-    known = " OR ".join(f"({queue} = {at} AND {offset} >= {numbers.get(at, 0)})" for at in range(last + 1))
-    later = f"{queue} > {last}"
-    if is_by_queue:
-        return rows.where(known).unionAll(rows.where(later))
-    return rows.where(f"{known} OR {later}")
+    numbers = offsets[source]
+    every = numbers if source == _ONE_PARTITION else range(_last(offsets) + 1)
+    each = [f"({queue} = {at} AND {offset} >= {numbers.get(at, 0)})" for at in every]
+    return f"({' OR '.join(each) or 'false'})"
+
+
+def later_partitions(offsets: Offsets, queue: str = "partition") -> str:
+    """SQL: whether a partition has come since these offsets: no source has one with so high a number.
+
+    It is a scan of its own where a table is partitioned by queue, which prunes it: in one condition with offsets it
+    keeps Delta from skipping any file, and 20 million ops took 8 s of a start.
+    """
+    return f"{queue} > {_last(offsets)}"
+
+
+def _last(offsets: Offsets) -> int:
+    return max((number for numbers in offsets.values() for number in numbers), default=-1)

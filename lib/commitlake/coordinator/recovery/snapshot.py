@@ -44,7 +44,10 @@ class Point:
 
     def landed_since(self, rows: DataFrame, source: str, queue: str, offset: str) -> DataFrame:
         """Those of `rows` whose record of `source`, at the columns `queue` and `offset`, has landed since."""
-        return positions.at_or_above(rows, self.offsets.get(source, {}), queue, offset)
+        if source not in self.offsets:
+            return rows
+        known = rows.where(positions.at_or_above(self.offsets, source, queue, offset))
+        return known.union(rows.where(positions.later_partitions(self.offsets, queue)))
 
     def had_landed(self, source: str, queue: str, offset: str) -> str:
         """SQL: whether the record of `source` at the columns `queue` and `offset` had landed."""
