@@ -102,13 +102,16 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
         spark.sql("drop database tables_in_catalog cascade")
 
 
-@pytest.mark.parametrize("left", ["", ".0.json.tmp", ".0.json.crc", "00000000000000000000.crc", "_commits"])
+@pytest.mark.parametrize(
+    "left",
+    ["", ".0.json.tmp", ".0.json.crc", "00000000000000000000.crc", "_commits/", "_staged_commits/", "_sidecars/"],
+)
 def test_a_table_whose_creation_was_cut_short_is_created(spark: SparkSession, tmp_path: Path, left: str) -> None:
     """A full disk and a kill leave a log without a commit, which Delta itself takes neither as a table nor as none."""
     warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
     for name in ("half", "topics/orders"):
         log = tmp_path / "warehouse" / name / "_delta_log"
-        (log / "_commits" if left == "_commits" else log).mkdir(parents=True)
+        (log / left if left.endswith("/") else log).mkdir(parents=True)
         (log / left).touch()
     assert warehouse.found_topics() == set()
     warehouse.create()

@@ -16,6 +16,9 @@ from commitlake.tables.schemas import TableLayout
 
 log = logging.getLogger(__name__)
 
+_BEGUN = ("_staged_commits", "_commits", "_sidecars")
+"""Directories that Delta makes in a log before its first commit; the second one is of its older versions."""
+
 
 def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
     """Creates a table at a path, unless it is there.
@@ -46,7 +49,7 @@ def _clear_log(begun: FileSystem) -> None:
     Only what Delta itself has begun, and nothing that is not empty: another coordinator may commit at this moment.
     """
     for name in begun.names(""):
-        if name == "_commits" or name.startswith(".") or name.endswith(".crc"):
+        if name in _BEGUN or name.startswith(".") or name.endswith(".crc"):
             begun.delete_alone(name)
     begun.delete_alone("")
 

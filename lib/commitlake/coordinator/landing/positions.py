@@ -257,8 +257,8 @@ def at_or_above(offsets: Offsets, source: str, queue: str = "partition", offset:
         offset: the column of the offset.
     """
     numbers = offsets[source]
-    every = numbers if source == _ONE_PARTITION else range(_last(offsets) + 1)
-    each = [f"({queue} = {at} AND {offset} >= {numbers.get(at, 0)})" for at in every]
+    count = 1 if source == _ONE_PARTITION else _last(offsets) + 1
+    each = [f"({queue} = {at} AND {offset} >= {numbers.get(at, 0)})" for at in range(count)]
     return f"({' OR '.join(each) or 'false'})"
 
 
