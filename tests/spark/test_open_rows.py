@@ -106,12 +106,15 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     place = ("op", "queue", "op_offset")
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.count()) == (2, 100)
-    complete = LandingPosition(1, {"op": {0: 300, 1: 300}})
-    assert [len(positions.above(warehouse, name, complete).inputFiles()) for name in ("op", "half")] == [0, 0]
+    complete = LandingPosition(1, {"op": {0: 300, 1: 300}, "admin": {0: 0}})
+    files = positions.above(warehouse, "op", complete).inputFiles()
+    assert [name for name in files if "queue=0" not in name] == [], "queue 0 for the admin ops, which are there, too"
     warehouse.append(ops(spark, 0, 3).where("queue = 2"), "op")  # a partition that came later
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.where("queue = 2").count()) == (3, 33)
     assert positions.above(warehouse, "op", complete).count() == 33
+    starts: list[positions.Offsets] = [{}, {"admin": {}, "op": {}}, {"half": {0: 0}}]
+    assert [positions.above(warehouse, "op", LandingPosition(0, each)).count() for each in starts] == [333, 333, 333]
 
 
 def test_without_saved_rows_a_start_looks_through_everything(lake: Lake, warehouse: Warehouse) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.kafka.log_ends import LogEnd, LogEnds
+from commitlake.protocol import kafka_topics
 from commitlake.spark.frames import materialized, of_rows
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.schemas import columns
@@ -27,8 +28,8 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 LANDED = ("half", "op", "delayed", "rejected")
 """The tables that landing writes, besides those of topics."""
-_BY_QUEUE = ("half", "op", "delayed")
-"""Those that are partitioned by queue."""
+_BY_QUEUE = {"half": ("half",), "op": ("op", "admin"), "delayed": ("messages",)}
+"""Those that are partitioned by queue, with what lands there."""
 _ONE_PARTITION = "admin"
 """The topic that never gets a second one; its records share the table `op`, so files of all queues would be read."""
 _AGAIN, _HELD, _EPOCH = " again", " held", " epoch"
@@ -241,10 +242,10 @@ def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: 
 def above(warehouse: Warehouse, table: str, position: LandingPosition) -> DataFrame:
     """The records of a table at or above a position; a file whose highest offset is below it is not read."""
     rows, later = _recognisable(warehouse, table), later_partitions(position.offsets)
-    known = " OR ".join(f"(source = '{name}' AND {at_or_above(position.offsets, name)})" for name in position.offsets)
-    if table in _BY_QUEUE:
-        return rows.where(known or "false").unionAll(rows.where(later))
-    return rows.where(f"{known} OR {later}" if known else later)
+    sources = _BY_QUEUE.get(table, kafka_topics.LANDED if table == "rejected" else ("messages",))
+    known = [f"(source = '{name}' AND {at_or_above(position.offsets, name)})" for name in sources]
+    scans = [*known, later] if table in _BY_QUEUE else [" OR ".join([*known, later])]
+    return reduce(DataFrame.unionAll, map(rows.where, scans))
 
 
 def at_or_above(offsets: Offsets, source: str, queue: str = "partition", offset: str = "offset") -> str:
@@ -252,12 +253,13 @@ def at_or_above(offsets: Offsets, source: str, queue: str = "partition", offset:
 
     Args:
         offsets: where something was; of a partition without an entry everything is above.
-        source: one that has entries.
+        source: whose record.
         queue: the column of the partition.
         offset: the column of the offset.
     """
-    numbers = offsets[source]
-    count = 1 if source == _ONE_PARTITION else _last(offsets) + 1
+    numbers, count = offsets.get(source, {}), _last(offsets) + 1
+    if source == _ONE_PARTITION:
+        count = min(count, 1)
     each = [f"({queue} = {at} AND {offset} >= {numbers.get(at, 0)})" for at in range(count)]
     return f"({' OR '.join(each) or 'false'})"
 
