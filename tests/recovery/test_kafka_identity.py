@@ -117,8 +117,10 @@ def test_a_topic_created_again_stops_the_start_until_accepted(
     assert visible(lake) == ["a", "b", "e"]
 
 
-def test_another_kafka_without_a_partition_that_has_landed_stops_the_start(spark: SparkSession, lake: Lake) -> None:
-    """Its half message was forgotten; when Kafka got the partition, another one at its offset ended each start."""
+def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_start(
+    spark: SparkSession, lake: Lake
+) -> None:
+    """Its next records got offsets of messages that had landed, and were refused; also where it lacks the partition."""
     commit(lake, "a")
     lake.run(spark)
     warehouse = Warehouse(spark, lake.config.warehouse)
@@ -134,17 +136,19 @@ def test_another_kafka_without_a_partition_that_has_landed_stops_the_start(spark
     assert found.ends == {"half": {2: 1}}
     with Lake(servers, f"{prefix}other.", lake.root) as other:
         commit(other, "a")
-        error = refusal(spark, other, accept_recreated_topic="true")
-        assert f"{other.config.kafka.topic('half')} has no partition 2 in this Kafka" in error
+        with pytest.raises(IdentityError, match=rf"{prefix}half, .* kafka.topic_prefix is {prefix}other\.; ") as caught:
+            other.run(spark, accept_recreated_topic="true")
+        half = other.config.kafka.topic("half")
+        assert f"can't accept it: {half}-2 ends at 0, 1 is the next to land" in str(caught.value)
     with Lake(servers, f"{prefix}other.", lake.root, **three) as other:
+        topics.ensure_topics(other.config)
+        assert f"can't accept it: {half}-2 ends at 0" in refusal(spark, other, accept_recreated_topic="true")
         other.half("y", queue=2)
+        assert f"lost would be {half}-0 offsets 0 to 0, {half}-2 offsets 0 to 0, " in refusal(spark, other)
+        other.half("z", queue=2)
         other.run(spark, accept_recreated_topic="true")
-    assert [row["transaction_id"] for row in lake.rows("half") if row["queue"] == 2] == ["x"]
+    assert sorted(row["transaction_id"] for row in lake.rows("half") if row["queue"] == 2) == ["x", "z"]
     assert [row["reason"] for row in lake.rows("rejected")] == ["OFFSET_USED_BEFORE"]
-    with Lake(servers, f"{prefix}third.", lake.root) as third:
-        commit(third, "a")
-        error = refusal(spark, third, accept_recreated_topic="true")
-        assert f"can't accept it: {third.config.kafka.topic('half')}-2 ends at 0, 1 is the next to land" in error
 
 
 def is_gone(admin: KafkaAdminClient, topic: str) -> bool:

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,8 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     empty = warehouse.read("op").limit(0).write.format("delta").mode("append")
     empty.option("userMetadata", json.dumps(marker)).save(warehouse.locate("op"))
     spark.conf.unset("spark.databricks.delta.skipRecordingEmptyCommits")
+    renamed = replace(loaded, kafka=replace(loaded.kafka, topic_prefix="other."))
+    assert start.reached(warehouse, renamed).position.offsets == {source: {0: 0} for source in classify.SOURCES}
     landing = land(spark, loaded, warehouse)
     assert landing.position.landing_id == 8
     assert standing(warehouse) == expected(loaded)

@@ -160,7 +160,6 @@ class Coordinator:
         with ThreadPoolExecutor(1) as pool:
             classification = pool.submit(classify.classification, rules)
             found = self._recovered(begin.position, known.names)  # step 3
-        landing_start.refuse_missing(self.config, begin.ends, found.uncommitted)
         # After what a kill cut short is complete.
         dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
         landing = Landing(

@@ -10,8 +10,10 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from commitlake.config import Config
+from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError
@@ -46,7 +48,17 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> bo
         KafkaError: Kafka is out of reach.
     """
     known = _known(warehouse)
-    return known is not None and _is_other(config, known.identity, identity(config), position.offsets)
+    found = None if known is None else _difference(config, known.identity, identity(config))
+    if found is None:
+        return False
+    written = positions.uncommitted(warehouse, position)  # records at its offsets would be refused, too
+    _refuse(found, *_ranges(config, position.advanced(written.ends) if written else position, found.sources))
+    return True
+
+
+def source(topic: str) -> str:
+    """What lands from a Kafka topic, by its full name, also of a prefix that the configuration no longer has."""
+    return next(name for name in SOURCES if topic.endswith(name))
 
 
 def begins(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
@@ -60,7 +72,7 @@ def begins(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
     known = _known(warehouse)
     if known is None or not known.begins:
         return first
-    return {config.kafka.source(topic): numbers for topic, numbers in known.begins.items()}
+    return {source(topic): numbers for topic, numbers in known.begins.items()}
 
 
 def remember(warehouse: Warehouse, config: Config, begun: Offsets) -> None:
@@ -86,54 +98,53 @@ def _known(warehouse: Warehouse) -> Known | None:
     return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
 
 
-def _is_other(config: Config, known: Identity, actual: Identity, reached: Offsets) -> bool:
+class _Difference(NamedTuple):
+    """What is not the Kafka of before: in words; the option that accepts it, and whether it is set; the sources."""
+
+    what: str
+    option: str
+    is_accepted: bool
+    sources: Iterable[str]
+
+
+def _difference(config: Config, known: Identity, actual: Identity) -> _Difference | None:
+    accept = config.accept
     if known.cluster_id != actual.cluster_id:
-        _refuse(
-            config.accept.other_cluster,
-            f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}",
-            "accept.other_cluster",
-            *_ranges(config, reached, SOURCES),
-        )
-        return True  # its topics have other ids too
+        what = f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}"
+        return _Difference(what, "accept.other_cluster", accept.other_cluster, SOURCES)
     anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
-    if anew:
-        _refuse(
-            config.accept.recreated_topic,
-            f"{', '.join(sorted(anew))} was deleted{' and created again' if anew & {*actual.topic_ids} else ''}",
-            "accept.recreated_topic",
-            *_ranges(config, reached, [name for name in SOURCES if _is_new(config.kafka.topic(name), known, actual)]),
-        )
-    return bool(anew)
+    if not anew:
+        return None
+    names = ", ".join(sorted(anew))
+    what = f"{names} was deleted{' and created again' if anew & {*actual.topic_ids} else ''}"
+    if not {*map(config.kafka.topic, SOURCES)} & {*known.topic_ids}:
+        what = f"the warehouse was filled from {names}, but kafka.topic_prefix is {config.kafka.topic_prefix}"
+    return _Difference(what, "accept.recreated_topic", accept.recreated_topic, {*map(source, anew)})
 
 
-def _refuse(accepted: bool, what: str, option: str, lost: str, short: str) -> None:
+def _refuse(found: _Difference, lost: str, short: str) -> None:
     if short:
-        msg = f"{what}; {lost}; {option} can't accept it: {short}; use another `warehouse`"
+        msg = f"{found.what}; {lost}; {found.option} can't accept it: {short}; use another `warehouse`"
         raise IdentityError(msg)
-    if accepted:
-        log.warning("%s; accepted by %s; %s", what, option, lost)
+    if found.is_accepted:
+        log.warning("%s; accepted by %s; %s", found.what, found.option, lost)
         return
     msg = (
-        f"{what}; {lost}; use another `warehouse`, or set {option} to go on at the next offset to land: "
+        f"{found.what}; {lost}; use another `warehouse`, or set {found.option} to go on at the next offset to land: "
         "records below it are taken for what has landed before"
     )
     raise IdentityError(msg)
 
 
-def _is_new(topic: str, known: Identity, actual: Identity) -> bool:
-    """Whether a topic is another one than before: also where the prefix of its name has changed."""
-    return topic not in actual.topic_ids or actual.topic_ids[topic] != known.topic_ids.get(topic)
-
-
-def _ranges(config: Config, reached: Offsets, sources: Iterable[str]) -> tuple[str, str]:
+def _ranges(config: Config, reached: LandingPosition, sources: Iterable[str]) -> tuple[str, str]:
     """The ranges that would never land, below the next offset to land; and the logs that end before it, if any."""
     lost, short = [], []
     ends = end_offsets(config, SOURCES)
-    for source in sorted(sources):
-        topic = config.kafka.topic(source)
-        held, landed = ends.get(topic, {}), reached.get(source, {})
-        for number in sorted({*held, *landed}):
-            end, following = held.get(number, 0), landed.get(number, 0)
+    for name in sorted(sources):
+        topic = config.kafka.topic(name)
+        held = ends.get(topic, {})
+        for number in sorted({*held, *reached.offsets.get(name, {})}):
+            end, following = held.get(number, 0), reached.next(name, number)
             if min(end, following) > 0:
                 lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")
             if end < following:

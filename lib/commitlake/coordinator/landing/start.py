@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
 from commitlake.coordinator.landing.classify import SOURCES
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
 from commitlake.kafka.log_ends import Place, cuts, deposed
@@ -87,8 +87,6 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
             for source, numbers in first.items()
         }
     )
-    if is_other:
-        refuse_missing(config, last, positions.uncommitted(warehouse, before))
     kept = _kept(last, cut)
     known = replace(_with_uncommitted(warehouse, before, kept), held=held)
     for source, numbers in kept.items():
@@ -105,27 +103,6 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
     kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
     return Begin(known, offsets, last)
-
-
-def refuse_missing(config: Config, last: Offsets, written: UncommittedRecords | None) -> None:
-    """Refuses a Kafka without a partition of which records have landed: its offsets would come a second time.
-
-    Args:
-        config: the configuration.
-        last: where the logs end.
-        written: what a landing that was cut short has written; another Kafka may not have its partitions.
-
-    Raises:
-        IdentityError: it is so.
-    """
-    for source, numbers in written.ends.items() if written else ():
-        highest = max(numbers)
-        if highest not in last[source]:
-            msg = (
-                f"{config.kafka.topic(source)} has no partition {highest} in this Kafka, but records of it landed; "
-                f"set kafka.queues to {highest + 1}, which adds it, or use another `warehouse`"
-            )
-            raise IdentityError(msg)
 
 
 def _refuse_earlier(places: Sequence[Place], config: Config) -> None:
@@ -224,7 +201,7 @@ def _of_older_version(warehouse: Warehouse, config: Config) -> LandingPosition:
     for marker in warehouse.markers("op", _COMMITS):
         if "landing_id" in marker and "tables" in marker:
             offsets = {
-                config.kafka.source(topic): {int(number): offset for number, offset in numbers.items()}
+                kafka_identity.source(topic): {int(number): offset for number, offset in numbers.items()}
                 for topic, numbers in marker["from"].items()
             }
             return LandingPosition(marker["landing_id"], offsets)
