@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import deltalake
 import pytest
@@ -123,29 +121,23 @@ def test_a_table_whose_creation_was_cut_short_is_created(spark: SparkSession, tm
 
 
 def test_a_table_whose_creation_in_a_catalog_was_cut_short_is_created(spark: SparkSession, tmp_path: Path) -> None:
-    spark.sql("create database cut_short")
+    place = tmp_path / "a place"
+    spark.sql(f"create database cut_short location '{place}'")
     try:
-        about = spark.sql("describe database cut_short").where("info_name = 'Location'").collect()
-        place = Path(urlsplit(about[0]["info_value"]).path)
         (place / "half/_delta_log/_staged_commits").mkdir(parents=True)
         warehouse = Warehouse(spark, "schema:spark_catalog.cut_short")
         warehouse.create()
-        warehouse.ensure_topic("orders")
-        shutil.copytree(place / "topic_orders", tmp_path / "kept")
-        spark.sql("drop table cut_short.topic_orders")
-        shutil.move(tmp_path / "kept", place / "topic_orders")  # a kill before the catalog got its entry
-        again = Warehouse(spark, warehouse.root)
-        again.ensure_topic("orders")
-        assert again.topics() == {"orders"}
-        assert again.read("half").count() == again.read(topic_table("orders")).count() == 0
-        (place / "topic_bills").mkdir()
-        (place / "topic_bills/notes.txt").write_text("mine")
-        with pytest.raises(WarehouseError, match=r"topic_bills.*fix the cause"):
-            again.ensure_topic("bills")
-        assert (place / "topic_bills/notes.txt").read_text() == "mine"
+        (place / "topic_topictest/_delta_log/_staged_commits").mkdir(parents=True)  # as Spark writes `TopicTest`
+        warehouse.ensure_topic("TopicTest")
+        assert warehouse.topics() == {"TopicTest"}
+        assert warehouse.read("half").count() == warehouse.read(topic_table("TopicTest")).count() == 0
+        create_at_path(spark, f"{place}/topic_others", TOPIC)
+        before = sorted(path.name for path in (place / "topic_others/_delta_log").iterdir())
+        with pytest.raises(WarehouseError, match=r"topic_others.*fix the cause"):
+            warehouse.ensure_topic("others")
+        assert sorted(path.name for path in (place / "topic_others/_delta_log").iterdir()) == before
     finally:
         spark.sql("drop database cut_short cascade")
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def test_a_log_that_is_not_a_tables_is_left_alone_and_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -70,22 +70,13 @@ def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: 
     try:
         spark.sql(create)
     except AnalysisException as error:
-        if error.getCondition() != "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION":
+        place = (error.getMessageParameters() or {}).get("tableLocation")
+        is_cut_short = error.getCondition() == "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+        if not is_cut_short or place is None or DeltaTable.isDeltaTable(spark, place):  # a table there may be another's
             raise
         log.warning("the creation of the table %s was cut short, and is done again", name)
-        place = _managed_place(spark, name)
-        if not DeltaTable.isDeltaTable(spark, place):
-            _clear_log(FileSystem(spark, f"{place}/_delta_log"))
-            spark.sql(create)
-        else:  # its first commit is done, its entry in the catalog is not
-            spark.sql(f"{create} LOCATION '{place}'")
-
-
-def _managed_place(spark: SparkSession, name: str) -> str:
-    """Where a catalog of Spark's own keeps a table that gives no location."""
-    schema, _, table = name.rpartition(".")
-    about = spark.sql(f"DESCRIBE SCHEMA {schema}").where("info_name = 'Location'").collect()
-    return f"{about[0]['info_value']}/{table.strip('`')}"
+        _clear_log(FileSystem(spark, f"{place}/_delta_log"))
+        spark.sql(create)
 
 
 def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: TableLayout) -> None:

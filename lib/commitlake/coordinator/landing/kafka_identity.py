@@ -118,8 +118,8 @@ def _difference(config: Config, known: Identity, actual: Identity) -> _Differenc
     names = ", ".join(sorted(anew))
     what = f"{names} was deleted{' and created again' if anew & {*actual.topic_ids} else ''}"
     if not {*map(config.kafka.topic, SOURCES)} & {*known.topic_ids}:
-        what = f"the warehouse was filled from {names}, but kafka.topic_prefix is {config.kafka.topic_prefix}"
-    return _Difference(what, "accept.recreated_topic", accept.recreated_topic, {*map(source, anew)})
+        what = f"the warehouse was filled from {names}, but kafka.topic_prefix is {config.kafka.topic_prefix!r}"
+    return _Difference(what, "accept.recreated_topic", accept.recreated_topic, {source(topic) for topic in anew})
 
 
 def _refuse(found: _Difference, lost: str, short: str) -> None:
@@ -148,5 +148,5 @@ def _ranges(config: Config, reached: LandingPosition, sources: Iterable[str]) ->
             if min(end, following) > 0:
                 lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")
             if end < following:
-                short.append(f"{topic}-{number} ends at {end}, {following} is the next to land")
+                short.append(f"{topic}-{number} ends at {end}, but offsets up to {following - 1} have landed")
     return f"lost would be {', '.join(lost)}" if lost else "no record would be lost", ", ".join(short)
