@@ -126,10 +126,10 @@ def test_with_too_few_brokers_all_wait_and_nothing_acknowledged_is_lost(
             cluster.kill(*killed)
             time.sleep(20)  # what was under way
             acknowledged, said = load.acknowledged(), len(running.said)
-            time.sleep(120)  # each try of Spark's takes a minute
+            time.sleep(120)  # it is told once a minute
             assert load.acknowledged() == acknowledged
             assert running.process.poll() is None
-            assert 1 <= running.said[said:].count("getting Kafka offsets") <= 3 * patience(), running.said
+            assert 1 <= running.said[said:].count("while Kafka is away") <= 3 * patience(), running.said
             cluster.start(*killed)
             wait_for(load.goes_on(), LONG_S, load.errors)
             over(load, running)

@@ -76,8 +76,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield stack.enter_context(connect_server(tmp_path_factory.mktemp("connect") / "log"))
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("notebook", SHOWN)
+@pytest.mark.parametrize(
+    "notebook", [pytest.param(name, marks=[] if name == "operations" else pytest.mark.soak) for name in SHOWN]
+)
 def test_a_notebook_runs_without_a_classic_session(notebook: str, server: str, story: str, tmp_path: Path) -> None:
     own = {"SPARK_REMOTE": server, "READ_WAREHOUSE": story}
     done = subprocess.run(

@@ -304,7 +304,7 @@ def test_secrets_by_file_or_environment_appear_nowhere(
         }
         secured.broker.stop()
         try:
-            wait_for(lambda: "getting Kafka offsets" in running.said, 300, lambda: running.said)  # after a minute
+            wait_for(lambda: "while Kafka is away" in running.said, 300, lambda: running.said)
         finally:
             secured.broker.start()
         running.process.terminate()

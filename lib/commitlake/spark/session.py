@@ -187,13 +187,18 @@ def for_reading() -> SparkSession:
     return there or build(app_name="commitlake-reading", short_lived=True)
 
 
+def is_classic(spark: SparkSession) -> bool:
+    """Whether a session's JVM is within reach, which that of Spark Connect is not."""
+    return not type(spark).__module__.startswith("pyspark.sql.connect")
+
+
 def require_classic(spark: SparkSession) -> None:
     """Refuses a session of Spark Connect, whose JVM is out of reach.
 
     Raises:
         SetupError: it is one.
     """
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if not is_classic(spark):
         msg = (
             "this is a session of Spark Connect (on Databricks: serverless, or a cluster of standard access mode); the "
             "coordinator needs a classic one: use a cluster with dedicated access mode; tables can be read here"

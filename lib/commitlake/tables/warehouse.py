@@ -19,6 +19,7 @@ from commitlake.protocol.topic_names import from_path_name
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
+from commitlake.spark.session import is_classic
 from commitlake.tables import direct_append, kept_versions
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
@@ -221,7 +222,7 @@ class Warehouse:
         run_all(self.spark, [partial(self.append, frame, name, marker) for frame, name in each])
 
     def _has_grown(self, name: str) -> bool:
-        if self._in_catalog:
+        if self._in_catalog or not is_classic(self.spark):
             return True
         log = FileSystem(self.spark, f"{self.locate(name)}/_delta_log")
         if log.exists(f"{1:020}.json") or log.exists("_last_checkpoint"):
