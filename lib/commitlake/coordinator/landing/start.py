@@ -157,7 +157,7 @@ def _compared(
     oldest, end, kept = held
     at = known.reads(source, number)
     place = f"{config.kafka.topic(source)}, partition {number}"
-    following = f"{at} is the next to {'land' if at == known.next(source, number) else 'read'}"
+    following = f"{at} {'is the next to land' if at == known.next(source, number) else 'is the next to read'}"
     if at < oldest:
         _lost(f"{place} begins at offset {oldest}, but {following}", at, oldest, config)
         return known.advanced({source: {number: oldest}})
