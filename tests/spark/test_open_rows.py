@@ -107,6 +107,7 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.count()) == (2, 100)
     complete = LandingPosition(1, {"op": {0: 300, 1: 300}, "admin": {0: 0}})
+    assert positions.above(warehouse, "half", complete).inputFiles() == []
     files = positions.above(warehouse, "op", complete).inputFiles()
     assert [name for name in files if "queue=0" not in name] == [], "queue 0 for the admin ops, which are there, too"
     warehouse.append(ops(spark, 0, 3).where("queue = 2"), "op")  # a partition that came later

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 
 from delta.tables import DeltaTable
@@ -33,14 +34,22 @@ def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
         builder = builder.partitionedBy(*table.partition_by)
     for key, value in table.properties().items():
         builder = builder.property(key, value)
+    _create(spark, builder.execute, lambda error: path if error.getCondition() == "DELTA_TABLE_NOT_FOUND" else None)
+
+
+def _create(
+    spark: SparkSession, create: Callable[[], object], cut_short: Callable[[AnalysisException], str | None]
+) -> None:
+    """Creates a table, once more where an error shows the place of one whose creation was cut short."""
     try:
-        builder.execute()
+        create()
     except AnalysisException as error:
-        if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
+        place = cut_short(error)
+        if place is None:
             raise
-        log.warning("the creation of the table %s was cut short, and is done again", path)
-        _clear_log(FileSystem(spark, f"{path}/_delta_log"))
-        builder.execute()
+        log.warning("the creation of the table at %s was cut short, and is done again", place)
+        _clear_log(FileSystem(spark, f"{place}/_delta_log"))
+        create()
 
 
 def _clear_log(begun: FileSystem) -> None:
@@ -67,16 +76,14 @@ def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: 
     partitions = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
     properties = ", ".join(f"'{key}' = '{value}'" for key, value in {**table.properties(), **more}.items())
     create = f"CREATE TABLE IF NOT EXISTS {name} ({fields}) USING delta {partitions} TBLPROPERTIES ({properties})"
-    try:
-        spark.sql(create)
-    except AnalysisException as error:
+
+    def cut_short(error: AnalysisException) -> str | None:
+        if error.getCondition() != "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION":
+            return None
         place = (error.getMessageParameters() or {}).get("tableLocation")
-        is_cut_short = error.getCondition() == "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
-        if not is_cut_short or place is None or DeltaTable.isDeltaTable(spark, place):  # a table there may be another's
-            raise
-        log.warning("the creation of the table %s was cut short, and is done again", name)
-        _clear_log(FileSystem(spark, f"{place}/_delta_log"))
-        spark.sql(create)
+        return None if place is None or DeltaTable.isDeltaTable(spark, place) else place  # a table may be another's
+
+    _create(spark, partial(spark.sql, create), cut_short)
 
 
 def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: TableLayout) -> None:
