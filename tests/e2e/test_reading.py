@@ -19,6 +19,7 @@ from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
 from commitlake.spark import runtime, session
+from commitlake.tables import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +88,22 @@ def test_a_notebook_runs_without_a_classic_session(notebook: str, server: str, s
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert [text for text in SHOWN[notebook] if text not in done.stdout] == [], done.stdout
+
+
+def test_a_warehouse_without_a_topic_says_so_without_a_classic_session(
+    spark: SparkSession, server: str, tmp_path: Path
+) -> None:
+    Warehouse(spark, str(tmp_path)).create()
+    code = f"""
+from pyspark.sql import SparkSession
+from commitlake.tables import Warehouse
+print(Warehouse(SparkSession.builder.getOrCreate(), "{tmp_path}").topics())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**ENVIRONMENT, "SPARK_REMOTE": server}, cwd=tmp_path,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_a_coordinator_says_at_once_that_it_needs_a_classic_session(server: str, tmp_path: Path) -> None:

@@ -117,6 +117,32 @@ def test_a_topic_created_again_stops_the_start_until_accepted(
     assert visible(lake) == ["a", "b", "e"]
 
 
+def test_a_topic_created_again_hides_no_lost_end_of_another(
+    spark: SparkSession, lake: Lake, admin: KafkaAdminClient
+) -> None:
+    a = lake.half("a")
+    lake.op("COMMIT", "a", a)
+    lake.run(spark)
+    warehouse = Warehouse(spark, lake.config.warehouse)
+    newest = positions.newest(warehouse)
+    assert newest
+    led_later = {number: LogEnd(end.offset, end.epoch + 1) for number, end in newest.held["half"].items()}
+    positions.append(
+        warehouse, replace(newest, landing_id=newest.landing_id + 1, held={**newest.held, "half": led_later})
+    )
+    op, half = lake.config.kafka.topic("op"), lake.config.kafka.topic("half")
+    admin.delete_topics([op])
+    wait_for(lambda: is_gone(admin, op))
+    topics.ensure_topics(lake.config)
+    lake.op("COMMIT", "a", a)  # so that its log ends where it did
+    assert f"brokers that led earlier than those of the last landing have answered for {half}-0, " in refusal(
+        spark, lake, accept_recreated_topic="true"
+    )
+    lake.run(spark, accept_recreated_topic="true", accept_lost_range="true")
+    lake.run(spark)
+    assert visible(lake) == ["a"]
+
+
 def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_start(
     spark: SparkSession, lake: Lake
 ) -> None:

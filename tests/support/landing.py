@@ -30,8 +30,7 @@ CUT_SHORT = (Cut, StreamingQueryException)
 def begin(config: Config, warehouse: Warehouse) -> start.Begin:
     """The first steps of a start: where landing goes on."""
     come = start.reached(warehouse, config)
-    is_other = kafka_identity.check(warehouse, config, come.position)
-    return start.begin(warehouse, config, come, is_other=is_other)
+    return start.begin(warehouse, config, come, kafka_identity.check(warehouse, config, come.position))
 
 
 def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:

@@ -147,7 +147,7 @@ class Coordinator:
         self._own()  # step 1
         is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
-        is_other = not is_new and kafka_identity.check(self.warehouse, self.config, come.position)
+        others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
         rules = classify.LandingRules.of(self.config)
         settings = SettingsPublisher(self.config, self._clock)
         known = Topics(self.warehouse, rules.topics_max, settings.add)
@@ -155,7 +155,7 @@ class Coordinator:
             log.warning("%s", warning)
         settings.publish(known.names)
         watermark, asked = Watermark(), self._clock.now_ms()
-        begin = landing_start.begin(self.warehouse, self.config, come, is_other=is_other)
+        begin = landing_start.begin(self.warehouse, self.config, come, others)
         watermark.ask(asked, {source: begin.ends[source] for source in DECIDING})
         with ThreadPoolExecutor(1) as pool:
             classification = pool.submit(classify.classification, rules)

@@ -125,6 +125,8 @@ class Warehouse:
         """Those whose tables are there; a coordinator of an older version did not list them."""
         if self._in_catalog:
             return set(self._catalog_topics())
+        if not is_classic(self.spark):
+            return set()  # no directory can be listed: the topics of an older version show once it was upgraded
         names = map(from_path_name, FileSystem(self.spark, self.root).directories("topics"))
         return {topic for topic in names if self.holds(TableName.of_topic(topic))}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,10 +33,10 @@ class Known:
     begins: Offsets
 
 
-def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> bool:
+def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> Collection[str]:
     """Refuses another Kafka than the one that the warehouse remembers; nothing is written to either.
 
-    Returns whether it is another one, as accepted.
+    Returns the sources whose topics are others than before, as accepted.
 
     Args:
         warehouse: the tables.
@@ -50,10 +50,10 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> bo
     known = _known(warehouse)
     found = None if known is None else _difference(config, known.identity, identity(config))
     if found is None:
-        return False
+        return ()
     written = positions.uncommitted(warehouse, position)  # records at its offsets would be refused, too
     _refuse(found, *_ranges(config, position.advanced(written.ends) if written else position, found.sources))
-    return True
+    return found.sources
 
 
 def source(topic: str) -> str:
@@ -104,7 +104,7 @@ class _Difference(NamedTuple):
     what: str
     option: str
     is_accepted: bool
-    sources: Iterable[str]
+    sources: Collection[str]
 
 
 def _difference(config: Config, known: Identity, actual: Identity) -> _Difference | None:

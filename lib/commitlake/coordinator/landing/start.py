@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
     return Reached(_of_older_version(warehouse, config), is_recorded=False)
 
 
-def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool = False) -> Begin:
+def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collection[str] = ()) -> Begin:
     """Compares the position with what Kafka holds, and records it where no row of `positions` does.
 
     Without that row, what the first landing has written before it was cut short would look like all that has landed,
@@ -65,20 +65,21 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
         warehouse: remembers where the logs began at its first start.
         config: says where Kafka is, and what is accepted.
         come: how far landing has come.
-        is_other: whether it is another Kafka than before, as accepted; its leaders have epochs of their own.
+        others: sources whose topics are others than before, as accepted; their leaders have epochs of their own.
 
     Raises:
         IdentityError: Kafka no longer holds all that has not landed, or a log ends below the next offset to land.
         KafkaError: Kafka is out of reach.
     """
+    comparable = {source: ends for source, ends in come.position.held.items() if source not in others}
     with connect(config) as client:
         held = log_ends(client, config, SOURCES)
         first = earliest_offsets(client, config, SOURCES)
-        cut = {} if is_other else cuts(client, config, come.position.held, held)
+        cut = cuts(client, config, comparable, held)
     if any(first[source].keys() != held[source].keys() for source in SOURCES):  # asked of two brokers
         msg = f"the brokers of Kafka at {config.kafka.bootstrap_servers} tell different partitions; start again"
         raise KafkaError(msg)
-    earlier = [] if is_other else deposed(come.position.held, held)
+    earlier = deposed(comparable, held)
     last = {source: {number: end.offset for number, end in numbers.items()} for source, numbers in held.items()}
     begins = kafka_identity.begins(warehouse, config, first)
     before = come.position.with_partitions(
@@ -95,7 +96,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, *, is_other: bool
             known = _compared(known, source, number, log_now, config)
     _refuse_earlier(earlier, config)
     _warn_of_lost(known, cut, config)
-    is_new = is_other or bool(earlier) or (known.offsets, known.again) != (before.offsets, before.again)
+    is_new = bool(others or earlier) or (known.offsets, known.again) != (before.offsets, before.again)
     if is_new:
         known = replace(known, landing_id=max(known.landing_id, come.position.landing_id + 1))
     if is_new or not come.is_recorded:
