@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.coordinator.recovery.fencing import EpochGuard
 from commitlake.coordinator.scheduler import Scheduler
+from commitlake.errors import NoTableError
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.frames import of_rows
@@ -173,3 +175,17 @@ def test_files_of_dropped_input_rows_are_deleted(
     for _ in range(25):
         table.append(rows, ABSENT)
     assert {place.name for place in (tmp_path / "inputs").glob("part=*")} == {"part=3", "part=4", "part=5"}
+
+
+def test_a_topic_whose_table_was_deleted_is_named_and_can_be_made_anew(spark: SparkSession, lake: Lake) -> None:
+    """A start ended in Spark's PATH_NOT_FOUND."""
+    lake.op("COMMIT", "a", lake.half("a"))
+    lake.run(spark)
+    shutil.rmtree(lake.warehouse / "topics" / "orders")
+    with pytest.raises(NoTableError, match=r"topics/orders; bring it back from a copy; .* row of 'orders' from "):
+        lake.run(spark)
+    Warehouse(spark, lake.config.warehouse).table("destinations").delete("topic = 'orders'")
+    lake.op("COMMIT", "b", lake.half("b"))
+    lake.run(spark)
+    assert [row["body"] for row in lake.topic("orders")] == [b"b"]
+    assert [row["topic"] for row in lake.rows("destinations")] == ["orders"]

@@ -11,10 +11,12 @@ from functools import cached_property, partial
 from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from commitlake.errors import WarehouseError
+from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol.topic_names import from_path_name
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
@@ -34,6 +36,8 @@ _SIDE_BY_SIDE = 4
 """Tables that get an append each: as many run at once, so one job for all of them is hardly sooner."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
+_NOT_THERE = ("PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_SCHEMA_NOT_SET")
+"""Spark's names for a table that is not there: at a path, at one without a log, in a catalog, as a stream of a path."""
 _TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
 
 
@@ -156,12 +160,15 @@ class Warehouse:
                 self._known_topics.add(topic)
 
     def read(self, name: str, version: int | None = None) -> DataFrame:
-        """Reads a table, at its newest version or the given one."""
+        """Reads a table, at its newest version or the given one.
+
+        Raises:
+            NoTableError: It is not there. On Spark Connect Spark's own error comes, once the rows are looked at.
+        """
         reader = self.spark.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
-        place = self.locate(name)
-        return reader.table(place) if self._in_catalog else reader.load(place)
+        return self._opened(name, reader)
 
     def rows(self, name: str) -> DataFrame:
         """Reads a table that is read at once; one whose only commit created it is empty without a scan.
@@ -173,8 +180,19 @@ class Warehouse:
 
     def stream(self, name: str, **options: str) -> DataFrame:
         """Reads a table that only grows as a stream; `options` are Delta's."""
-        reader, place = self.spark.readStream.format("delta").options(**options), self.locate(name)
-        return reader.table(place) if self._in_catalog else reader.load(place)
+        return self._opened(name, self.spark.readStream.format("delta").options(**options))
+
+    def _opened(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame:
+        place = self.locate(name)
+        try:
+            return reader.table(place) if self._in_catalog else reader.load(place)
+        except AnalysisException as error:
+            if error.getCondition() not in _NOT_THERE:
+                raise
+            topic = TableName(name).topic
+            without = f"; or, to go on without its rows, delete the row of {topic!r} from the table `destinations`"
+            message = f"there is no table at {place}; bring it back from a copy{without if topic else ''}"
+            raise NoTableError(message) from None
 
     def keeps_versions(self, name: str, since: int) -> bool | None:
         """Whether a stream can begin at a version; None of a catalog's table, of which nobody looks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -20,8 +19,6 @@ from commitlake.tables import Warehouse, topic_table
 
 LAST_COMPLETE = "last complete batch"
 Conf = configuration.Conf
-_NOT_THERE = ("PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_SCHEMA_NOT_SET")
-"""Spark's names for a table that is not there: at a path, at one without a log, in a catalog, as a stream of a path."""
 
 
 def read_topic(
@@ -56,9 +53,7 @@ def read_topic(
     try:
         last = warehouse.newest_batch() if up_to == LAST_COMPLETE else up_to  # before the rows: they may only be newer
         rows = warehouse.stream(name) if stream else warehouse.read(name)
-    except AnalysisException as error:
-        if error.getCondition() not in _NOT_THERE:
-            raise
+    except NoTableError:
         raise NoTableError(missing.told(f"{warehouse.root}/{name.path}")) from None
     if last is not None:
         rows = rows.where(F.col("batch_id").isNull() | (F.col("batch_id") <= int(last)))
