@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from tests.support.landing import CUT_SHORT, begin, cut_at, land
 from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.landing import positions
+from commitlake.coordinator.landing import classify, kafka_identity, positions
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -64,9 +65,9 @@ def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
         copy = stack.enter_context(Lake(other.bootstrap_servers, lake.config.kafka.topic_prefix, tmp_path))
         actual = topics.identity(copy.config).cluster_id
         error = refusal(spark, copy)
-        assert f"this is the Kafka cluster {actual}, the warehouse was filled from {known}; no record would be" in error
+        assert f"this is the Kafka cluster {actual}, the warehouse was filled from {known}; accept" in error
         # A log that ends before the next offset to land can't be accepted: what is sent there would never land.
-        assert f"accept.other_cluster can't accept it: {half}-0 ends at 0, but offsets up to 2 have landed" in error
+        assert f"accept.other_cluster can't accept it: {half}-0 ends at 0, but landing has come to 3" in error
         assert refusal(spark, copy, accept_other_cluster="true") == error
         for source in ("half", "op"):
             for record in lake.kafka(source):
@@ -101,14 +102,16 @@ def test_a_topic_created_again_stops_the_start_until_accepted(
     admin.delete_topics([half])
     wait_for(lambda: is_gone(admin, half))
     for accepted in ("false", "true"):
-        with pytest.raises(IdentityError, match=rf"{half} was deleted; .*{half}-0 ends at 0, but offsets up to 1 "):
+        with pytest.raises(
+            IdentityError, match=rf"{half} was deleted; accept.*{half}-0 ends at 0, but landing has come to 2"
+        ):
             lake.run(spark, accept_recreated_topic=accepted)
     assert is_gone(admin, half), "a refused start made it anew"
     topics.ensure_topics(lake.config)
-    assert f"{half} was deleted and created again; no record would be lost" in refusal(spark, lake)
+    assert f"{half} was deleted and created again; accept.recreated_topic can't" in refusal(spark, lake)
     commit(lake, "c")
     error = refusal(spark, lake, accept_recreated_topic="true")
-    assert f"accept.recreated_topic can't accept it: {half}-0 ends at 1, but offsets up to 1 have landed" in error
+    assert f"accept.recreated_topic can't accept it: {half}-0 ends at 1, but landing has come to 2" in error
     commit(lake, "d", "e")
     error = refusal(spark, lake)
     assert f"lost would be {half}-0 offsets 0 to 1; " in error
@@ -165,13 +168,18 @@ def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_
         with pytest.raises(IdentityError, match=rf"{prefix}half, .*topic_prefix is '{prefix}other\.'; ") as caught:
             other.run(spark, accept_recreated_topic="true")
         half = other.config.kafka.topic("half")
-        assert f"can't accept it: {half}-2 ends at 0, but offsets up to 0 have landed" in str(caught.value)
+        assert f"can't accept it: {half}-2 ends at 0, but landing has come to 1" in str(caught.value)
     with Lake(servers, f"{prefix}other.", lake.root, **three) as other:
         topics.ensure_topics(other.config)
         assert f"can't accept it: {half}-2 ends at 0" in refusal(spark, other, accept_recreated_topic="true")
         other.half("y", queue=2)
         assert f"lost would be {half}-0 offsets 0 to 0, {half}-2 offsets 0 to 0, " in refusal(spark, other)
         other.half("z", queue=2)
+        known = json.loads(warehouse.property("half", "commitlake.kafka") or "")
+        del known["topics"][f"{prefix}admin"]  # Kafka was late to tell of it
+        warehouse.set_property("half", "commitlake.kafka", json.dumps(known))
+        accepting = other.configured(accept_recreated_topic="true")
+        assert {*kafka_identity.check(warehouse, accepting, before)} == {*classify.SOURCES}, "each is of another prefix"
         other.run(spark, accept_recreated_topic="true")
     assert sorted(row["transaction_id"] for row in lake.rows("half") if row["queue"] == 2) == ["x", "z"]
     assert [row["reason"] for row in lake.rows("rejected")] == ["OFFSET_USED_BEFORE"]

@@ -364,7 +364,7 @@ def _all_ends(
     client: KafkaAdminClient, config: Config, sources: Iterable[str], spec: Any
 ) -> dict[str, dict[int, LogEnd]]:
     topics = [config.kafka.topic(source) for source in sources]
-    found = _ends(client, topics, spec, _LATE_S)
+    found = _ends(client, topics, spec)
     missing = sorted(set(topics) - set(found))
     if missing:
         msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
@@ -376,10 +376,8 @@ def _offsets(ends: Mapping[str, Mapping[int, LogEnd]]) -> dict[str, dict[int, in
     return {topic: {number: end.offset for number, end in numbers.items()} for topic, numbers in ends.items()}
 
 
-def _ends(
-    client: KafkaAdminClient, topics: Iterable[str], spec: Any, wait_s: float = 0
-) -> dict[str, dict[int, LogEnd]]:
-    partitions = _partitions(client, topics, wait_s)
+def _ends(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, LogEnd]]:
+    partitions = _partitions(client, topics, _LATE_S)
     wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
     found = client.list_partition_offsets(wanted) if wanted else {}
     ends: dict[str, dict[int, LogEnd]] = {topic: {} for topic in partitions}

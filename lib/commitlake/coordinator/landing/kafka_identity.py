@@ -115,16 +115,20 @@ def _difference(config: Config, known: Identity, actual: Identity) -> _Differenc
     anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
     if not anew:
         return None
-    names = ", ".join(sorted(anew))
-    what = f"{names} was deleted{' and created again' if anew & {*actual.topic_ids} else ''}"
+    option = "accept.recreated_topic", accept.recreated_topic
     if not {*map(config.kafka.topic, SOURCES)} & {*known.topic_ids}:
+        names = ", ".join(sorted(anew))
         what = f"the warehouse was filled from {names}, but kafka.topic_prefix is {config.kafka.topic_prefix!r}"
-    return _Difference(what, "accept.recreated_topic", accept.recreated_topic, {source(topic) for topic in anew})
+        return _Difference(what, *option, SOURCES)
+    there = actual.topic_ids.keys()
+    groups = ((anew & there, "deleted and created again"), (anew - there, "deleted"))
+    what = "; ".join(f"{', '.join(sorted(topics))} was {done}" for topics, done in groups if topics)
+    return _Difference(what, *option, {source(topic) for topic in anew})
 
 
 def _refuse(found: _Difference, lost: str, short: str) -> None:
     if short:
-        msg = f"{found.what}; {lost}; {found.option} can't accept it: {short}; use another `warehouse`"
+        msg = f"{found.what}; {found.option} can't accept it: {short}; use another `warehouse`"
         raise IdentityError(msg)
     if found.is_accepted:
         log.warning("%s; accepted by %s; %s", found.what, found.option, lost)
@@ -148,5 +152,5 @@ def _ranges(config: Config, reached: LandingPosition, sources: Iterable[str]) ->
             if min(end, following) > 0:
                 lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")
             if end < following:
-                short.append(f"{topic}-{number} ends at {end}, but offsets up to {following - 1} have landed")
+                short.append(f"{topic}-{number} ends at {end}, but landing has come to {following}")
     return f"lost would be {', '.join(lost)}" if lost else "no record would be lost", ", ".join(short)
