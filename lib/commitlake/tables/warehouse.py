@@ -190,8 +190,9 @@ class Warehouse:
             if error.getCondition() not in _NOT_THERE:
                 raise
             topic = TableName(name).topic
-            without = f"; or, to go on without its rows, delete the row of {topic!r} from the table `destinations`"
-            message = f"there is no table at {place}; bring it back from a copy{without if topic else ''}"
+            message = f"there is no table at {place}; check `warehouse`, or bring it back from a copy"
+            if topic is not None:  # from `forwarded`, too: it counts the versions of the table that is gone
+                message += f"; or, without its rows, delete those of {topic!r} from `destinations` and `forwarded`"
             raise NoTableError(message) from None
 
     def keeps_versions(self, name: str, since: int) -> bool | None:
