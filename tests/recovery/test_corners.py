@@ -190,3 +190,21 @@ def test_a_topic_whose_table_was_deleted_is_named_and_can_be_made_anew(spark: Sp
     lake.run(spark)
     assert [row["body"] for row in lake.topic("orders")] == [b"b"]
     assert [row["topic"] for row in lake.rows("destinations")] == ["orders"]
+
+
+def test_a_deleted_topic_table_is_named_where_a_batch_that_was_cut_short_needs_it(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start made it anew in silence, with no more than that batch's rows."""
+    lake.op("COMMIT", "a", lake.half("a"))
+    with monkeypatch.context() as patched, pytest.raises(Exception, match="Killed"):
+        patched.setattr(positions, "append", killed_after_the_ledger(lake))
+        lake.run(spark)
+    table, copy = lake.warehouse / "topics" / "orders", lake.warehouse.parent / "copy"
+    table.rename(copy)
+    with pytest.raises(NoTableError, match=r"topics/orders; .* bring it back from a copy"):
+        lake.run(spark)
+    assert not table.exists()
+    copy.rename(table)
+    lake.run(spark)
+    assert [row["body"] for row in lake.topic("orders")] == [b"a"]

@@ -22,7 +22,7 @@ from tests.support.traffic import HASTY, Traffic
 
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.recovery import fencing
-from commitlake.errors import FencedError
+from commitlake.errors import FencedError, NoTableError
 from commitlake.tables import Warehouse
 
 PAUSES = [("coordination:transactions", "before"), ("coordination:topic", "within"), ("landing:half", "within")]
@@ -129,6 +129,11 @@ def test_what_an_older_coordinator_lands_meanwhile_is_not_landed_again(spark: Sp
     lake.message("c", topic="orders")
     land(spark, lake.config, warehouse, looks=False)
     assert sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"c"]
+
+
+def test_a_topic_table_that_is_gone_is_named_where_it_is_fenced(guarded: Warehouse) -> None:
+    with pytest.raises(NoTableError, match=r"orders.*bring it back from a copy"):
+        guarded.guard.fence(["orders"])
 
 
 def batch(spark: SparkSession) -> DataFrame:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -36,8 +37,14 @@ _SIDE_BY_SIDE = 4
 """Tables that get an append each: as many run at once, so one job for all of them is hardly sooner."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
-_NOT_THERE = ("PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_SCHEMA_NOT_SET")
-"""Spark's names for a table that is not there: at a path, at one without a log, in a catalog, as a stream of a path."""
+_NOT_THERE = (
+    "PATH_NOT_FOUND",
+    "DELTA_TABLE_NOT_FOUND",  # at a path without a log
+    "TABLE_OR_VIEW_NOT_FOUND",  # in a catalog
+    "DELTA_SCHEMA_NOT_SET",  # as a stream of a path
+    "DELTA_MISSING_DELTA_TABLE",  # for what changes a table at a path
+)
+"""Spark's names for a table that is not there."""
 _TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
 
 
@@ -183,14 +190,19 @@ class Warehouse:
         return self._opened(name, self.spark.readStream.format("delta").options(**options))
 
     def _opened(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame:
-        place = self.locate(name)
-        try:
+        with self._must_be_there(name):
+            place = self.locate(name)
             return reader.table(place) if self._in_catalog else reader.load(place)
+
+    @contextmanager
+    def _must_be_there(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except AnalysisException as error:
             if error.getCondition() not in _NOT_THERE:
                 raise
             topic = TableName(name).topic
-            message = f"there is no table at {place}; check `warehouse`, or bring it back from a copy"
+            message = f"there is no table at {self.locate(name)}; check `warehouse`, or bring it back from a copy"
             if topic is not None:  # from `forwarded`, too: it counts the versions of the table that is gone
                 message += f"; or, without its rows, delete those of {topic!r} from `destinations` and `forwarded`"
             raise NoTableError(message) from None
@@ -298,8 +310,12 @@ class Warehouse:
             name: The table.
             key: The property, for example `delta.appendOnly`.
             value: Its value.
+
+        Raises:
+            NoTableError: The table is not there.
         """
-        self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
+        with self._must_be_there(name):
+            self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
     def property(self, name: str, key: str) -> str | None:
         """A table property, None when it is not set."""
