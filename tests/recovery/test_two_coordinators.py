@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -131,7 +132,12 @@ def test_what_an_older_coordinator_lands_meanwhile_is_not_landed_again(spark: Sp
     assert sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"c"]
 
 
-def test_a_topic_table_that_is_gone_is_named_where_it_is_fenced(guarded: Warehouse) -> None:
+@pytest.mark.parametrize("left", ["nothing", "an entry of the catalog"])
+def test_a_topic_table_that_is_gone_is_named_where_it_is_fenced(guarded: Warehouse, left: str) -> None:
+    if left != "nothing":
+        guarded.ensure_topic("orders")
+        (place,) = guarded.table("topics/orders").detail().select("location").collect()[0]
+        shutil.rmtree(place.removeprefix("file:"))
     with pytest.raises(NoTableError, match=r"orders.*bring it back from a copy"):
         guarded.guard.fence(["orders"])
 

@@ -43,6 +43,7 @@ _NOT_THERE = (
     "TABLE_OR_VIEW_NOT_FOUND",  # in a catalog
     "DELTA_SCHEMA_NOT_SET",  # as a stream of a path
     "DELTA_MISSING_DELTA_TABLE",  # for what changes a table at a path
+    "DELTA_PATH_DOES_NOT_EXIST",  # the same in a catalog whose entry is still there
 )
 """Spark's names for a table that is not there."""
 _TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
@@ -142,8 +143,9 @@ class Warehouse:
         return {topic for topic in names if self.holds(TableName.of_topic(topic))}
 
     def add_topics(self, topics: Iterable[str]) -> None:
-        """Creates the tables of topics where they are missing, and lists them in `destinations`."""
-        new = sorted(topics)
+        """Creates the tables of those topics that `destinations` does not list, and lists them there."""
+        wanted = set(topics)
+        new = sorted(wanted - self.listed_topics()) if wanted else []
         if not new:
             return
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in new])

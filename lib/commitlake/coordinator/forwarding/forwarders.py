@@ -50,7 +50,7 @@ class Forwarders:
         if not wanted:
             return
         partitions = topics.ensure_targets(config)
-        warehouse.add_topics(wanted.keys() - warehouse.topics())
+        warehouse.add_topics(wanted)
         for topic, target in wanted.items():
             forwarder = ToKafka(warehouse, config, topic, target, partitions[target])
             self._all.append(forwarder)

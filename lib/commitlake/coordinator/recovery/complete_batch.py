@@ -65,8 +65,7 @@ def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFram
         topic_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id, now)
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
-    for topic in {*topics} - warehouse.topics():  # a listed one that is gone is told by the read below
-        warehouse.ensure_topic(topic)
+    warehouse.add_topics(topics)  # a listed one that is gone is told below
     warehouse.guard.fence(topics)
     there = [
         warehouse.rows(topic_table(topic))
