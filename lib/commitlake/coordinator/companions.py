@@ -15,6 +15,7 @@ from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import SetupError
+from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.kafka_topics import LANDED
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def standing_by(config: Config) -> Iterator[None]:
         yield
 
 
-def answer_by_rules(config: Config, stop: threading.Event) -> None:
+def answer_by_rules(config: Config, clock: BrokerClock, stop: threading.Event) -> None:
     """Answer checks by the rules of `checks`, in a thread, until told to stop.
 
     Raises:
@@ -70,7 +71,7 @@ def answer_by_rules(config: Config, stop: threading.Event) -> None:
     with _extra("checks"):
         from commitlake.coordinator.resolving.resolve import Resolver
 
-        run = partial(Resolver(config).run, stop)
+        run = partial(Resolver(config, clock).run, stop)
     threading.Thread(target=run, name="commitlake-rules", daemon=True).start()
 
 

@@ -237,7 +237,7 @@ class Coordinator:
     def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
         health = partial(self._health, scheduler)
         self._stack.enter_context(companions.telling(self.config, scheduler, self.epoch, health))
-        companions.answer_by_rules(self.config, self._stopping)
+        companions.answer_by_rules(self.config, self._clock, self._stopping)
         tell = partial(settings.tick, self.warehouse.topics)
         steps = [tell, scheduler.tick, self._forwarders.save_at_times, self._report_failure]
         threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
