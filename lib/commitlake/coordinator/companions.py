@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -25,7 +25,13 @@ _ASK_MS = 2_000
 
 
 @contextmanager
-def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[], str | None]) -> Iterator[None]:
+def telling(
+    config: Config,
+    scheduler: Scheduler,
+    epoch: int,
+    health: Callable[[], str | None],
+    failed: Callable[[], Mapping[str, bool]],
+) -> Iterator[None]:
     """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.
 
     Raises:
@@ -37,7 +43,9 @@ def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[
     with _extra("metrics.port"):
         from commitlake.coordinator.metrics import collect, server
     ends = partial(landing_start.ends, config, LANDED, timeout_ms=_ASK_MS)
-    sources = collect.Sources(config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch)
+    sources = collect.Sources(
+        config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch, failed
+    )
     with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
         yield
 

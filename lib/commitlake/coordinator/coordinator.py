@@ -211,7 +211,7 @@ class Coordinator:
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
-        self._forwarders.start(self.warehouse, self.config, self._scratch, self._keep, available_now=available_now)
+        self._forwarders.start(self.warehouse, self.config, self._scratch, available_now=available_now)
 
     def _keep(self, started: StreamingQuery) -> StreamingQuery:
         self._queries.append(started)
@@ -236,10 +236,12 @@ class Coordinator:
 
     def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
         health = partial(self._health, scheduler)
-        self._stack.enter_context(companions.telling(self.config, scheduler, self.epoch, health))
+        self._stack.enter_context(
+            companions.telling(self.config, scheduler, self.epoch, health, self._forwarders.failed)
+        )
         companions.answer_by_rules(self.config, self._clock, self._stopping)
         tell = partial(settings.tick, self.warehouse.topics)
-        steps = [tell, scheduler.tick, self._forwarders.save_at_times, self._report_failure]
+        steps = [tell, scheduler.tick, self._forwarders.tick, self._report_failure]
         threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
@@ -323,7 +325,6 @@ class Coordinator:
         except CommitLakeError as error:
             return error
         failure = self._scheduler.failure if self._scheduler else None
-        failure = self._forwarders.failures().get(name, failure)
         if isinstance(failure, CommitLakeError):
             return failure
         explained = StreamError(name, root_reason(failure or cause))
@@ -351,7 +352,7 @@ class Coordinator:
         try:
             for each in reversed(self._queries):
                 _stop_quietly(each)
-            self._forwarders.save()
+            self._forwarders.stop()
         finally:
             self._stack.close()
 
