@@ -18,14 +18,18 @@ from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import MAX_OFFSET, Position
 from commitlake.protocol.topic_names import path_name
+from commitlake.reading.table import location
 
 MANY = 100_000
 MANY_MEMBERS = 800_000
 PARTS = 10_000
 DEEP = "[" * MANY + "]" * MANY
 DIGITS = "9" * 10_000
-ODD_TOPICS = ["_change_data", "_SUCCESS", "-", "%", "%2e%2e", "%2F", "a" * 127, "Case", "cASE", "__HIVE__"]
-"""Legal names: hidden directories, what Hadoop or a URI would decode, the longest, and two that differ
+ODD_TOPICS = [
+    *("_samples", "_change_data", "_SUCCESS", "_temporary", "_spark_metadata", "_", "__HIVE__", "_%"),
+    *("-", "%", "%2e%2e", "%2F", "%_samples", "topic_x", "null", "0", "CON", "a" * 127, "Case", "cASE"),
+]
+"""Legal names: hidden directories and Delta's own, what Hadoop or a URI would decode, the longest, and two that differ
 in case only."""
 ILLEGAL_TOPICS = ["_delta_log", "..", ".", "a/b", "~", "~2e", "a~b", "orders\x00", "a b", "é"]
 
@@ -144,6 +148,9 @@ def hostile(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytes
         attack(acting)
         with_a_null_header(spark, lake, "messages")
         lake.run(spark, transaction_op_park_time="0s")
+        for name in ODD_TOPICS:
+            lake.op("COMMIT", name, lake.half(name, topic=name))
+        lake.run(spark)
         yield acting
 
 
@@ -190,9 +197,10 @@ def test_a_record_with_a_hundred_thousand_headers_lands_whole(hostile: Hostile) 
 def test_every_legal_topic_name_is_a_table_of_its_own_below_topics(
     hostile: Hostile, spark: SparkSession, name: str
 ) -> None:
-    assert [row["body"] for row in hostile.lake.topic(path_name(name))] == [name.encode()]
+    assert [row["body"] for row in hostile.lake.topic(path_name(name))] == [name.encode()] * 2
     place = str(hostile.lake.root / "warehouse" / "topics" / path_name(name))
-    assert [bytes(row["body"]) for row in spark.read.format("delta").load(place).collect()] == [name.encode()]
+    assert [bytes(row["body"]) for row in spark.read.format("delta").load(place).collect()] == [name.encode()] * 2
+    assert location(str(hostile.lake.root / "warehouse"), f"topics/{name}") == place
 
 
 def test_no_topic_name_leads_out_of_the_directory_of_topics(hostile: Hostile) -> None:

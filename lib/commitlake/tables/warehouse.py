@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from commitlake.errors import NoTableError, WarehouseError
-from commitlake.protocol.topic_names import from_path_name
+from commitlake.protocol import topic_names
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
@@ -85,6 +85,7 @@ class Warehouse:
         self._in_catalog = root.startswith(_CATALOG)
         self._lock = threading.Lock()
         self._known_topics: set[str] = set()
+        self._older: dict[str | None, bool] = {}
         self._staged: StagedAppend | None = None
         self.guard = AppendGuard()
 
@@ -139,7 +140,7 @@ class Warehouse:
             return set(self._catalog_topics())
         if not is_classic(self.spark):
             return set()  # no directory can be listed: the topics of an older version show once it was upgraded
-        names = map(from_path_name, FileSystem(self.spark, self.root).directories("topics"))
+        names = map(topic_names.from_path_name, FileSystem(self.spark, self.root).directories("topics"))
         return {topic for topic in names if self.holds(TableName.of_topic(topic))}
 
     def add_topics(self, topics: Iterable[str]) -> None:
@@ -153,10 +154,14 @@ class Warehouse:
         listed = of_rows(self.spark, rows, TABLES["destinations"].schema)
         self.append(listed.withColumn("created_at", F.current_timestamp()), "destinations")
 
-    def may_hold(self, topic: str) -> bool:
-        """Whether the topic's name can be part of a table's name here."""
+    def may_hold(self, topic: str, others: Collection[str] = ()) -> bool:
+        """Whether there can be a table of a new topic here, of its own, beside those of others."""
+        has_twin = topic_names.has_twin(topic, others)
         if not self._in_catalog:
-            return True
+            files = FileSystem(self.spark, self.root)
+            return not has_twin or not files.has_in_other_letters("topics", topic_names.path_name(topic))
+        if has_twin:
+            return False
         catalog, dot, _ = self.root.removeprefix(_CATALOG).partition(".")
         is_narrow = not dot or catalog in _NARROW_CATALOGS
         return not is_narrow or re.fullmatch(r"[A-Za-z0-9_]+", topic) is not None
@@ -188,8 +193,9 @@ class Warehouse:
         return rows if self._has_grown(name) else rows.where("false")
 
     def stream(self, name: str, **options: str) -> DataFrame:
-        """Reads a table that only grows as a stream; `options` are Delta's."""
-        return self._opened(name, self.spark.readStream.format("delta").options(**options))
+        """Reads what is appended to a table as a stream; `options` are Delta's. What an owner changes is skipped."""
+        reader = self.spark.readStream.format("delta").options(skipChangeCommits="true", **options)
+        return self._opened(name, reader)
 
     def _opened(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame:
         with self._must_be_there(name):
@@ -345,7 +351,12 @@ class Warehouse:
         return f"{self.root}/{self._name(TableName(name))}"
 
     def _name(self, table: TableName) -> str:
-        return table.in_catalog if self._in_catalog else table.path
+        if self._in_catalog:
+            return table.in_catalog
+        older = topic_names.older_path_name(table.topic or "")
+        if older is not None and older not in self._older:
+            self._older[older] = DeltaTable.isDeltaTable(self.spark, f"{self.root}/topics/{older}")
+        return f"topics/{older}" if self._older.get(older) else table.path
 
     def _create(self, name: TableName) -> None:
         if self._in_catalog:
@@ -374,7 +385,7 @@ class Warehouse:
         schema = self.root.removeprefix(_CATALOG)
         for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
             properties = self._properties(f"{schema}.`{row['tableName']}`")
-            yield properties.get(_TOPIC) or from_path_name(row["tableName"].removeprefix("topic_"))
+            yield properties.get(_TOPIC) or topic_names.from_path_name(row["tableName"].removeprefix("topic_"))
 
 
 def _parse_marker(text: str | None) -> dict[str, Any] | None:

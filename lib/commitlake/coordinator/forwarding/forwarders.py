@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from commitlake.config import Config
 from commitlake.coordinator.forwarding.to_kafka import ToKafka
-from commitlake.errors import StreamError
+from commitlake.errors import ConfigError, StreamError
 from commitlake.kafka import topics
 from commitlake.tables import Warehouse
 
@@ -37,6 +37,7 @@ class Forwarders:
             available_now: send what is there, then end.
 
         Raises:
+            ConfigError: there can be no table of such a topic.
             KafkaError: a Kafka topic is not there and can't be created.
             StreamError: with `available_now`: a query failed. Those of the other topics have ended well.
         """
@@ -44,6 +45,7 @@ class Forwarders:
         if not wanted:
             return
         partitions = topics.ensure_targets(config)
+        _refuse_unfit(warehouse, wanted)
         warehouse.add_topics(wanted)
         self._all = [
             ToKafka(warehouse, config, topic, target, partitions[target], scratch, waits=not available_now)
@@ -85,3 +87,11 @@ class Forwarders:
             self._stopped = True
         for each in self._all:
             each.stop()
+
+
+def _refuse_unfit(warehouse: Warehouse, topics: Iterable[str]) -> None:
+    known = warehouse.listed_topics()
+    unfit = sorted(topic for topic in set(topics) - known if not warehouse.may_hold(topic, known))
+    if unfit:
+        msg = f"topics.to_kafka: {unfit} can have no tables of their own in {warehouse.root}; take others"
+        raise ConfigError(msg)

@@ -113,7 +113,7 @@ class ToKafka:
         self._failure, self._started_at = None, time.monotonic()
         checkpoint = self._scratch(f"to-kafka/{path_name(self.topic)}")
         with self._named():
-            stream = self._warehouse.stream(topic_table(self.topic), skipChangeCommits="true", **self._begin())
+            stream = self._warehouse.stream(topic_table(self.topic), **self._begin())
             writer = stream.writeStream.queryName(self.name).foreachBatch(self._send)
             writer = writer.option("checkpointLocation", checkpoint)
             interval = f"{self._config.trigger_interval_ms} milliseconds"
