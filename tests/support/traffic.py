@@ -56,6 +56,7 @@ class Traffic:
         self._single(name)
         self._several(name)
         self._others(name)
+        self._relayed(name)
         self._refusals(name)
 
     def _half(self, tid: str, queue: int, state: str, reason: str, **more: Any) -> Position:
@@ -107,6 +108,17 @@ class Traffic:
         record = wire.MessageRecord(topic="a", msg_id=f"{name} b", body=value, batch=len(members), batch_head=head)
         packed = self.lake.send("messages", wire.encode_message(record), 1).position
         self.shown["messages", packed] = b"".join(member.body for member in members)
+
+    def _relayed(self, name: str) -> None:
+        """Within Kafka transactions: one message in one that is committed, and what was never there."""
+        with self.lake.relay() as relay:
+            self.shown["messages", relay.message(f"{name} k", topic="a")] = f"{name} k".encode()
+            relay.producer.commit_transaction()
+            relay.producer.begin_transaction()
+            relay.message(f"{name} aborted", topic="a")
+            relay.half(f"{name} aborted", topic="a")
+            relay.op("COMMIT", f"{name} o", self.open[f"{name} o"])
+            relay.producer.abort_transaction()
 
     def _later(self) -> dict[str, str]:
         return {"TIMER_DELIVER_MS": str(int((time.time() + LATER_S) * 1_000))}
