@@ -30,7 +30,7 @@ def test_what_an_aborted_transaction_holds_never_lands(spark: SparkSession, lake
     lake.run(spark)
     lake.message("after")
     lake.run(spark)
-    assert [row["message_id"] for row in lake.topic("delays")] == ["committed", "after"]
+    assert {row["message_id"] for row in lake.topic("delays")} == {"committed", "after"}
     assert [row["transaction_id"] for row in lake.rows("half")] == ["pending"]
     assert lake.rows("transactions") == []
 
