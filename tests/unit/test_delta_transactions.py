@@ -12,11 +12,13 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 import commitlake
 from commitlake import ConfigError, Message
 from commitlake.clients.delta import delta_transaction as module
+from commitlake.errors import WarehouseError
 from commitlake.testing import InMemoryCoordinator
 
 ROWS = pa.table({"id": [1]})
 CONF = {"kafka.bootstrap_servers": "kafka:9092"}
 NO_SPARK: Any = None
+NO_FRAME: Any = None
 
 
 @pytest.fixture
@@ -96,6 +98,13 @@ def test_an_error_before_anything_is_sent_leaves_nothing(lake: InMemoryCoordinat
         raise ZeroDivisionError
     assert lake.pending == []
     assert lake.messages("orders-ready") == []
+
+
+def test_a_sink_whose_marks_are_forgotten_says_so_and_sends_nothing(tmp_path: Path) -> None:
+    conf = {"kafka.bootstrap_servers": "127.0.0.1:1", "warehouse": str(tmp_path / "lake")}
+    send = commitlake.sink(conf, "orders", name="nightly", group="nightly")
+    with pytest.raises(WarehouseError, match=r"whether micro-batch 7 was sent.*after 30 days.*say begins=7"):
+        send(NO_FRAME, 7)
 
 
 def test_options_for_several_tables_come_in_one_call(lake: InMemoryCoordinator, places: list[str]) -> None:
