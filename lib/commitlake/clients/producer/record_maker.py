@@ -139,6 +139,8 @@ class RecordMaker:
         return self._delay(record.delays) is not None
 
     def _delay(self, given: Mapping[str, str]) -> delay.Delay | None:
+        if not given:
+            return None
         levels = [delay.level_ms(level) for level in self.settings.delay_levels]
         return delay.parse(given, levels, self.settings.delay_max_ms, now_ms())
 
