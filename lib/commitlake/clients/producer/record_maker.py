@@ -203,7 +203,7 @@ def topic_of(message: object) -> str:
         RefusedSend: it is no message.
     """
     if not isinstance(message, Message):
-        msg = f"{plain.shown(message)} is a {type(message).__name__}, allowed is a Message; nothing was sent"
+        msg = f"{plain.shown(message)} ({type(message).__name__}) is no message, allowed is a Message; nothing was sent"
         raise RefusedSend(msg)
     return plain_text(message.topic) if isinstance(message.topic, str) else ""
 
