@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 import commitlake
-from commitlake import ConfigError, Message
+from commitlake import ConfigError, Message, RefusedSend
 from commitlake.clients.delta import delta_transaction as module
 from commitlake.errors import WarehouseError
 from commitlake.testing import InMemoryCoordinator
@@ -116,3 +116,19 @@ def test_options_for_several_tables_come_in_one_call(lake: InMemoryCoordinator, 
         tx.delta_options(places[0])
         tx.delta_options(places[1])
     assert lake.messages("orders-ready") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [(None, "allowed is a Message"), (Message("orders", "x", tags="a||b"), "no filter can select")],
+)
+def test_what_can_not_land_is_refused_before_a_table_has_its_rows(
+    lake: InMemoryCoordinator, places: list[str], given: Any, error: str
+) -> None:
+    with (
+        pytest.raises(RefusedSend, match=error),
+        commitlake.delta_transaction(NO_SPARK, CONF, "nightly") as tx,
+    ):
+        tx.send(given)
+        tx.delta_options(*places)
+    assert (lake.pending, lake.messages("orders"), lake.rejected) == ([], [], [])

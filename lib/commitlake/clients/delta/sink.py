@@ -38,8 +38,8 @@ _THREADS = 8
 """A send waits for its acknowledgement, some milliseconds."""
 _UNFIT = ("fail", "skip")
 _KEPT = "30 days"
-_OF_ONE_ROW = "BODY_TOO_LARGE"
-"""The only refusal of a send that is about the row; all others, such as of a topic, are about every row."""
+_OF_ONE_ROW = ("BODY_TOO_LARGE", "ILLEGAL_MESSAGE_TAG")
+"""The refusals of a send that are about the row; all others, such as of a topic, are about every row."""
 
 
 def sink(
@@ -72,8 +72,8 @@ def sink(
         tags: SQL of the tags.
         sharding_key: SQL of what keeps an order; a binary one may hold any bytes.
         deadline: how long a micro-batch may take, such as `1h`; a driver that comes later sends nothing.
-        unfit: what becomes of a row that can't be a message (its body is NULL or too large, its keys are not UTF-8):
-            `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
+        unfit: what becomes of a row that can't be a message (its body is NULL or too large, its keys are not UTF-8, its
+            tag has `||`): `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
         begins: the first micro-batch that is sent: 0, or a later one of a query that had another sink before.
 
     Raises:
@@ -172,7 +172,7 @@ class _Sink:
             RefusedSend: it is not to be left out.
             MQClientException: the error is not about this row.
         """
-        if isinstance(error, MQClientException) and error.reason != _OF_ONE_ROW:
+        if isinstance(error, MQClientException) and error.reason not in _OF_ONE_ROW:
             raise error
         shown = ", ".join(f"{field} {row[field]!r:.80}" for field in ("keys", "tags", "sharding_key"))
         found = printable(f"row {number} ({shown}): {error}")

@@ -92,9 +92,9 @@ def backup(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Copy the warehouse as of one moment, also of a running coordinator.
+    """Copy the warehouse as of one moment.
 
-    Needs no Spark. A coordinator that starts on the copy goes on from its newest complete batch, with what Kafka has
+    Its coordinator may run. Needs no Spark. One that starts on the copy goes on from its newest complete batch, with what Kafka has
     since. Groups of consumers have come further: rewind them.
     """
     from commitlake.tools.backup import backup as copied
