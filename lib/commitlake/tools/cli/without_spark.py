@@ -94,8 +94,8 @@ def backup(
 ) -> None:
     """Copy the warehouse as of one moment.
 
-    Its coordinator may run. Needs no Spark. One that starts on the copy goes on from its newest complete batch, with what Kafka has
-    since. Groups of consumers have come further: rewind them.
+    Its coordinator may run. Needs no Spark. A coordinator that starts on the copy goes on from the newest complete
+    batch, with what Kafka has since. Groups of consumers have come further: rewind them.
     """
     from commitlake.tools.backup import backup as copied
 
