@@ -146,6 +146,8 @@ class Coordinator:
         """
         self._own()  # step 1
         is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
+        if not is_new:
+            self.warehouse.must_be_of_one_moment()
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
         rules = classify.LandingRules.of(self.config)
@@ -316,8 +318,7 @@ class Coordinator:
             cause = None if each.isActive else each.exception()
             if cause is not None:
                 return self._explained(each.name, cause)
-        failure = self._scheduler.failure if self._scheduler else None
-        return failure if isinstance(failure, IdentityError) else None
+        return failure if isinstance(failure := self._scheduler and self._scheduler.failure, IdentityError) else None
 
     def _explained(self, name: str, cause: Exception) -> CommitLakeError:
         try:
