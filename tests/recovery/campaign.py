@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Self
 
 from pyspark.sql import SparkSession
-from tests.support.campaign_run import TOO_LONG, Run, Runs, UnsteadyBroker
 from tests.support.kafka_log import KafkaLog
-from tests.support.killing import delete_checkpoints
+from tests.support.killing import KILLED, TOO_LONG, Run, Runs, delete_checkpoints
 from tests.support.lake import Lake
 from tests.support.live_state import Rebuilds, different, without_parked
 from tests.support.misfortune import Action, Fate, Misfortune
 from tests.support.mixed_traffic import MixedTraffic
 from tests.support.oracle import Oracle, Seen
+from tests.support.pausing import UnsteadyBroker
 from tests.support.polling import patience
 from tests.support.shop import Shop
 from tests.support.small_disk import SmallDisk
@@ -129,7 +129,7 @@ class Campaign:
         self.traffic.burst(self._chosen.choice([3, 10, 30]))
         until = now_ms()
         run = self._runs.next(kills=wrong.kills)
-        run.begin(wrong.plan())
+        run.begin(**wrong.plan())
         outcome = self._under_way(run, wrong)
         state = run.said("OPEN")
         compared = self._compare(outcome, wrong, until, state)
@@ -193,7 +193,7 @@ class Campaign:
     def _bad_end(self, outcome: str, wrong: Misfortune) -> Iterator[str]:
         if outcome == TOO_LONG and not wrong.kills:
             yield f"round {self._number} {outcome}: {wrong}"
-        if outcome not in ("clean", "killed", TOO_LONG) and wrong.is_harmless:
+        if outcome not in ("clean", KILLED, TOO_LONG) and wrong.is_harmless:
             yield f"round {self._number} failed: {outcome[:300]}: {wrong}"
 
     def _readers(self, seen: Seen) -> str:
@@ -239,7 +239,7 @@ class Campaign:
             _until(self._shop.later.is_idle, 10)
         until = now_ms() + (5_000 if quietly else 0)
         run = self._runs.next(kills=False)
-        run.begin(Misfortune(serves=True, most=_ALL).plan())
+        run.begin(**Misfortune(serves=True, most=_ALL).plan())
         _until(lambda: run.has_ended() or run.said("READY") is not None, READY_S * _patience())
         with nullcontext() if quietly else self.traffic.steadily(0.5):
             left = self._wait_until_there(run, until)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from tests.support.killing import Successive, delete_checkpoints
+from tests.support.killing import KILLED, Runs, delete_checkpoints
 from tests.support.lake import Lake
 from tests.support.traffic import HASTY, STEPS, Traffic
 
@@ -29,7 +28,7 @@ class RandomKills:
 
     def run(self, kills: int) -> None:
         """Kills `kills` times."""
-        with Successive(self.lake) as coordinators:
+        with Runs(self.lake.settings, self.lake.root) as coordinators:
             while self.kills < kills:
                 begun = time.monotonic()
                 self.traffic.send()
@@ -38,13 +37,13 @@ class RandomKills:
                 spoilt = self._spoil_checkpoints()
                 print(f"{self.kills}/{kills} {outcome}{spoilt}, {time.monotonic() - begun:.0f} s", flush=True)
 
-    def _kill(self, coordinators: Successive) -> str:
+    def _kill(self, coordinators: Runs) -> str:
         step, moment = self.chosen.choice(STEPS), self.chosen.choice(["before", "within", "after"])
         nth = self.chosen.choice([1, 2]) if step.endswith(":topic") else 1  # the other tables get one append a batch
-        ended = coordinators.run(step=step, moment=moment, nth=nth)
-        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr[-4_000:]
-        self.kills += ended.returncode != 0
-        return f"{'killed' if ended.returncode else 'not reached'}: {moment} {step} {nth}"
+        how = coordinators.killed_at(step, moment, nth)
+        assert how in ("clean", KILLED)
+        self.kills += how == KILLED
+        return f"{how}: {moment} {step} {nth}"
 
     def _spoil_checkpoints(self) -> str:
         """Checkpoints vanish, or become older ones, or those of another query."""

@@ -41,7 +41,7 @@ class Misfortune:
         serves: whether the coordinator serves for `seconds`, or works off what is there.
         maintains: whether tables are maintained after a clean end; a run that serves ends before its own has ended.
         most: records that a landing takes.
-        clock: as in `campaign_child.Plan`.
+        clock: as in `coordinator_child.Plan`.
     """
 
     serves: bool
@@ -56,7 +56,7 @@ class Misfortune:
     def plan(self) -> dict[str, Any]:
         """What the coordinator's process has to know."""
         writes = [asdict(each) for each in self.writes]
-        how = {"serves": self.serves, "maintains": self.maintains, "most": self.most}
+        how = {"serves": self.serves, "maintains": self.maintains, "most": self.most, "vacuums": False}
         return {**how, "writes": writes, "clock": list(self.clock)}
 
     @property
