@@ -51,30 +51,6 @@ def headers(record: Any) -> dict[str, str]:
     return {name: value.decode() for name, value in record.headers}
 
 
-def test_normal_delayed_and_fifo_messages(kafka: Namespace, port: int) -> None:
-    due = int(time.time()) + 3600
-    with client(port, "orders") as producer:
-        plain = message("orders", b"plain", tag="TagA", keys="KEY17")
-        plain.add_property("region", "Zürich")
-        sent = producer.send(plain)
-        delayed = producer.send(message("orders", b"delayed", delivery_timestamp=due))
-        assert producer.recall_message("orders", delayed.recall_handle) == delayed.message_id
-        for number in range(20):
-            producer.send(message("orders", b"%d" % number, message_group="customer-4"))
-    records = kafka.read("messages")
-    found = {record.value: headers(record) for record in records}
-    assert found[b"plain"].items() >= {
-        "REAL_TOPIC": "orders", "UNIQ_KEY": sent.message_id, "TAGS": "TagA", "KEYS": "KEY17", "region": "Zürich",
-        "PGROUP": "orders",
-    }.items()  # fmt: skip
-    assert found[b"delayed"]["TIMER_DELIVER_MS"] == str(due * 1_000)
-    fifo = [record for record in records if record.key == b"customer-4"]
-    assert len({record.partition for record in fifo}) == 1
-    assert [int(record.value) for record in fifo] == list(range(20))
-    (recall,) = kafka.ops()
-    assert (recall.msg_id, recall.topic) == (delayed.message_id, "orders")
-
-
 def test_librdkafka_sends_a_transaction_too(kafka: Namespace) -> None:
     with (
         gateway(kafka.servers, kafka.prefix, "--engine=confluent") as running,
@@ -121,11 +97,6 @@ def test_the_documents_programs_send_a_transaction_and_receive_it(
             exec(program.replace("8081", str(running.port)).replace('"orders"', f'"{topic}"'), {})
             wait_for(lambda: len(rows(warehouse, f"topics/{topic}")) == 1)
     assert capsys.readouterr().out == "two espressos\n"
-
-
-def test_a_topic_that_is_not_allowed_has_no_route(kafka: Namespace, port: int) -> None:
-    with client(port, "orders") as producer, pytest.raises(Exception, match="failed to fetch topic:RMQ_SYS_x route"):
-        producer.send(message("RMQ_SYS_x", b"x"))
 
 
 def test_another_gateway_ends_what_a_killed_one_began(kafka: Namespace) -> None:
