@@ -51,6 +51,31 @@ def headers(record: Any) -> dict[str, str]:
     return {name: value.decode() for name, value in record.headers}
 
 
+@pytest.mark.short
+def test_normal_delayed_and_fifo_messages(kafka: Namespace, port: int) -> None:
+    due = int(time.time()) + 3600
+    with client(port, "orders") as producer:
+        plain = message("orders", b"plain", tag="TagA", keys="KEY17")
+        plain.add_property("region", "Zürich")
+        sent = producer.send(plain)
+        delayed = producer.send(message("orders", b"delayed", delivery_timestamp=due))
+        assert producer.recall_message("orders", delayed.recall_handle) == delayed.message_id
+        for number in range(20):
+            producer.send(message("orders", b"%d" % number, message_group="customer-4"))
+    records = kafka.read("messages")
+    found = {record.value: headers(record) for record in records}
+    assert found[b"plain"].items() >= {
+        "REAL_TOPIC": "orders", "UNIQ_KEY": sent.message_id, "TAGS": "TagA", "KEYS": "KEY17", "region": "Zürich",
+        "PGROUP": "orders",
+    }.items()  # fmt: skip
+    assert found[b"delayed"]["TIMER_DELIVER_MS"] == str(due * 1_000)
+    fifo = [record for record in records if record.key == b"customer-4"]
+    assert len({record.partition for record in fifo}) == 1
+    assert [int(record.value) for record in fifo] == list(range(20))
+    (recall,) = kafka.ops()
+    assert (recall.msg_id, recall.topic) == (delayed.message_id, "orders")
+
+
 def test_librdkafka_sends_a_transaction_too(kafka: Namespace) -> None:
     with (
         gateway(kafka.servers, kafka.prefix, "--engine=confluent") as running,
@@ -123,6 +148,7 @@ def _done(call: Any) -> bool:
     return True
 
 
+@pytest.mark.short
 def test_a_check_is_asked_and_its_answer_is_an_op(kafka: Namespace, port: int) -> None:
     asked: list[Any] = []
 
@@ -172,6 +198,7 @@ def test_a_gateway_killed_before_the_answer_leaves_the_check_to_the_next(kafka: 
     assert asked == ["m", "m"]
 
 
+@pytest.mark.short
 def test_access_keys_and_a_clean_end(kafka: Namespace, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("shop: s3cret\n")

@@ -35,8 +35,10 @@ from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import codecs
 
+pytestmark = pytest.mark.short
 
-@pytest.fixture(params=ENGINES)
+
+@pytest.fixture(params=[ENGINES[0], *(pytest.param(engine, marks=pytest.mark.long) for engine in ENGINES[1:])])
 def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     """Empty topics with published settings, for both engines."""
     namespace = Namespace(broker)

@@ -14,6 +14,8 @@ from tests.support.story import COMMITTED, DELAYED, DELIVERED, DISCARDED, REJECT
 
 from commitlake.protocol.encoding import Position
 
+pytestmark = pytest.mark.short
+
 CHECK_MAX = [
     *("unknown", "wrong id", "wrong group", "whole", "foreign", "missing", "late to a deadline"),
     *("resumed and committed", "resumed with a part", *DISCARDED),

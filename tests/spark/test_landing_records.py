@@ -20,6 +20,8 @@ from commitlake.protocol.encoding import MAX_OFFSET
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits
 
+pytestmark = pytest.mark.short
+
 RAW = """topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary,
     headers array<struct<key: string, value: binary>>"""
 STORED = datetime(2026, 1, 1, tzinfo=UTC)
