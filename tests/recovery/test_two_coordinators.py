@@ -66,6 +66,7 @@ def ends_naming(child: Run, pid: int, epoch: int) -> None:
     child.go_on()
     other = f"host {socket.gethostname()}, pid {pid}, epoch {epoch}"
     assert f"has taken over this warehouse: {other}" in child.end(120)
+    child.kill("both")  # its JVM would go on beside the next ones
 
 
 @pytest.mark.timeout(900)
