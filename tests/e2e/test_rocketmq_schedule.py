@@ -13,7 +13,7 @@ What a single rule says is tested where the rule is; here is what a user sees of
 | delay of a transactional message (cleared there) | tests/unit/test_protocol_delays.py, tests/spark/test_coordination_rules.py |
 | `BatchSendIT` view, inner batch, properties; `BatchPutMessageTest` | `test_batches_are_whole_...` |
 | `MessageBatchTest`, `AppendCallbackTest` (refused whole, nothing sent) | tests/e2e/test_producer.py, tests/unit/test_batch.py |
-| example `batch/SplitBatchProducer` | `test_a_list_of_forty_thousand_...` |
+| example `batch/SplitBatchProducer` | tests/e2e/test_producer.py `test_a_long_list_...` |
 | `ProduceAccumulatorTest`, `BatchConsumeQueueTest`, timer wheel, log and checkpoint tests | no such thing here |
 """  # noqa: E501
 
@@ -31,7 +31,7 @@ from deltalake import DeltaTable
 from tests.support import tables
 from tests.support.polling import wait_for
 
-from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
+from commitlake import DefaultMQProducer, Message, SendResult, TransactionMQProducer
 from commitlake.protocol.recall_handle import decode_handle
 from commitlake.testing import codecs
 
@@ -221,26 +221,3 @@ def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinato
         assert [(row["tags"], row["keys"]) for row in rows] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
         assert [dict(row["properties"]) for row in rows] == [{"buyerId": f"buyer {at}"} for at in range(10)]
         assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in rows}) == 1
-
-
-@pytest.mark.soak
-def test_a_list_of_forty_thousand_is_split_and_lands_whole(
-    coordinator: Coordinator, producer: DefaultMQProducer
-) -> None:
-    topic, total = "SplitTopic", 40_000
-    bodies = [f"Hello world {i} ".encode() * 8 for i in range(total)]
-    messages = [Message(topic, body, tags="Tag", keys="OrderID188") for body in bodies]
-    with pytest.raises(MQClientException) as error:
-        producer.send(messages)
-    assert error.value.reason == "BODY_TOO_LARGE"
-    parts = producer.split(messages)
-    for part in parts:
-        producer.send(part, timeout=20_000)
-    warehouse = coordinator.config.warehouse
-    wait_for(lambda: tables.count(warehouse, f"topics/{topic}") >= total)
-    rows = DeltaTable(f"{warehouse}/topics/{topic}").to_pyarrow_table(columns=["body", "source_queue", "source_offset"])
-    assert sorted(rows["body"].to_pylist()) == sorted(bodies)
-    assert rows.select(["source_queue", "source_offset"]).group_by(["source_queue", "source_offset"]).aggregate(
-        []
-    ).num_rows == len(parts)
-    assert 1 < len(parts) < 10
