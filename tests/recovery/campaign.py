@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -124,8 +125,7 @@ class Campaign:
     def round(self, wrong: Misfortune) -> None:
         """Traffic, a start in which something goes wrong, a comparison."""
         begun, until = self._begin(), 0
-        if wrong.deletes_checkpoints:
-            delete_checkpoints(self.lake)
+        self._spoil_checkpoints(wrong.checkpoints)
         self.traffic.burst(self._chosen.choice([3, 10, 30]))
         until = now_ms()
         run = self._runs.next(kills=wrong.kills)
@@ -134,6 +134,27 @@ class Campaign:
         state = run.said("OPEN")
         compared = self._compare(outcome, wrong, until, state)
         self._tell(f"queue {self.traffic.queue}; {wrong} -> {outcome[:100]}; {compared}", begun)
+
+    def _spoil_checkpoints(self, how: str) -> None:
+        """They vanish, or become those of an earlier round, or those of another query."""
+        there, kept = self.lake.root / "checkpoints", self._place / "older"
+        if how:
+            delete_checkpoints(self.lake)
+        if how == "older" and kept.exists():
+            shutil.copytree(kept, there)
+        if how == "foreign":
+            self._swap(kept, there)
+        if not how and there.exists():
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(there, kept)
+
+    def _swap(self, kept: Path, there: Path) -> None:
+        """Each query finds directories of the other, with names of epochs to come."""
+        others = {"landing": "coordination", "coordination": "landing"}
+        for place in (place for name in others for place in kept.glob(f"*/{name}/*")):
+            other = others[place.parent.name]
+            epoch = len(self.lake.rows("epochs")) + self._chosen.choice([1, 2, 3])
+            shutil.copytree(place, there / place.parts[-3] / other / f"{epoch}-{place.name.partition('-')[2]}")
 
     def _tell(self, what: str, begun: float) -> None:
         print(f"round {self._number} seed {self._seed}: {what}; {time.monotonic() - begun:.1f} s", flush=True)

@@ -29,7 +29,7 @@ from commitlake.tables import TableName, Warehouse
 from commitlake.tables.staged_append import StagedAppend
 
 TABLES = ("positions", "batches", "transactions", "deliveries", "topic", "open_rows", "reentries", "half", "op")
-OTHERS = ("delayed", "discarded", "rejected", "checks")
+OTHERS = ("delayed", "discarded", "rejected", "checks", "staged", "kafka")
 
 
 @dataclass(frozen=True)
