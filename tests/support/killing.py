@@ -183,7 +183,7 @@ class Runs:
 
     def killed_at(self, step: str, moment: str, nth: int = 1, *, is_last: bool = False) -> str:
         """Works off what is there, up to a write at which it kills itself; returns how it ended, for an assert."""
-        return self.next(kills=not is_last).begin(**_kill(step, moment, nth)).end()
+        return _killed_at(self.next(kills=not is_last), step, moment, nth)
 
     def __enter__(self) -> Self:
         return self
@@ -197,11 +197,14 @@ class Runs:
 def killed_at(lake: Lake, step: str, moment: str, nth: int = 1, **changes: object) -> str:
     """Runs a coordinator that kills itself at a step (`faults.WriteFault`); returns how it ended."""
     with Run(lake.changed(**changes), lake.root) as run:
-        return run.begin(**_kill(step, moment, nth)).end()
+        return _killed_at(run, step, moment, nth)
 
 
-def _kill(step: str, moment: str, nth: int) -> dict[str, Any]:
-    return {"writes": [{"step": step, "moment": moment, "nth": nth}]}
+def _killed_at(run: Run, step: str, moment: str, nth: int) -> str:
+    how = run.begin(writes=[{"step": step, "moment": moment, "nth": nth}]).end()
+    if how == KILLED:
+        wait_for(lambda: not run.has_jvm())  # it dies some moments after Python, and writes until then
+    return how
 
 
 def delete_checkpoints(lake: Lake) -> None:
