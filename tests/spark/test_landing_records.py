@@ -313,7 +313,10 @@ ACCEPTED = {
         )
         for text in ("-5", "1.5", "soon", "")
     },
-    "a half message with headers of the coordinator": (half(CHECK_TIMES=15, CHECK_ID="0-0-0-1", color="red"), "half"),
+    "a half message with headers of the coordinator": (
+        half(TRANSACTION_CHECK_TIMES=15, CHECK_ID="0-0-0-1", color="red"),
+        "half",
+    ),
     "a half message that names a topic by two headers": (
         record(
             "half",
