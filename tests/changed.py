@@ -33,7 +33,8 @@ TESTS = {
         e2e/log_ends""",
     "coordinator/maintenance": "spark/maintenance spark/open_rows recovery/corners",
     "coordinator/metrics": "e2e/metrics",
-    "coordinator/recovery": """spark/open_rows recovery/corners recovery/coordination_recovery recovery/landing_recovery
+    "coordinator/recovery": """spark/open_rows recovery/corners recovery/backup
+        recovery/coordination_recovery recovery/landing_recovery
         recovery/two_coordinators recovery/lock_outlives_python recovery/growth recovery/campaign""",
     "coordinator/resolving": "e2e/rules_answer_checks e2e/postgres_answers recovery/rule_kills",
     "kafka": """e2e/embedded_broker e2e/kafka_topics e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
@@ -44,7 +45,7 @@ TESTS = {
     "tables": """spark/tables spark/direct_append spark/staged_append spark/log_store recovery/kills_of_many_topics
         recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
-    "tools": "spark/questions e2e/operations",
+    "tools": "spark/questions e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
     "tools/cli": "e2e/operations e2e/run_command e2e/launch e2e/report_actions e2e/delayed_by_key spark/questions",
     "tools/demo": "e2e/demo",

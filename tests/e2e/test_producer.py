@@ -486,7 +486,7 @@ def test_a_batch_is_one_record_with_ids_for_itself_and_each_member(kafka: Namesp
         [],
         [Message("orders", b""), Message("points", b"")],
         [Message("orders", b""), Message("orders", b"", delay_time_level=1)],
-        [Message("orders", b"", deliver_at=1)],
+        [Message("orders", b"", deliver_at=10**13)],
         [Message("orders", b"", check_immunity_seconds=5)],
         [Message("%RETRY%group", b"")],
     ],

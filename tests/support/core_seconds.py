@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class CoreSeconds:
     """Counts them by file, and fails the tests of the short run that take too many."""
 
     def __init__(self) -> None:
-        self.by_file: Counter[str] = Counter()
+        self.by_file: dict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -80,7 +80,7 @@ class CoreSeconds:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The dearest files first, all that took a second."""
         terminalreporter.section("core seconds by file")
-        for file, seconds in self.by_file.most_common():
+        for file, seconds in sorted(self.by_file.items(), key=lambda each: -each[1]):
             if seconds >= 1:
                 terminalreporter.write_line(f"{seconds:7.0f} {file}")
-        terminalreporter.write_line(f"{self.by_file.total():7.0f} in all")
+        terminalreporter.write_line(f"{sum(self.by_file.values()):7.0f} in all")
