@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[1]
 
 # By folder, below lib/commitlake or the root: files below tests/, without "test_" and ".py". The longest prefix counts.
 TESTS = {
-    "clients/consumer": """spark/read_topic recovery/consumer_kills e2e/five_way_mix e2e/reading e2e/gateway_consumers
+    "clients/consumer": """spark/read_topic recovery/consumer_kills e2e/reading e2e/gateway_consumers
         e2e/operations e2e/s3""",
     "clients/delta": "e2e/delta_transaction e2e/sink recovery/rule_kills e2e/rules_answer_checks",
     "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/gateway_consumers e2e/java_tutorial e2e/node_client",
     "clients/producer": """e2e/producer e2e/producer_faults e2e/async_producer e2e/check_poison e2e/check_topics
-        e2e/gateway e2e/postgres_answers e2e/rocketmq_example e2e/rocketmq_schedule e2e/five_way_mix""",
+        e2e/gateway e2e/postgres_answers e2e/rocketmq_example e2e/rocketmq_schedule""",
     "clients": "e2e/producer",
     "config": "e2e/run_command e2e/launch e2e/security recovery/growth",
     "coordinator": """spark/coordination_rules recovery/round recovery/liveness recovery/faults recovery/campaign
@@ -37,7 +37,7 @@ TESTS = {
         recovery/coordination_recovery recovery/landing_recovery
         recovery/two_coordinators recovery/lock_outlives_python recovery/growth recovery/campaign""",
     "coordinator/resolving": "e2e/rules_answer_checks e2e/postgres_answers recovery/rule_kills",
-    "kafka": """e2e/embedded_broker e2e/kafka_topics e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
+    "kafka": """e2e/embedded_broker e2e/kafka_topics e2e/kafka_transactions e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
     "reading": "spark/questions e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",

@@ -124,11 +124,6 @@ def test_the_documents_programs_send_a_transaction_and_receive_it(
     assert capsys.readouterr().out == "two espressos\n"
 
 
-def test_a_topic_that_is_not_allowed_has_no_route(kafka: Namespace, port: int) -> None:
-    with client(port, "orders") as producer, pytest.raises(Exception, match="failed to fetch topic:RMQ_SYS_x route"):
-        producer.send(message("RMQ_SYS_x", b"x"))
-
-
 def test_another_gateway_ends_what_a_killed_one_began(kafka: Namespace) -> None:
     with (
         gateway(kafka.servers, kafka.prefix) as first,

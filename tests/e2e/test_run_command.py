@@ -92,17 +92,6 @@ def test_a_warehouse_that_can_not_be_written_is_named(broker: EmbeddedBroker, tm
         assert_short_error(running, str(tmp_path / "warehouse"))
 
 
-@pytest.mark.short
-def test_an_unknown_key_is_named_with_what_is_meant(tmp_path: Path) -> None:
-    with coordinator(tmp_path, transaction__timout="6s") as running:
-        assert_short_error(running, "transaction.timout", "transaction.timeout")
-
-
-def test_a_bad_value_is_named_with_what_is_allowed(tmp_path: Path) -> None:
-    with coordinator(tmp_path, transaction__timeout="soon") as running:
-        assert_short_error(running, "transaction.timeout", "soon")
-
-
 def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: int) -> None:
     with coordinator(tmp_path, kafka__embedded_port=busy_port) as running:
         assert_short_error(running, str(busy_port), "busy")

@@ -12,7 +12,7 @@ from tests.support.misfortune import Action, Misfortune
 
 ROUNDS = (
     Misfortune(serves=True, actions=[Action(1, "freeze", 1.5), Action(4, "kill both")]),
-    Misfortune(serves=False, writes=[WriteFault("positions", "before", "fail", nth=2)], deletes_checkpoints=True),
+    Misfortune(serves=False, writes=[WriteFault("positions", "before", "fail", nth=2)], checkpoints="deleted"),
 )
 """Frozen and killed, cut short after a landing's tables; without checkpoints."""
 

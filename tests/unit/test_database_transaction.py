@@ -118,48 +118,35 @@ def test_messages_become_visible_with_the_rows_of_the_block(
     assert database.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def test_an_exception_in_the_block_rolls_both_back(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+def sold_out(_: Any) -> None:
+    raise ValueError("sold out")
+
+
+def with_a_swallowed_error(database: Any) -> None:
+    with suppress(psycopg.Error):
+        database.execute("SELECT nothing")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (sold_out, ValueError),
+        (lambda database: database.execute("INSERT INTO points VALUES ('17')"), psycopg.errors.UniqueViolation),
+        (with_a_swallowed_error, psycopg.errors.InFailedSqlTransaction),
+    ],
+    ids=["an exception in the block", "a commit that the database refuses", "an error that the block has swallowed"],
+)
+def test_what_goes_wrong_in_the_block_rolls_both_back(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer, wrong: Any, error: type[Exception]
 ) -> None:
     message = Message("orders", "a book")
-    with pytest.raises(ValueError, match="sold out"), producer.begin_transaction(database=database) as transaction:
+    with pytest.raises(error), producer.begin_transaction(database=database) as transaction:
         database.execute(INSERT)
         transaction.send(message)
-        raise ValueError("sold out")
+        wrong(database)
     assert ids(server) == []
     assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
     assert answer(server, lake, message) == "ROLLBACK"
-
-
-def test_a_commit_that_the_database_refuses_rolls_back(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
-    message = Message("orders", "a book")
-    with (
-        pytest.raises(psycopg.errors.UniqueViolation),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
-        database.execute("INSERT INTO points VALUES ('17')")
-        transaction.send(message)
-    assert ids(server) == []
-    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
-
-
-def test_an_error_that_the_block_has_swallowed_commits_nothing(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
-    message = Message("orders", "a book")
-    with (
-        pytest.raises(psycopg.errors.InFailedSqlTransaction),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
-        transaction.send(message)
-        with suppress(psycopg.Error):
-            database.execute("SELECT nothing")
-    assert ids(server) == []
-    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
 
 
 def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(
