@@ -37,7 +37,8 @@ TESTS = {
         recovery/coordination_recovery recovery/landing_recovery
         recovery/two_coordinators recovery/lock_outlives_python recovery/growth recovery/campaign""",
     "coordinator/resolving": "e2e/rules_answer_checks e2e/postgres_answers recovery/rule_kills",
-    "kafka": """e2e/embedded_broker e2e/kafka_topics e2e/kafka_transactions e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
+    "kafka": """e2e/embedded_broker e2e/kafka_topics e2e/kafka_transactions
+        e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
     "reading": "spark/questions e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
