@@ -165,6 +165,9 @@ class ProducerOnLoop(TransactionMQProducer):
         with suppress(FailedSend):
             await asyncio.wrap_future(op)
 
+    def _check_plain(self, given: object, *names: str) -> None:
+        """They are awaited here."""
+
     async def _called(self, function: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(*args)
