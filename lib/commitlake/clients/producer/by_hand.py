@@ -61,7 +61,10 @@ class ByHand:
             return make()  # a process that was forked has no such threads, and the engine says that it can't be used
         outcome = Outcome[T]()
         self._calls.put(partial(_make, make, outcome))
-        return outcome.result()
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # which the trace of an error would hold
 
 
 def _make(make: Callable[[], T], outcome: Outcome[T]) -> None:
@@ -71,6 +74,8 @@ def _make(make: Callable[[], T], outcome: Outcome[T]) -> None:
         outcome.set_exception(error)
     else:
         outcome.set_result(found)
+    finally:
+        del outcome
 
 
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:

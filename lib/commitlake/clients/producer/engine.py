@@ -72,9 +72,12 @@ class Outcome(Generic[T]):
         if not self._open.acquire(timeout=timeout_s):
             raise TimeoutError
         self._open.release()
-        if self._error is not None:
+        if self._error is None:
+            return self._found
+        try:
             raise self._error
-        return self._found
+        finally:
+            del self  # the error's trace holds what this holds
 
     def _finish(self) -> None:
         self._is_known = True
