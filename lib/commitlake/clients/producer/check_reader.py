@@ -67,7 +67,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._answer = WeakMethod(answer)
         self._own_pool = None if executor else DaemonPool(THREADS, "commitlake-check")
         self._executor: Executor = executor or self._own_pool  # type: ignore[assignment]
-        self._topic = link.kafka.topic(CHECK)
+        self._topic = self._reads = link.kafka.topic(CHECK)
         self._progress: dict[TopicPartition, CheckProgress] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[object]] = set()
@@ -116,23 +116,26 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._committed.pop(partition, None)
 
     def _take_turn(self, wait_ms: int) -> bool:
-        with self._turn:
+        if not self._turn.acquire(timeout=wait_ms / 1_000):  # `stop` has it
+            return True
+        try:
             if self._answer() is None and not self._stopping.is_set():
                 self._until = time.monotonic() + LEAVE_MS / 1_000
                 self._stopping.set()
             if self._stopping.is_set():
                 self._leave()
                 return False
-            try:
-                self._read(wait_ms)
-            except Exception as error:  # whatever it is, this group's checks must not wait for a restart
-                refused = is_refusal(error)
-                reason = self._link.explain(error) if refused else error
-                if refused or turns().outages.is_due():
-                    log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
-                self._disconnect()
-                self._rests_until = time.monotonic() + (REFUSED_S if refused else RETRY_S)
-            return True
+            self._read(wait_ms)
+        except Exception as error:  # whatever it is, this group's checks must not wait for a restart
+            refused = is_refusal(error)
+            reason = self._link.explain(error) if refused else error
+            if refused or turns().outages.is_due():
+                log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
+            self._disconnect()
+            self._rests_until = time.monotonic() + (REFUSED_S if refused else RETRY_S)
+        finally:
+            self._turn.release()
+        return True
 
     def _read(self, wait_ms: int) -> None:
         is_late = self._calls.are_late()
@@ -143,7 +146,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._connect()
         elif is_late and len(self._running) > len(self._calls):  # and others wait for a thread
             self._step_aside()
-        elif self._topic != self._topic_now():
+        elif self._reads != self._topic_now():
             self._disconnect()
         else:
             self._hold_back(self._consumer)
@@ -154,17 +157,17 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     def _connect(self) -> None:
         self._progress.clear()
         self._committed.clear()
-        self._topic = self._topic_now()
+        self._reads = self._topic_now()
         options = self._link.client_options(KafkaConsumer)
         self._consumer = KafkaConsumer(
             **{**options, "kafka_client": partial(options["kafka_client"], turns().net())},
             **python_group_options(self._link.kafka),
-            group_id=f"{self._link.kafka.topic(CHECK)}.{self._group}",
+            group_id=f"{self._topic}.{self._group}",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         )
-        self._consumer.subscribe([self._topic], listener=self)
-        self._consumer.partitions_for_topic(self._topic)  # else kafka-python joins the group twice
+        self._consumer.subscribe([self._reads], listener=self)
+        self._consumer.partitions_for_topic(self._reads)  # else kafka-python joins the group twice
 
     def _disconnect(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -216,7 +219,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
         """Pause all partitions while the pool is full; polling goes on, or Kafka would consider this instance dead."""
-        if sum(len(progress) for progress in self._progress.values()) + POLL_RECORDS > WAITING:
+        if sum(len(progress) for progress in list(self._progress.values())) + POLL_RECORDS > WAITING:
             consumer.pause(*consumer.assignment())
         elif consumer.paused():
             consumer.resume(*consumer.paused())
@@ -284,7 +287,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             log.info("offsets of %s were not committed, so some checks may come again: %s", self._topic, error)
 
     def _news(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        positions = {partition: progress.position for partition, progress in self._progress.items()}
+        positions = {partition: progress.position for partition, progress in list(self._progress.items())}
         return {p: OffsetAndMetadata(at) for p, at in positions.items() if at > self._committed.get(p, 0)}
 
     def _drain(self) -> None:

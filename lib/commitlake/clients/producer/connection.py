@@ -104,7 +104,8 @@ class Connection:
                 self._start()
         except BaseException as error:
             self._holders.discard(holder)
-            self._stop(0)
+            if not self._holders:
+                self._stop(0)
             if not isinstance(error, (ClientError, ValueError)):
                 raise
             log.debug("the producer's client was not made", exc_info=error)
@@ -125,7 +126,7 @@ class Connection:
 
     def flush(self, timeout_s: float) -> None:
         """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
-        if self._engine and not self._engine.flush(timeout_s):
+        if os.getpid() == self._pid and self._engine and not self._engine.flush(timeout_s):
             log.warning("not every record was acknowledged within %.1f s", timeout_s)
 
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
