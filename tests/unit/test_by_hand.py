@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
 import pytest
+from tests.support.polling import wait_for
 
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.engine import Outcome
@@ -108,9 +107,6 @@ def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_th
     with pytest.raises(FailedSend, match="orders is not there"):
         engine.queues("orders", 1_000)
     assert threading.active_count() > before + 1
-    del engine
-    until = time.monotonic() + 30
-    while threading.active_count() > before + 1 and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.01)
-    assert threading.active_count() <= before + 1  # the client's own
+    engine.close(0)
+    wait_for(lambda: threading.active_count() <= before + 1)  # the client's own
+    assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT  # after a handler that shut it down

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from commitlake.clients.producer.engine import Engine, Outcome, Sent
@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 HANDS = 4
 """A call that was interrupted goes on in its thread, at most as long as a send may take."""
+_LOOK_S = 1.0
 
 
 class ByHand:
@@ -34,10 +35,10 @@ class ByHand:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pid = os.getpid()
+        self._is_closed = False
         self._calls = SimpleQueue[Callable[[], None] | None]()
         for number in range(HANDS):
-            threading.Thread(target=_serve, args=(self._calls,), name=f"commitlake-hand-{number}", daemon=True).start()
-        weakref.finalize(self, _end, self._calls)
+            threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
 
     def queues(self, topic: str, timeout_ms: int) -> int:
         """See `Engine`."""
@@ -55,6 +56,9 @@ class ByHand:
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
         self._engine.close(timeout_s)
+        self._is_closed = True
+        for _ in range(HANDS):
+            self._calls.put(None)
 
     def _made(self, make: Callable[[], T]) -> T:
         if threading.current_thread() is not threading.main_thread() or os.getpid() != self._pid:
@@ -62,9 +66,25 @@ class ByHand:
         outcome = Outcome[T]()
         self._calls.put(partial(_make, make, outcome))
         try:
+            while not outcome.done():
+                with suppress(TimeoutError):
+                    return outcome.result(_LOOK_S)
+                if self._is_closed:  # by a signal handler, before the call was put there
+                    self._make_left()
             return outcome.result()
         finally:
             del outcome  # which the trace of an error would hold
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # a thread that waits keeps nothing alive
+
+    def _make_left(self) -> None:
+        with suppress(Empty):
+            while True:
+                if call := self._calls.get_nowait():
+                    call()
 
 
 def _make(make: Callable[[], T], outcome: Outcome[T]) -> None:
@@ -76,18 +96,6 @@ def _make(make: Callable[[], T], outcome: Outcome[T]) -> None:
         outcome.set_result(found)
     finally:
         del outcome
-
-
-def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (call := calls.get()) is not None:
-        call()
-        del call  # a thread that waits keeps nothing alive
-
-
-def _end(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    """When nobody can call any more: a handler may shut the producer down in the middle of a send."""
-    for _ in range(HANDS):
-        calls.put(None)
 
 
 class _SentByHand:
