@@ -24,13 +24,14 @@ def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Na
     namespace = Namespace(broker)
     namespace.engine = request.param
     namespace.publish()
-    wait_for(lambda: not ours())  # those of the test before
+    wait_for(lambda: not ours(), why=ours)  # those of the test before
     yield namespace
 
 
 def ours() -> list[str]:
     """Names of threads of producers."""
-    return [each.name for each in threading.enumerate() if each.name.startswith(("commitlake", "kafka-"))]
+    names = [each.name for each in threading.enumerate()]
+    return [name for name in names if name.startswith(("commitlake", "kafka-")) and name != "commitlake-broker"]
 
 
 def test_100_producers_have_few_threads_and_each_answers_its_checks(kafka: Namespace) -> None:
@@ -47,7 +48,7 @@ def test_100_producers_have_few_threads_and_each_answers_its_checks(kafka: Names
     assert len(ours()) <= 60
     for producer in producers:
         producer.shutdown()
-    wait_for(lambda: not ours())
+    wait_for(lambda: not ours(), why=ours)
 
 
 def test_a_producer_that_shuts_down_takes_the_connection_from_no_other(kafka: Namespace) -> None:
@@ -61,8 +62,8 @@ def test_a_producer_that_shuts_down_takes_the_connection_from_no_other(kafka: Na
         first.send(Message("orders", b"body"))
         with second:
             second.send(Message("orders", b"body"))
-        wait_for(lambda: len(ours()) <= before)
-    wait_for(lambda: not ours())
+        wait_for(lambda: len(ours()) <= before, why=ours)
+    wait_for(lambda: not ours(), why=ours)
 
 
 def test_producers_that_nobody_holds_end(kafka: Namespace) -> None:
@@ -73,7 +74,7 @@ def test_producers_that_nobody_holds_end(kafka: Namespace) -> None:
     wait_for(lambda: len(kafka.ops()) == 3)
     del producer
     gc.collect()
-    wait_for(lambda: not ours())
+    wait_for(lambda: not ours(), why=ours)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
