@@ -124,6 +124,8 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._stopping.set()
             if self._stopping.is_set():
                 self._leave()
+                if self._answer() is None:
+                    del self._link  # a closed client refers to this until the next garbage collection
                 return False
             self._read(wait_ms)
         except Exception as error:  # whatever it is, this group's checks must not wait for a restart
