@@ -18,7 +18,8 @@ TESTS = {
         e2e/operations e2e/s3""",
     "clients/delta": "e2e/delta_transaction e2e/sink recovery/rule_kills e2e/rules_answer_checks",
     "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/gateway_consumers e2e/java_tutorial e2e/node_client",
-    "clients/producer": """e2e/producer e2e/producer_faults e2e/async_producer e2e/check_poison e2e/check_topics
+    "clients/producer": """e2e/producer e2e/producer_faults e2e/many_producers
+        e2e/async_producer e2e/check_poison e2e/check_topics
         e2e/gateway e2e/postgres_answers e2e/rocketmq_example e2e/rocketmq_schedule""",
     "clients": "e2e/producer",
     "config": "e2e/run_command e2e/launch e2e/security recovery/growth",

@@ -35,7 +35,7 @@ from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
-from commitlake.errors import FailedSend, MQClientException, RecordError, SetupError
+from commitlake.errors import ConfigError, FailedSend, MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.recall_handle import decode_handle, encode_handle
@@ -510,6 +510,11 @@ def test_a_second_time_out_of_sends_is_refused(name: str) -> None:
 def test_an_unknown_client_option_is_refused_with_the_nearest() -> None:
     with pytest.raises(MQClientException, match="did you mean compression_type"):
         DefaultMQProducer("group", bootstrap_servers="nowhere:9092", client_options={"compresion_type": "gzip"})
+
+
+def test_a_mistyped_option_of_kafka_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.options\.security\.protocl .* did you mean security\.protocol\?"):
+        DefaultMQProducer("group", bootstrap_servers="nowhere:9092", options={"security.protocl": "SSL"})
 
 
 def test_a_time_out_of_0_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

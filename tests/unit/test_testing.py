@@ -17,6 +17,7 @@ import pytest
 from commitlake import (
     CommitLakeError,
     ConfigError,
+    FailedSend,
     KafkaError,
     LocalTransactionState,
     Message,
@@ -184,6 +185,41 @@ def test_several_half_messages_end_together(lake: InMemoryCoordinator, producer:
         transaction.send(Message("points", "4"))
     assert len(lake.messages("orders")) == 1
     assert lake.pending == []
+
+
+def test_a_commit_after_a_shutdown_says_that_it_was_not_sent(lake: InMemoryCoordinator) -> None:
+    producer = lake.producer("shop", Shop({}))
+    transactions = [producer.begin_transaction() for _ in range(3)]
+    for transaction in transactions:
+        transaction.send(Message("orders", b"x"))
+    producer.shutdown()
+    with pytest.raises(FailedSend, match="the decision was not sent: a check asks"):
+        transactions[0].commit()
+    with pytest.raises(FailedSend), transactions[1]:
+        pass
+    transactions[2].rollback()
+    assert len(lake.pending) == 3
+    with producer:
+        transactions[0].commit()
+    assert len(lake.pending) == 2
+
+
+@pytest.mark.parametrize("at", ["constructor", "listener", "hook", "hook object"])
+def test_a_coroutine_function_is_refused_where_nothing_would_await_it(lake: InMemoryCoordinator, at: str) -> None:
+    class Awaited(Shop):
+        async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:  # type: ignore[override]
+            return COMMIT
+
+        async def end_transaction(self, context: object) -> None: ...
+
+    with pytest.raises(MQClientException, match="is a coroutine function; use AsyncTransactionMQProducer"):
+        producer = lake.producer("orders", Awaited({}) if at == "constructor" else Shop({}))
+        if at == "listener":
+            producer.set_transaction_listener(Awaited({}))
+        elif at == "hook":
+            producer.register_end_transaction_hook(Awaited({}).end_transaction)
+        else:
+            producer.register_end_transaction_hook(Awaited({}))  # type: ignore[arg-type]
 
 
 def test_delays_recalls_and_batches(lake: InMemoryCoordinator, producer: InMemoryProducer) -> None:
