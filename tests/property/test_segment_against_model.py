@@ -107,7 +107,6 @@ def test_any_history_ends_as_the_model_does(data: st.DataObject) -> None:
                 arrived[i] = replace(op, stored=max(op.stored, answered))
                 answered = arrived[i].stored
         if data.draw(st.sampled_from([False, False, False, True]), "crash"):
-            model.crash()
             product.crash()
             model.batch(now, landed, reading + unread, arrived)
             product.batch(now, landed, [], arrived)

@@ -76,34 +76,24 @@ class Ledger:
     def resolve(self, events: list[Occurred]) -> tuple[list[Outcome], list[Keyed]]:
         """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
         outcomes: list[Outcome] = []
-        done: set[OpKey | Position] = set()
-        unmatched = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
-        for e in sorted(unmatched, key=lambda event: -event["last"]):
-            is_op = e["event"] == Event.UNMATCHED_OP
-            key = op_key(e) if is_op else Position(int(e["queue"]), int(e["offset"]))
-            if key in done:
-                continue
-            done.add(key)
-            if isinstance(key, Position):
-                outcomes += self._resolve_part(self.half[key], bool(e["last"]))
-            else:
-                outcomes += self._resolve_op(self.op[key], bool(e["last"]))
+        for _, _, e in events:
+            if e["event"] == Event.UNMATCHED_OP:
+                outcomes += self._resolve_op(self.op[op_key(e)], bool(e["last"]))
+            elif e["event"] == Event.UNMATCHED_PART:
+                outcomes += self._resolve_part(self.half[Position(int(e["queue"]), int(e["offset"]))], bool(e["last"]))
         records = [outcome for outcome in outcomes if outcome[0] != "again"]
         again = [outcome for outcome in outcomes if outcome[0] == "again"]
         return first_resumes(records), [(src, queue, row) for _, src, queue, row in again]
 
     def _resolve_op(self, op: LandedOp, last: bool) -> Iterator[Outcome]:
-        accepted = any(op in resumes for resumes in self.resumes.values())
-        if op.key in self.rejected or accepted:
-            return
         verdict = {Kind.RECALL: self.judge_recall, Kind.RESUME: self.judge_resume}.get(op.decision, self.judge)(
             op, last
         )
         if verdict == "accept":
             yield "resume", op
-        elif verdict == "again" and last:
+        elif verdict == "again":
             src = Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF
-            yield "again", src, op.listed[0].queue, op_rows(op, self.seen[op.key])
+            yield "again", src, op.listed[0].queue, op_rows(op, due=0)
         elif isinstance(verdict, Refusal):
             yield "refused", op.key, verdict
 
@@ -138,7 +128,7 @@ class Ledger:
         """Contract 4.6."""
         first = self.half.get(op.listed[0])
         if first is None:
-            return Refusal.NO_HALF_MESSAGE if last else "wait"
+            return Refusal.NO_HALF_MESSAGE
         if reason := self.wrong(op, [first]):
             return reason
         end = self.ended(first.at)
@@ -148,7 +138,7 @@ class Ledger:
         """Contract 4.10."""
         message, end = self.delayed.get(op.listed[0]), self.deliveries.get(("messages", op.listed[0]))
         if message is None:
-            return Refusal.NO_DELAYED_MESSAGE if last else "wait"
+            return Refusal.NO_DELAYED_MESSAGE if last else "again"
         if (op.tid, op.group) != (message.tid, message.group):
             return Refusal.NO_DELAYED_MESSAGE
         if end:
@@ -160,8 +150,6 @@ class Ledger:
         first = self.half.get(part.first_at)
         stranger = first is not None and (first.first or (part.tid, part.group) != (first.tid, first.group))
         end = self.ended(first.at) if first and not first.first else None
-        if self.ended(part.at):
-            return
         if stranger or (first is None and last):
             yield "ended", part.at, End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1)
         elif end:
@@ -169,8 +157,8 @@ class Ledger:
             yield "ended", part.at, end._replace(deliver_at=due)
             if due >= 0:
                 yield "again", Source.HALF, part.first_at.queue, self.timer(part, due)
-        elif first and last:
-            yield "again", Source.HALF, part.first_at.queue, half_row(part)
+        else:
+            yield "again", Source.HALF, part.first_at.queue, half_row(part, due=0)
 
     def timer(self, m: LandedMessage, due: int) -> Rows:
         """The row of a committed half message that waits until `due`."""
@@ -185,7 +173,6 @@ class Ledger:
 
     def record(self, now: int, events: list[Occurred]) -> None:
         """Write what the segments report in a batch at `now` (ms since epoch, UTC)."""
-        self.seen = {op_key(e): int(e["since"]) for _, _, e in events if e["event"] == Event.UNMATCHED_OP}
         records, self.again = self.resolve(events)
         parts: dict[Position, set[Position]] = {}
         for src, queue, e in events:

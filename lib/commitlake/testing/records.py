@@ -114,12 +114,12 @@ def half_row(m: LandedMessage, **columns: object) -> Rows:
     )
 
 
-def op_rows(op: LandedOp, since: int = -1) -> Rows:
+def op_rows(op: LandedOp, due: int = -1) -> Rows:
     """An op as a segment reads it: a row for itself, and one for each further half message that a decision lists.
 
     Args:
         op: the op.
-        since: when coordination first saw it, ms since epoch, UTC; -1: not yet.
+        due: 0 when it was unmatched before.
     """
     about = {"offset": op.listed[0].offset, "op_queue": op.at.queue, "op_offset": op.at.offset, "admin": int(op.admin)}
     further = () if op.decision == Kind.UNKNOWN else op.listed[1:]
@@ -133,7 +133,7 @@ def op_rows(op: LandedOp, since: int = -1) -> Rows:
         tid=op.tid,
         grp=op.group,
         stored=op.stored,
-        since=since,
+        due=due,
         **about,
         **named,
     )

@@ -30,7 +30,7 @@ from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Source
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import Warehouse
-from commitlake.tables.columns import IS_FIRST, coordinate_sql, hashed_sql
+from commitlake.tables.columns import coordinate_sql, hashed_sql
 from commitlake.tables.spans import spans_of, within
 
 _SMALL = 1_000_000
@@ -90,7 +90,7 @@ class _Look:
     until: Point | None
 
     def landed(self, table: str, offset: str = "queue_offset", **sources: str) -> DataFrame:
-        """What has landed, with `landed` (ms): the batch that first saw it came right after, so park times go on.
+        """What has landed.
 
         Args:
             table: the table.
@@ -98,7 +98,6 @@ class _Look:
             sources: by source, which of its rows come from there; SQL.
         """
         every = self.warehouse.rows(table)
-        every = every.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
         each = [self._landed(every.where(rows), source, "queue", offset) for source, rows in sources.items()]
         return reduce(DataFrame.union, each)
 
@@ -128,8 +127,8 @@ class _Look:
 
 
 def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
-    """Half messages without an end in their newest round; a part waits for its first since it landed."""
-    new = half_rows(look.landed("half", half="true"), since=f"IF({IS_FIRST}, -1, landed)")
+    """Half messages without an end in their newest round."""
+    new = half_rows(look.landed("half", half="true"))
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
     resumed = look.resumed().withColumn("due", F.expr(due))
     every = look.with_saved(new.unionByName(resumed), *_HALVES)
@@ -143,7 +142,7 @@ def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
 def _open_ops(look: _Look) -> DataFrame:
     """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
     asked = look.landed("op", "op_offset", op="NOT admin", admin="admin")
-    new = op_rows(asked, since="landed").where(f"kind != {int(Kind.UNKNOWN)}")
+    new = op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
     refused = look.warehouse.rows("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
     if look.since.rows is not None:

@@ -2,8 +2,8 @@
 
 An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping the outcome of each
 message in state would grow with history. So the segment emits the op as unmatched, and it is resolved from the tables
-as they were before the batch. That is rare: once at the end of the park time, and at once for a RESUME, a RECALL and a
-late part.
+as they were before the batch, and leaves the segment. That is rare: once at the end of the park time, and early for a
+RESUME, a RECALL and a late part. What has to wait on comes again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.coordination.events import Events
-from commitlake.protocol.states import Event, Source
 from commitlake.tables import Warehouse
 from commitlake.tables.rounds import newest, reopened
 from commitlake.tables.spans import spans_of, within
@@ -40,20 +38,6 @@ class LedgerTables:
     def of(cls, warehouse: Warehouse) -> LedgerTables:
         """The newest versions."""
         return cls(*[warehouse.read(name) for name in cls.__dataclass_fields__])
-
-
-def unmatched_rows(events: Events, event: Event, src: Source) -> DataFrame:
-    """The unmatched rows of one kind, with the coordinates of their first half message.
-
-    What comes when its park time is over already is unmatched twice in one batch; the last time counts.
-
-    Args:
-        events: the batch's events.
-        event: UNMATCHED_OP or UNMATCHED_PART.
-        src: the source of the messages that they are about.
-    """
-    found = events.of(event, src)
-    return found.groupBy(*[name for name in found.columns if name != "last"]).agg(F.max("last").alias("last"))
 
 
 def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:

@@ -16,7 +16,7 @@ class Ruling(IntEnum):
 
     NOTHING = 0
     AGAIN = -2
-    """The message has landed but coordination has not read it yet: the row comes again, and waits on."""
+    """The message may still land, or ends in this batch: the row comes again, and waits on."""
     ACCEPT = -3
 
 

@@ -7,9 +7,9 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import half_rows, op_rows
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, unmatched_rows, with_first
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, with_first
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling, events
-from commitlake.protocol.states import OFFSET_USED_BEFORE, Event, Kind, Refusal, Source
+from commitlake.protocol.states import Event, Kind, Refusal, Source
 from commitlake.spark.frames import materialized
 from commitlake.tables.columns import IS_FIRST
 from commitlake.tables.rounds import newest
@@ -28,13 +28,9 @@ def resolve(batch: Events, tables: LedgerTables, timeout_ms: int) -> Resolutions
         tables: as they were before the batch.
         timeout_ms: age of a reopened transaction, in ms since its RESUME, at its first check.
     """
-    unmatched = unmatched_rows(batch, Event.UNMATCHED_OP, Source.HALF)
-    resumes = batch.count(Event.UNMATCHED_OP, kind=Kind.RESUME)
-    if resumes:
-        unmatched = not_rejected(unmatched, tables)
-    unmatched = materialized(with_record(unmatched, tables))
+    unmatched = materialized(with_record(batch.of(Event.UNMATCHED_OP, Source.HALF), tables))
     facts = with_first(unmatched, tables).join(wrong_parts(unmatched, tables), _OP, "left")
-    if not resumes:  # nearly always
+    if not batch.count(Event.UNMATCHED_OP, kind=Kind.RESUME):  # nearly always
         judged = materialized(facts.withColumn("verdict", _decision()))
         return Resolutions(refusals(judged), once_more(judged))
     judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
@@ -43,9 +39,8 @@ def resolve(batch: Events, tables: LedgerTables, timeout_ms: int) -> Resolutions
 
 
 def once_more(judged: DataFrame) -> DataFrame:
-    """Input rows of the ops that wait on; their park time goes on too."""
-    waiting = judged.where(F.col("verdict") == int(Ruling.AGAIN))
-    return op_rows(waiting.select("record.*", F.col("since").alias("seen")), since="seen")
+    """Input rows of the ops that wait on."""
+    return op_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("record.*"), due="0")
 
 
 def refusals(judged: DataFrame) -> DataFrame:
@@ -53,18 +48,6 @@ def refusals(judged: DataFrame) -> DataFrame:
     refused = judged.where(F.col("verdict") > 0)
     where = {name: F.col(name) for name in ("op_queue", "op_offset", "admin", "src", "now")}
     return events(refused, event=Event.REFUSED, reason=F.col("verdict"), **where)
-
-
-def not_rejected(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """The unmatched ops without those that were resolved before: a RESUME and a RECALL are unmatched twice."""
-    about_ops = tables.rejected.where(F.col("reason") != OFFSET_USED_BEFORE)
-    rejected = near(about_ops, unmatched, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
-        F.col("kafka_partition").alias("op_queue"),
-        F.col("kafka_offset").alias("op_offset"),
-        F.when(F.col("source") == "admin", 1).when(F.col("source") == "op", 0).alias("admin"),
-    )
-    accepted = tables.reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("op_offset") >= 0)).select(*_OP)
-    return unmatched.join(rejected.union(accepted), _OP, "left_anti")
 
 
 def with_record(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
@@ -161,9 +144,8 @@ def _resume() -> Column:
     """Only what is DISCARDED, and no ORPHAN, opens again."""
     orphan = _yes(F.col("ledger.reason") == "ORPHAN")
     discarded = ~F.col("pending") & (F.col("ledger.state") == "DISCARDED")
-    never = F.when(F.col("last") == 1, int(Refusal.NO_HALF_MESSAGE)).otherwise(int(Ruling.NOTHING))
     return (
-        F.when(F.col("first").isNull(), never)
+        F.when(F.col("first").isNull(), int(Refusal.NO_HALF_MESSAGE))
         .when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
         .when(is_part() & ~orphan, int(Refusal.BAD_FIRST_HALF))
         .when(_yes(discarded) & ~orphan, int(Ruling.ACCEPT))

@@ -7,12 +7,11 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import half_rows, waiting_rows
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, unmatched_rows, with_first
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, with_first
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling, events
 from commitlake.protocol.states import Delivery, Event, Reason, Source, State
 from commitlake.spark.frames import materialized
 from commitlake.tables.columns import millis_sql
-from commitlake.tables.rounds import newest
 
 _FOLLOW, _ORPHAN = 1, 2
 _PART = ["queue", "offset"]
@@ -20,27 +19,14 @@ _PART = ["queue", "offset"]
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
-    unmatched = materialized(unmatched_rows(batch, Event.UNMATCHED_PART, Source.HALF))
-    facts = _not_ended(with_first(unmatched, tables), unmatched, tables).join(_messages(unmatched, tables), _PART)
+    unmatched = materialized(batch.of(Event.UNMATCHED_PART, Source.HALF))
+    facts = with_first(unmatched, tables).join(_messages(unmatched, tables), _PART)
     judged = materialized(_with_due(materialized(facts.withColumn("verdict", _verdict())), tables))
     follow = judged.where(F.col("verdict") == _FOLLOW)
-    again = half_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("message.*"))
+    again = half_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("message.*"), due="0")
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")
     more = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
     return Resolutions(more, again.union(waiting))
-
-
-def _not_ended(facts: DataFrame, unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """A part is unmatched when it comes and when its park time is over; by then it may have its end."""
-    own = newest(near(tables.transactions, unmatched, ("queue", "queue"), ("half_offset", "offset")))
-    own = own.select(
-        "queue",
-        F.col("half_offset").alias("offset"),
-        F.col("round").alias("own_round"),
-        F.col("reason").alias("own_reason"),
-    )
-    done = (F.col("own_reason") == "ORPHAN") | (F.col("own_round") >= F.coalesce("ledger.round", F.lit(0)))
-    return facts.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
 
 
 def _messages(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
@@ -55,10 +41,10 @@ def _verdict() -> Column:
     )
     last = F.col("last") == 1
     return (
-        F.when(F.col("first").isNull(), F.when(last, _ORPHAN).otherwise(int(Ruling.NOTHING)))
-        .when(is_part() | ~same, _ORPHAN)
+        F.when(F.col("first").isNull() & ~last, int(Ruling.AGAIN))
+        .when(F.col("first").isNull() | is_part() | ~same, _ORPHAN)
         .when(~F.col("pending"), _FOLLOW)
-        .otherwise(F.when(last, int(Ruling.AGAIN)).otherwise(int(Ruling.NOTHING)))
+        .otherwise(int(Ruling.AGAIN))
     )
 
 

@@ -6,9 +6,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, near, unmatched_rows
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, near
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling
-from commitlake.coordinator.coordination.unmatched.unmatched_ops import not_rejected, once_more, refusals, with_record
+from commitlake.coordinator.coordination.unmatched.unmatched_ops import once_more, refusals, with_record
 from commitlake.protocol.states import Event, Refusal, Source
 from commitlake.spark.frames import materialized
 
@@ -17,9 +17,7 @@ _AT = ["first_queue", "first_offset"]
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
-    unmatched = materialized(
-        with_record(not_rejected(unmatched_rows(batch, Event.UNMATCHED_OP, Source.MESSAGES), tables), tables)
-    )
+    unmatched = materialized(with_record(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
     message = near(tables.delayed, unmatched, *where).select(*at, F.struct("message_id", "topic").alias("message"))
@@ -35,9 +33,9 @@ def _verdict() -> Column:
     last = F.col("last") == 1
     same = F.struct("message.message_id", "message.topic") == F.struct("record.message_id", "record.topic")
     return (
-        F.when(F.col("message").isNull(), F.when(last, int(Refusal.NO_DELAYED_MESSAGE)).otherwise(int(Ruling.NOTHING)))
-        .when(~same, int(Refusal.NO_DELAYED_MESSAGE))
+        F.when(F.col("message").isNull() & ~last, int(Ruling.AGAIN))
+        .when(F.col("message").isNull() | ~same, int(Refusal.NO_DELAYED_MESSAGE))
         .when(F.col("ended") == "DELIVERED", int(Refusal.RECALL_TOO_LATE))
         .when(F.col("ended").isin("RECALLED", "DUPLICATE"), int(Ruling.NOTHING))
-        .otherwise(F.when(last, int(Ruling.AGAIN)).otherwise(int(Ruling.NOTHING)))
+        .otherwise(int(Ruling.AGAIN))
     )
