@@ -88,13 +88,14 @@ class Model:
             return reason
         if first and (first.m.first or any(h.m.first != first.m.at for h in known[1:])):
             return Refusal.BAD_FIRST_HALF
-        if first and first.was and first.was.state != op.state:
+        is_reopened = any(h is first and op.after(resume) for resume, h in self.resumed.items())
+        if first and first.was and first.was.state != op.state and not is_reopened:
             return Refusal[f"ALREADY_{first.was.state.name}"]
         if first and (orphan or not (first.was or op.after(first.resume))):
             return Refusal.ALREADY_DISCARDED
         if None in found:
             return Refusal.NO_HALF_MESSAGE
-        return DONE if all(h.was for h in known) else None  # harmless; else it has landed and is not yet read
+        return DONE if all(h.was for h in known) and not is_reopened else None  # harmless; else not yet read
 
     def resume(self, op: Op) -> Verdict:
         h = self.halves.get(op.listed[0])

@@ -52,6 +52,19 @@ class Refusal(IntEnum):
     RECALL_TOO_LATE = 10
 
 
+class Ruling(IntEnum):
+    """What becomes of an unmatched op or part that is not refused."""
+
+    NOTHING = 0
+    AGAIN = -2
+    """Its message may still land, or ends in this batch: it comes again, and waits on."""
+    ACCEPT = -3
+    """A RESUME that reopens its transaction."""
+    FOLLOW = -4
+    """A part that ends as its first half message did."""
+    ORPHAN = -5
+
+
 OFFSET_USED_BEFORE = "OFFSET_USED_BEFORE"
 """A reason in `rejected`, of a record whose offset names another one: it says nothing about the op at that offset."""
 DUPLICATE_OF = "DUPLICATE_OF"

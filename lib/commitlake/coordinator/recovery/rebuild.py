@@ -23,14 +23,17 @@ from commitlake.coordinator.coordination.input_rows import (
     stored_rows,
     waiting_rows,
 )
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
+from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops
+from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
-from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Source
+from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import Warehouse
-from commitlake.tables.columns import coordinate_sql, hashed_sql
+from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
 
 _SMALL = 1_000_000
@@ -151,45 +154,31 @@ def _open_ops(look: _Look) -> DataFrame:
         "kafka_partition AS op_queue", "kafka_offset AS op_offset", "IF(source = 'admin', 1, 0) AS admin"
     ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
     left = every.join(done, _AT_OP, "left_anti")
-    left = _without_ended(left, look.written("transactions"))
-    left = _without_recalled(left, look.written("deliveries"))
-    if look.since.rows is None:
-        return left
-    # The few that are left may say once more what was decided long ago: only what lies near them is read of that.
-    left = materialized(left)
-    of_half, of_messages = (spans_of(left.where(f"src = {int(src)}"), "queue", "offset") for src in Source)
-    left = _without_ended(left, look.warehouse.rows("transactions").where(within(of_half, "queue", "half_offset")))
-    old = look.warehouse.rows("deliveries").where(within(of_messages, "queue", "queue_offset"))
-    return _without_recalled(left, old)
+    left = materialized(_without_deciding(left, look.written("transactions")))
+    return left.join(_harmless(left, LedgerTables.of(look.warehouse)), _AT_OP, "left_anti")
 
 
-def _without_ended(ops: DataFrame, transactions: DataFrame) -> DataFrame:
-    """Without those that decided an end, or say once more what was decided. Narrow, hashed: millions are compared."""
+def _without_deciding(ops: DataFrame, transactions: DataFrame) -> DataFrame:
+    """Without those that decided an end. Narrow: millions are compared."""
     ends = transactions.selectExpr(
         f"{coordinate_sql('queue', 'half_offset')} AS e_at",
         *("op_queue AS e_op_queue", "op_offset AS e_op_offset", "IF(reason = 'ADMIN', 1, 0) AS e_admin"),
-        f"CASE state WHEN 'COMMITTED' THEN {int(Kind.COMMIT)} "
-        f"WHEN 'ROLLED_BACK' THEN {int(Kind.ROLLBACK)} END AS e_kind",
-        f"{hashed_sql('transaction_id')} AS e_tid",
-        f"{hashed_sql('producer_group')} AS e_grp",
     )
-    decided = "e_op_queue = op_queue AND e_op_offset = op_offset AND e_admin = admin"
-    repeats = "listed = 0 AND e_kind = kind AND e_tid = tid AND (admin = 1 OR e_grp = grp)"
-    same = f"src = {int(Source.HALF)} AND (({decided}) OR ({repeats}))"
+    same = f"src = {int(Source.HALF)} AND e_op_queue = op_queue AND e_op_offset = op_offset AND e_admin = admin"
     at = F.expr(coordinate_sql("queue", "offset"))
     return ops.join(ends, (at == F.col("e_at")) & F.expr(same), "left_anti")
 
 
-def _without_recalled(ops: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """Without the recalls of what was recalled."""
-    done = deliveries.where("source = 'messages' AND state = 'RECALLED'").selectExpr(
-        f"{coordinate_sql('queue', 'queue_offset')} AS r_at",
-        f"{hashed_sql('message_id')} AS r_tid",
-        f"{hashed_sql('topic')} AS r_grp",
-    )
-    same = f"src = {int(Source.MESSAGES)} AND r_tid = tid AND r_grp = grp"
-    at = F.expr(coordinate_sql("queue", "offset"))
-    return ops.join(done, (at == F.col("r_at")) & F.expr(same), "left_anti")
+def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
+    """Where those are that only say once more what was decided, as a resolution would find; most starts have few."""
+    unmatched = ops.selectExpr(*_AT_OP, "kind", "queue AS first_queue", "offset AS first_offset", "0 AS last")
+    decisions = unmatched.where(f"kind IN ({int(Kind.COMMIT)}, {int(Kind.ROLLBACK)})")
+    recalls = unmatched.where(f"kind = {int(Kind.RECALL)}")
+    found = ops.select(*_AT_OP).where("false")
+    for judged, rows in ((judged_ops, decisions), (judged_recalls, recalls)):
+        if not rows.isEmpty():
+            found = found.union(judged(rows, tables).where(f"verdict = {int(Ruling.NOTHING)}").select(*_AT_OP))
+    return found
 
 
 def _open_delayed(look: _Look) -> DataFrame:

@@ -9,11 +9,14 @@ RESUME, a RECALL and a late part. What has to wait on comes again.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from commitlake.protocol.states import State
 from commitlake.tables import Warehouse
+from commitlake.tables.columns import hashed_sql
 from commitlake.tables.rounds import newest, reopened
 from commitlake.tables.spans import spans_of, within
 
@@ -77,7 +80,21 @@ def pending() -> Column:
     return F.col("ledger").isNull() | (F.coalesce("open_round", F.lit(0)) > F.col("ledger.round"))
 
 
-def is_part() -> Column:
-    """Whether what is named as first half message is a further one."""
-    named = F.struct(F.col("first.queue"), F.col("first.queue_offset"))
-    return named != F.struct(F.col("first.first_queue"), F.col("first.first_offset"))
+def first_facts() -> dict[str, Column | str]:
+    """What `with_first` has added, as columns of `FACT`."""
+    return {
+        "last": "last",
+        "is_known": "first IS NOT NULL",
+        "is_part": "struct(first.queue, first.queue_offset) != struct(first.first_queue, first.first_offset)",
+        "first_tid": hashed_sql("first.transaction_id"),
+        "first_grp": hashed_sql("first.producer_group"),
+        "state": F.when(~F.col("pending"), number(State, "ledger.state")),
+        "is_final": "ledger.reason = 'ORPHAN'",
+        "resumed": "open_since",
+        "resumed_at": "open_op_offset",
+    }
+
+
+def number(kinds: type[IntEnum], column: str) -> Column:
+    """The number of a name of the contract."""
+    return F.create_map(*[F.lit(item) for kind in kinds for item in (kind.name, int(kind))])[F.col(column)]
