@@ -27,21 +27,28 @@ class Model:
         self.deliveries: dict[Delivered, tuple[Delivery, int]] = {}
         self.checks: list[Check] = []
         self.resumed: dict[Op, Half] = {}
+        self.refused_parts: list[Half] = []
 
     def land(self, m: Message) -> None:
         grace = self.rules.timeout_ms if m.immunity < 0 else m.immunity * 1000
         half = Half(m=m, since=m.stored, checks=0, round=0, resume=None, seen=False, end=None, ends=[])
-        half.due, half.repeat = m.stored + grace + 1, None  # age > grace; no check is out
+        half.gone, half.due, half.repeat = False, m.stored + grace + 1, None  # age > grace; no check is out
         if m.delayed:
             self.delayed[m.at] = m
+        elif m.refused:
+            self.refused_parts.append(half)
         else:
             self.halves[m.at] = half
+
+    def crash(self) -> None:
+        for part in self.refused_parts:
+            part.gone = False
 
     def batch(self, now: int, landed: int, read: list[Message], ops: list[Op]) -> None:
         self.now, self.landed = now, min(now, landed)
         self.reopen()
         self.timers |= {("messages", m.at): m.deliver_at for m in read if m.delayed}
-        for h in self.halves.values():
+        for h in [*self.halves.values(), *self.refused_parts]:
             h.seen = h.seen or h.m in read
             h.was = h.end  # what comes late is judged by how its batch found things
         answers, ops = ([op for op in ops if (op.decision == Kind.UNKNOWN) == is_answer] for is_answer in (True, False))
@@ -54,6 +61,17 @@ class Model:
             self.follow(h) if h.m.first else self.deadline(h)
         for key in [key for key, due in self.timers.items() if due <= self.landed or due <= self.stored(key)]:
             self.deliveries[key] = (Delivery.DELIVERED, self.timers.pop(key))
+        for part in self.refused_parts:
+            part.gone = part.gone or (part.seen and self.over(part.m))
+
+    def is_spoiled(self, h: Half) -> bool:
+        """A refused part of it has come, not long ago: its first half message lands before it."""
+        came = [part for part in self.parts_refused_of(h) if part.seen and not part.gone]
+        return any(part.m.stored >= h.m.stored for part in came)
+
+    def parts_refused_of(self, h: Half) -> list[Half]:
+        same = [part for part in self.refused_parts if (part.m.tid, part.m.group) == (h.m.tid, h.m.group)]
+        return [part for part in same if part.m.first == h.m.at]
 
     def stored(self, key: Delivered) -> int:
         """Of a delayed message: one that was due when it came can't be recalled in time."""
@@ -76,7 +94,8 @@ class Model:
         if h and h.seen and not h.m.first and not h.was and op.after(h.resume):
             if reason := wrong(op, [h]):
                 return reason
-            if not h.end and {*op.listed} <= {m.m.at for m in self.whole(h) if not m.end}:
+            can_apply = op.decision == Kind.ROLLBACK or not self.is_spoiled(h)
+            if not h.end and can_apply and {*op.listed} <= {m.m.at for m in self.whole(h) if not m.end}:
                 return self.end(self.whole(h), End(op.state, op.reason, op.key, h.checks, h.round, -1), op)
         return self.late(op, h) if self.over(op) else None
 
@@ -102,6 +121,7 @@ class Model:
         if h is None:
             return Refusal.NO_HALF_MESSAGE  # what it may reopen has ended before it was sent
         discarded = h.was and h.was.state == State.DISCARDED and h not in self.resumed.values()
+        discarded = discarded and not self.parts_refused_of(h)
         reason = wrong(op, [h]) or (None if discarded else Refusal.NOT_DISCARDED)
         self.resumed |= {} if reason else {op: h}
         return reason or DONE
@@ -135,8 +155,9 @@ class Model:
     def deadline(self, h: Half) -> None:
         expires = h.since + self.rules.retention_ms + 1  # older than retention
         exhausted = h.due <= self.landed and h.repeat is None and h.checks >= self.rules.check_max and h.due < expires
-        if exhausted or expires <= self.landed:
-            reason = Reason.CHECK_MAX if exhausted else Reason.EXPIRED
+        is_spoiled = self.is_spoiled(h)
+        if exhausted or expires <= self.landed or is_spoiled:
+            reason = Reason.REFUSED_PART if is_spoiled else Reason.CHECK_MAX if exhausted else Reason.EXPIRED
             self.end(self.whole(h), End(State.DISCARDED, reason, None, h.checks, h.round, -1))
         elif h.due <= self.landed:
             h.checks, h.repeat = (h.checks + 1, 0) if h.repeat is None else (h.checks, h.repeat + 1)

@@ -60,6 +60,7 @@ def half_messages(draw: st.DrawFn, now: int, place: Place) -> Message:
         immunity=draw(st.sampled_from([-1, -1, 0, 1])),
         delay=draw(delay),
         deliver_at=draw(st.sampled_from([-1, -1, -1, 0, now + 8])),
+        refused=first is not None and draw(st.sampled_from([False, False, False, True])),
     )
 
 
@@ -107,6 +108,7 @@ def test_any_history_ends_as_the_model_does(data: st.DataObject) -> None:
                 arrived[i] = replace(op, stored=max(op.stored, answered))
                 answered = arrived[i].stored
         if data.draw(st.sampled_from([False, False, False, True]), "crash"):
+            model.crash()
             product.crash()
             model.batch(now, landed, reading + unread, arrived)
             product.batch(now, landed, [], arrived)

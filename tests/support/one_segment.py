@@ -79,6 +79,11 @@ def part(at: Place, first: Place = H, due: int = -1, **fields: Any) -> Rows:
     return half_row(Message(at, T, first, **fields), due=due)
 
 
+def refused(at: Place, first: Place = H, stored: int = T, **fields: Any) -> Rows:
+    """A part that landing has refused."""
+    return half_row(Message(at, stored, first, refused=True, **fields))
+
+
 def delayed(at: Place, due: int, **fields: Any) -> Rows:
     return half_row(Message(at, T, deliver_at=due, delayed=True, **fields))
 

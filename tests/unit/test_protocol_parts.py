@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from tests.support.one_segment import H, OneSegment, T, commit, half, part, rollback
+from tests.support.one_segment import H, OneSegment, T, commit, half, part, refused, rollback
 
 from commitlake.errors import DoubledError
 from commitlake.protocol.encoding import Position as Place
@@ -121,3 +121,34 @@ def test_parts_of_two_transactions_in_one_segment_stay_apart() -> None:
         (8, "ROLLED_BACK", "DIRECT"),
     ]
     assert segment.open() == 0
+
+
+ALL_DISCARDED = [(3, "DISCARDED", "REFUSED_PART"), (7, "DISCARDED", "REFUSED_PART")]
+
+
+@pytest.mark.parametrize("order", list(permutations([half(), part(P), refused(Q), commit(listed=(H, P, Q))])))
+def test_a_refused_part_discards_its_transaction_in_whatever_order_it_comes(order: tuple[Rows, ...]) -> None:
+    segment = OneSegment()
+    decided = [
+        entry for now, row in enumerate(order) for entry in segment.batch(T + now, row, landed=T - 1).get("DECIDED", [])
+    ]
+    # What comes when its first has ended follows it by the tables.
+    assert decided in (ALL_DISCARDED, ALL_DISCARDED[::-1], ALL_DISCARDED[1:])
+
+
+@pytest.mark.parametrize("admin", [False, True])
+def test_no_commit_applies_beside_a_refused_part_but_a_rollback_does(admin: bool) -> None:
+    segment = OneSegment()
+    events = segment.batch(T, half(), refused(Q), commit(0, admin=admin), landed=T - 1)
+    assert events == {"DECIDED": [(7, "DISCARDED", "REFUSED_PART")]}
+    events = OneSegment().batch(T, half(), refused(Q), commit(0, admin=admin), rollback(1))
+    assert events == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
+
+
+@pytest.mark.parametrize("other", [{"tid": 2}, {"group": 2}, {"stored": T - 1}])
+def test_a_refused_record_that_is_no_part_of_the_transaction_changes_nothing(other: dict[str, Any]) -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half(), refused(Q, **other)) == {}
+    assert segment.batch(T, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    assert segment.batch(T + PARK) == {}
+    assert segment.open() == 0, "a refused part is kept as long as it may have to wait for its first"

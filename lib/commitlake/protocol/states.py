@@ -35,6 +35,7 @@ class Reason(IntEnum):
     CHECK_MAX = 4
     EXPIRED = 5
     ORPHAN = 6
+    REFUSED_PART = 7
 
 
 class Refusal(IntEnum):
@@ -105,6 +106,8 @@ class Kind(IntEnum):
     """Nothing came, but something is due."""
     UNKNOWN = 10
     """An op that answers a check, and says that the outcome is still unknown."""
+    REFUSED_PART = 11
+    """A further half message that landing has refused."""
 
 
 class Event(IntEnum):

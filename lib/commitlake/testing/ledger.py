@@ -43,6 +43,7 @@ class Ledger:
     Attributes:
         half: half messages that have landed.
         delayed: delayed messages that have landed.
+        refused: further half messages that landing has refused.
         op: ops that have landed.
         transactions: ends of half messages, of each round one.
         resumes: accepted RESUMEs, by first half message.
@@ -56,6 +57,7 @@ class Ledger:
         self.rules = rules
         self.half: dict[Position, LandedMessage] = {}
         self.delayed: dict[Position, LandedMessage] = {}
+        self.refused: dict[Position, LandedMessage] = {}
         self.op: dict[OpKey, LandedOp] = {}
         self.transactions: dict[Position, list[End]] = {}
         self.resumes: dict[Position, list[LandedOp]] = {}
@@ -140,7 +142,7 @@ class Ledger:
         if first is None:
             return {}
         end = None if place in reopened else self.ended(place)
-        about: dict[str, int] = {"is_known": 1, "is_part": first.first is not None, "is_final": self._is_orphan(place)}
+        about: dict[str, int] = {"is_known": 1, "is_part": first.first is not None, "is_final": self._is_final(first)}
         about |= {"first_tid": first.tid, "first_grp": first.group} | ({"state": end.state} if end else {})
         resumes = [*self.resumes.get(place, ()), *([reopened[place]] if place in reopened else [])]
         return about | ({"resumed": resumes[-1].stored, "resumed_at": resumes[-1].at.offset} if resumes else {})
@@ -155,6 +157,11 @@ class Ledger:
             "foreign": any(m.first != op.listed[0] for m in known),
             "orphan": any(self._is_orphan(m.at) for m in known),
         }
+
+    def _is_final(self, first: LandedMessage) -> bool:
+        """Whether no RESUME may reopen it."""
+        same = [m for m in self.refused.values() if (m.first, m.tid, m.group) == (first.at, first.tid, first.group)]
+        return bool(same) or self._is_orphan(first.at)
 
     def _is_orphan(self, place: Position) -> bool:
         return any(end.reason == Reason.ORPHAN for end in self.transactions.get(place, ()))
@@ -249,6 +256,7 @@ class Ledger:
     def rebuild(self) -> list[Keyed]:
         """What is open, and ops that are neither decided, refused nor harmless."""
         halves = [m for m in self.half.values() if not self.ended(m.at)]
+        halves += [m for m in self.refused.values() if m.first_at not in self.half or not self.ended(m.first_at)]
         rows = [(Source.HALF, m.first_at.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
         rows += [
             (Source.HALF, self.half[at].first_at.queue, self.timer(self.half[at], ends[-1].deliver_at))

@@ -20,12 +20,14 @@ from commitlake.coordinator.coordination.input_rows import (
     delayed_rows,
     half_rows,
     op_rows,
+    refused_rows,
     stored_rows,
     waiting_rows,
 )
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops
 from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
+from commitlake.coordinator.landing import positions
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
@@ -78,6 +80,8 @@ def open_rows(
     look = _Look(warehouse, since, until)
     halves = with_checks(_open_halves(look, timing), warehouse, since, timing)
     every = [halves, _open_ops(look), _open_delayed(look), _open_waiting(look)]
+    if until is None:  # refused parts are always worked out anew
+        every.append(_refused_parts(warehouse, halves))
     found = every[0]
     for rows in every[1:]:
         found = found.unionByName(rows)
@@ -140,6 +144,16 @@ def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
     )
     is_over = (F.col("ended_round") >= F.col("round")) | (F.col("reason") == "ORPHAN")
     return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
+
+
+def _refused_parts(warehouse: Warehouse, halves: DataFrame) -> DataFrame:
+    """Parts that landing has refused, of first half messages that are open or have not landed."""
+    refused = refused_rows(warehouse.rows("rejected"))
+    position = positions.newest(warehouse)
+    landed = Point(offsets=position.offsets if position else {})
+    opened = halves.where(f"kind = {int(Kind.HALF)}").select("queue", "offset")
+    known = refused.where(landed.had_landed("half", "queue", "offset")).join(opened, ["queue", "offset"], "left_semi")
+    return known.select(*refused.columns).union(landed.landed_since(refused, "half", "queue", "offset"))
 
 
 def _open_ops(look: _Look) -> DataFrame:

@@ -55,6 +55,7 @@ def _merge(state: Rows, arrived: Rows, rules: Rules) -> Segment:
     return Segment(
         halves=_each_once(halves[np.argsort(halves["offset"], kind="stable")], "offset"),
         parts=_parts(old["parts"], new["parts"]),
+        refused=concat([old["refused"], new["refused"]]),
         ops=concat([old["ops"], new["ops"]]),
         listed=concat([old["listed"], new["listed"]]),
         timers=_timers(old["timers"], new["timers"]),
@@ -67,6 +68,7 @@ def _split(rows: Rows) -> dict[str, Rows]:
     return {
         "halves": rows[kind == Kind.HALF],
         "parts": rows[kind == Kind.PART],
+        "refused": rows[kind == Kind.REFUSED_PART],
         "ops": rows[np.isin(kind, _OPS)],
         "listed": rows[kind == Kind.LISTED],
         "answers": rows[kind == Kind.UNKNOWN],
@@ -106,6 +108,7 @@ def _next_due(segment: Segment, rules: Rules) -> int | None:
             segment.timers["deliver_at"],
             park.reported_at(segment.ops, rules),
             park.reported_at(parts.waiting(segment), rules),
+            park.reported_at(segment.refused, rules),
         ]
     )
     return int(times.min()) if len(times) else None

@@ -35,6 +35,7 @@ class Segment:
     Attributes:
         halves: open first half messages, sorted by offset.
         parts: further half messages, of open first ones or waiting for them.
+        refused: further half messages that landing has refused: their transactions can't be whole.
         ops: ops that wait for their message.
         listed: further half messages that these ops list.
         timers: messages with a delay that has not ended.
@@ -44,6 +45,7 @@ class Segment:
 
     halves: Rows
     parts: Rows
+    refused: Rows
     ops: Rows
     listed: Rows
     timers: Rows
@@ -52,7 +54,7 @@ class Segment:
 
     def open_rows(self) -> Rows:
         """All rows that the next batch needs."""
-        return concat([self.halves, self.parts, self.ops, self.listed, self.timers])
+        return concat([self.halves, self.parts, self.refused, self.ops, self.listed, self.timers])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from commitlake.protocol.statemachine.decide import decide
 from commitlake.protocol.statemachine.model import Segment
-from commitlake.protocol.statemachine.parts import forget_listed, incomplete
+from commitlake.protocol.statemachine.parts import forget_listed, incomplete, spoiled
 from commitlake.protocol.statemachine.rows import EVENT, Mask, Rows, find, make
 from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
 
@@ -29,6 +29,8 @@ def apply(segment: Segment) -> None:
     refused = refusal > 0
     report(segment, ops[refused], event=Event.REFUSED, reason=refusal[refused])
     ready = meets & ~refused & np.isin(ops["kind"], _DECISIONS) & ~incomplete(segment)
+    if len(segment.halves):
+        ready &= ~((ops["kind"] == Kind.COMMIT) & spoiled(segment)[at])
     winners = _first_of_each(ops, np.flatnonzero(ready))
     segment.ops = np.delete(ops, np.concatenate([winners, np.flatnonzero(refused)]))
     forget_listed(segment)

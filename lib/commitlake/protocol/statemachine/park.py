@@ -44,6 +44,7 @@ def sweep(segment: Segment, landed: int, rules: Rules) -> None:
         parts = segment.parts[told]
         report_unmatched(segment, parts, _is_over(parts, landed, rules))
         segment.parts = segment.parts[~told]
+    segment.refused = segment.refused[reported_at(segment.refused, rules) > landed]
 
 
 def _is_over(rows: Rows, landed: int, rules: Rules) -> Longs:

@@ -26,6 +26,17 @@ def drop_strangers(segment: Segment) -> None:
     segment.parts = parts[~strange]
 
 
+def spoiled(segment: Segment) -> Mask:
+    """Which open first half messages have a part that landing has refused; it was stored after them."""
+    halves, refused = segment.halves, segment.refused
+    found = np.zeros(len(halves), dtype=np.bool_)
+    at = find(halves["offset"], refused["offset"])
+    refused, at = refused[at >= 0], at[at >= 0]
+    same = (refused["tid"] == halves["tid"][at]) & (refused["grp"] == halves["grp"][at])
+    found[at[same & (refused["stored"] >= halves["stored"][at])]] = True
+    return found
+
+
 def waits(segment: Segment) -> Mask:
     """Which parts have no open first half message."""
     return np.asarray(find(segment.halves["offset"], segment.parts["offset"]) < 0)

@@ -20,6 +20,9 @@ from commitlake.tables.columns import hashed_sql
 from commitlake.tables.rounds import newest, reopened
 from commitlake.tables.spans import spans_of, within
 
+FINAL = "ledger.reason IN ('ORPHAN', 'REFUSED_PART')"
+"""SQL: whether no RESUME may reopen a first half message."""
+
 
 @dataclass(frozen=True)
 class LedgerTables:
@@ -89,7 +92,7 @@ def first_facts() -> dict[str, Column | str]:
         "first_tid": hashed_sql("first.transaction_id"),
         "first_grp": hashed_sql("first.producer_group"),
         "state": F.when(~F.col("pending"), number(State, "ledger.state")),
-        "is_final": "ledger.reason = 'ORPHAN'",
+        "is_final": FINAL,
         "resumed": "open_since",
         "resumed_at": "open_op_offset",
     }

@@ -6,8 +6,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.input_rows import half_rows, op_rows
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, first_facts, near, with_first
+from commitlake.coordinator.coordination.input_rows import half_rows, op_rows, refused_rows
+from commitlake.coordinator.coordination.unmatched.lookup import FINAL, LedgerTables, first_facts, near, with_first
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, events, judged
 from commitlake.protocol.states import Event, Kind, Refusal, Ruling, Source
 from commitlake.spark.frames import materialized
@@ -39,7 +39,8 @@ def resolve_resumes(batch: Events, tables: LedgerTables, timeout_ms: int) -> Res
         tables: as they were before the batch.
         timeout_ms: age of a reopened transaction, in ms since its RESUME, at its first check.
     """
-    found = judged_ops(_of_kind(batch, f"= {int(Kind.RESUME)}"), tables)
+    unmatched = _with_refused_parts(_of_kind(batch, f"= {int(Kind.RESUME)}"), tables)
+    found = judged_ops(unmatched, tables, is_final=f"{FINAL} OR is_spoiled")
     found = materialized(_accept_the_first(found))
     return Resolutions(refusals(found), _reopen(found, tables, timeout_ms))
 
@@ -48,14 +49,29 @@ def _of_kind(batch: Events, which: str) -> DataFrame:
     return batch.of(Event.UNMATCHED_OP, Source.HALF).where(f"kind {which}")
 
 
-def judged_ops(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """Unmatched ops, with `record`, what they name, and the `verdict` on each."""
+def _with_refused_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
+    """Adds `is_spoiled`: a part was refused; it may have come when all had ended."""
+    half = near(tables.half, unmatched, ("queue", "first_queue"), ("queue_offset", "first_offset"))
+    same = ["queue", "offset", "tid", "grp"]
+    spoiled = half_rows(half).join(refused_rows(tables.rejected), same, "left_semi")
+    spoiled = spoiled.selectExpr("queue AS first_queue", "offset AS first_offset", "true AS is_spoiled").distinct()
+    return unmatched.join(spoiled, ["first_queue", "first_offset"], "left")
+
+
+def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FINAL) -> DataFrame:
+    """Unmatched ops, with `record`, what they name, and the `verdict` on each.
+
+    Args:
+        unmatched: the ops.
+        tables: the ledger.
+        is_final: SQL; whether no RESUME may reopen the first half message.
+    """
     unmatched = materialized(with_record(unmatched, tables))
     facts = with_first(unmatched, tables).join(wrong_parts(unmatched, tables), _OP, "left")
     group = hashed_sql("coalesce(record.producer_group, '')")
     own: dict[str, Column | str] = {name: name for name in ("kind", "admin", "op_offset", *_WRONG)}
     own |= {"tid": hashed_sql("record.transaction_id"), "grp": group, "stored": millis_sql("record.stored_at")}
-    return judged(facts, **own, **first_facts())
+    return judged(facts, **own | first_facts() | {"is_final": is_final})
 
 
 def once_more(judged: DataFrame) -> DataFrame:
