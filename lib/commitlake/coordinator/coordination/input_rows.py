@@ -142,7 +142,8 @@ def refused_rows(rejected: DataFrame) -> DataFrame:
     named = rejected.selectExpr("*", f"{_text(headers.FIRST_HALF)} AS first").where(
         "source = 'half' AND first RLIKE '^[0-9]{1,9}-[0-9]{1,18}$'"
     )
-    place = "struct(BIGINT(split_part(first, '-', 1)) AS queue, BIGINT(split_part(first, '-', 2)) AS offset) AS place"
+    number = "TRY_CAST(split_part(first, '-', {}) AS BIGINT)"
+    place = f"struct({number.format(1)} AS queue, {number.format(2)} AS offset) AS place"
     there = f"place.queue <= {MAX_QUEUE} AND place.offset <= {MAX_OFFSET}"
     return rows(named.selectExpr("*", place).where(there), **_REFUSED)
 

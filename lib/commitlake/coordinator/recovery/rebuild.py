@@ -24,10 +24,9 @@ from commitlake.coordinator.coordination.input_rows import (
     stored_rows,
     waiting_rows,
 )
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
 from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops
 from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
-from commitlake.coordinator.landing import positions
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
@@ -81,7 +80,7 @@ def open_rows(
     halves = with_checks(_open_halves(look, timing), warehouse, since, timing)
     every = [halves, _open_ops(look), _open_delayed(look), _open_waiting(look)]
     if until is None:  # refused parts are always worked out anew
-        every.append(_refused_parts(warehouse, halves))
+        every.append(_refused_parts(warehouse))
     found = every[0]
     for rows in every[1:]:
         found = found.unionByName(rows)
@@ -146,14 +145,13 @@ def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
     return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
 
 
-def _refused_parts(warehouse: Warehouse, halves: DataFrame) -> DataFrame:
-    """Parts that landing has refused, of first half messages that are open or have not landed."""
-    refused = refused_rows(warehouse.rows("rejected"))
-    position = positions.newest(warehouse)
-    landed = Point(offsets=position.offsets if position else {})
-    opened = halves.where(f"kind = {int(Kind.HALF)}").select("queue", "offset")
-    known = refused.where(landed.had_landed("half", "queue", "offset")).join(opened, ["queue", "offset"], "left_semi")
-    return known.select(*refused.columns).union(landed.landed_since(refused, "half", "queue", "offset"))
+def _refused_parts(warehouse: Warehouse) -> DataFrame:
+    """Parts that landing has refused, of first half messages that are open or have not landed; few, in most starts."""
+    refused = materialized(refused_rows(warehouse.rows("rejected")))
+    if refused.isEmpty():
+        return refused
+    named = refused.selectExpr("*", "queue AS first_queue", "offset AS first_offset")
+    return with_first(named, LedgerTables.of(warehouse)).where("pending").select(*refused.columns)
 
 
 def _open_ops(look: _Look) -> DataFrame:
