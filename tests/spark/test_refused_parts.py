@@ -32,7 +32,7 @@ def test_a_refused_part_discards_its_transaction_whole(
         monkeypatch.undo()
         lake.run(spark, transaction_op_park_time="0s")
     else:
-        lake.run(spark, transaction_reject="true", transaction_op_park_time="0s")
+        lake.run(spark, transaction_reject="true")
     resume = lake.admin("RESUME", "t", first)
     lake.op("COMMIT", "u", other)
     lake.run(spark, transaction_op_park_time="0s")

@@ -92,7 +92,7 @@ class Traffic:
         spoiled = self._half(f"{name} y", 0, "DISCARDED", "REFUSED_PART")
         refused = self.lake.half(f"{name} y", 1, first=spoiled, topic="no topic")
         self.refused[Record("half", *refused)] = "ILLEGAL_TOPIC"
-        self.refused[self.lake.op("COMMIT", f"{name} y", spoiled, refused)] = "ALREADY_DISCARDED"
+        self.refused[self.lake.op("COMMIT", f"{name} y", spoiled)] = "ALREADY_DISCARDED"
 
     def _others(self, name: str) -> None:
         self.shown["messages", self.lake.message(f"{name} n", topic="a")] = f"{name} n".encode()
