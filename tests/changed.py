@@ -25,7 +25,8 @@ TESTS = {
     "config": "e2e/run_command e2e/launch e2e/security recovery/growth",
     "coordinator": """spark/coordination_rules recovery/round recovery/liveness recovery/faults recovery/campaign
         e2e/metrics steady/steady_load""",
-    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time spark/in_memory_coordinator
+    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
+        spark/refused_parts spark/in_memory_coordinator
         recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/rocketmq_schedule""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",

@@ -13,7 +13,7 @@ import pytest
 from tests.support.polling import wait_for
 
 from commitlake.clients.producer.by_hand import ByHand
-from commitlake.clients.producer.engine import Outcome
+from commitlake.clients.producer.engine import Result
 from commitlake.errors import FailedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -28,7 +28,7 @@ class TimeLimit(Exception):
 
 class Sent:
     def __init__(self) -> None:
-        self.outcome = Outcome[Position]()
+        self.outcome = Result[Position]()
 
     def withdraw(self) -> bool:
         return False

@@ -391,3 +391,21 @@ def test_no_spark_no_java_and_no_connection_are_needed() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.stdout.strip(), run.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("conf", [{"topics.allowed": ["orders"]}, {"topics.max": 1}, {"max_message_size": "6B"}])
+def test_half_of_a_transaction_is_not_shown_when_a_part_is_refused(conf: dict[str, object]) -> None:
+    coordinator = InMemoryCoordinator(conf)
+    coordinator.producer("shop", Shop({"order": "paid"}))
+    about: dict[str, Any] = {"producer_group": "shop", "transaction_id": "t", "keys": "order"}
+    first = wire.HalfRecord(topic="orders", msg_id="m1", body=b"order", **about)
+    at = coordinator.append("half", 0, wire.encode_half(first))
+    points = wire.HalfRecord(topic="points", msg_id="m2", body=b"+2 points", first_half=at, **about)
+    part = coordinator.append("half", 1, wire.encode_half(points))
+    op = wire.OpRecord(transaction_id="t", producer_group="shop", decision="COMMIT", half_messages=(at, part))
+    coordinator.append("op", 0, wire.encode_op(op))
+    coordinator.advance("20m")
+    assert coordinator.outcome("t") == Outcome("DISCARDED", "REFUSED_PART", 0)
+    assert coordinator.messages("orders") == []
+    assert [each.source for each in coordinator.rejected] == ["half", "op"]
+    assert coordinator.rejected[1].reason == "ALREADY_DISCARDED"
