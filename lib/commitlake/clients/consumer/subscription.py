@@ -98,6 +98,7 @@ class Subscription:
         self._empty: dict[int, Lane] | None = None
         """In which the last look found nothing; None where it found something, or did not come to it."""
         self._trouble, self._crowd, self._behind = Complaint(log), Complaint(log), Complaint(log)
+        self._again_trouble = Complaint(log)  # of its own: what can't be found again holds up no new message
         self._is_unbounded = False
 
     def join(self) -> bool:
@@ -243,7 +244,7 @@ class Subscription:
                 topic.begin(queue)
         crowded = self._crowded()
         cursors = {queue: lane.read_to for queue, lane in self._lanes.items() if queue not in crowded}
-        window: Window | None = self._read(lambda: self._window(topic, cursors), None)
+        window: Window | None = self._read(lambda: self._window(topic, cursors), None, self._trouble)
         member.queues = topic.queues()
         self._empty = self._lanes if window is None else None
         return window
@@ -265,7 +266,7 @@ class Subscription:
             window = topic.next(cursors)
         return window
 
-    def _read(self, step: Callable[[], Any], otherwise: Any) -> Any:
+    def _read(self, step: Callable[[], Any], otherwise: Any, trouble: Complaint) -> Any:
         """Read from the topic; a store that is away is read again later, where anybody waits."""
         try:
             found = step()
@@ -273,9 +274,9 @@ class Subscription:
             if not self._plan.follow:
                 msg = f"cannot read the topic {self.topic} at {self._plan.place}: {error}; start again when it is there"
                 raise WarehouseError(msg) from error
-            self._trouble.say("cannot read the topic %s, and try again: %s", self.topic, error)
+            trouble.say("cannot read the topic %s, and try again: %s", self.topic, error)
             return otherwise
-        self._trouble.end()
+        trouble.end()
         return found
 
     def _pass(self, window: Window, lanes: Mapping[int, Lane]) -> None:
@@ -328,7 +329,7 @@ class Subscription:
                 found = [topic.find(due)]
             return found
 
-        tables: list[pa.Table] = self._read(find, [])
+        tables: list[pa.Table] = self._read(find, [], self._again_trouble)
         return tables
 
     def _wait_for_room(self) -> None:

@@ -15,7 +15,7 @@ import pyarrow.dataset as pads
 from commitlake.clients.consumer import missing, window
 from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
-from commitlake.clients.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
+from commitlake.clients.consumer.rows import NEEDED, ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.errors import NoTableError
 from commitlake.reading.parquet import ParquetRows
 from commitlake.reading.table import Options, Snapshot
@@ -47,6 +47,7 @@ class Topic:
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
+        missing.refuse_columns(place, self.schema, NEEDED)
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
 
@@ -227,7 +228,7 @@ class Topic:
         return parts
 
     def _rows(self, path: str, queue: int) -> ParquetRows:
-        return ParquetRows(self._table.open(path), self.schema, {"queue_id": queue}, "body")
+        return self._table.rows(path, {"queue_id": queue}, "body")
 
 
 def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor) -> Part:
