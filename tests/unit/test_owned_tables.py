@@ -23,6 +23,7 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.errors import WarehouseError
 from commitlake.reading.questions.tables import opened
+from commitlake.reading.table import Snapshot
 
 KINDS = {
     "decimal": pa.array([Decimal("9.90")], pa.decimal128(10, 2)),
@@ -122,6 +123,11 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
     table_features.require(tmp_path / "topics/orders", name)
     with pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
         consumed(tmp_path)
+
+
+def test_a_place_that_deltalake_would_die_of_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WarehouseError, match=r"a\[x\]/t is not read; allowed is a directory without '\[' in its path"):
+        Snapshot(str(tmp_path / "a[x]" / "t"))
 
 
 @pytest.mark.parametrize("how", ["update", "merge", "delete"])

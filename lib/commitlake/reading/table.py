@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import check_readable, is_local, local_path
 from commitlake.config.object_store import storage_options
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol.topic_names import path_name
@@ -73,7 +73,11 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
         WarehouseError: it can't be read.
     """
     try:
+        check_readable(place)  # deltalake panics, which is no Exception
         return DeltaTable(place, storage_options=storage_options(options))
+    except ValueError as error:
+        msg = f"the table at {place} is not read; allowed is {error}"
+        raise WarehouseError(msg) from None
     except TableNotFoundError:
         msg = f"there is no table at {place}; check the place, or wait for its first row"
         raise NoTableError(msg) from None
