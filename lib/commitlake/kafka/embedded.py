@@ -242,6 +242,7 @@ class EmbeddedBroker:
     def _java(self, classpath: str) -> list[str]:
         return [
             runtime.java(),
+            *runtime.LANGUAGE.split(),
             f"-Xmx{_HEAP}",
             "-Xms128m",
             "-XX:+UseSerialGC",

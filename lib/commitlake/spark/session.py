@@ -126,7 +126,7 @@ LOCAL_SETTINGS = {
 # The optimising compiler waits five times longer than by default: in the first minutes it took a third of all CPU, and
 # a round 4.7 s of CPU instead of 3.4 s, since most of what it compiled was soon replaced.
 _JAVA_OPTIONS = (
-    "-Xss8m -XX:-DontCompileHugeMethods -XX:Tier4InvocationThreshold=25000 "
+    f"{runtime.LANGUAGE} -Xss8m -XX:-DontCompileHugeMethods -XX:Tier4InvocationThreshold=25000 "
     "-XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000 -XX:Tier4BackEdgeThreshold=200000"
 )
 # The optimising compiler pays back after minutes only: the first batches take 8, 5, 2 s instead of 11, 10, 4 s.

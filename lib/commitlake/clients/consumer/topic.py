@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -94,15 +95,18 @@ class Topic:
         return self._plan.next() if self._plan is not None else None
 
     def _planned(self, cursors: Mapping[int, Cursor]) -> Plan | None:
-        """What comes next of the files that were written first; None when no file has more."""
+        """What comes next; None when no file has more.
+
+        Where the first rows of some files may not be handed over yet, more files are looked at, one by one at first.
+        """
+        looked: dict[str, Part] = {}
         files = self._unfinished(cursors)
-        budget = BUDGET
         while files.num_rows:
             known = statistics(files)
-            chosen = window.taken(known, budget)
-            parts = self._behind(files.take(chosen), cursors, is_first_look=budget == BUDGET)
-            chosen = chosen[: len(parts)]
-            left = known.where(np.setdiff1d(np.arange(files.num_rows), chosen))
+            order = window.in_order(known)
+            count = max(window.fitting(known.size[order], BUDGET), 2 * len(looked))
+            parts = self._behind(files.take(order[:count]), cursors, looked)
+            chosen, left = order[: len(parts)], known.where(order[len(parts) :])
             keys = Keys.joined([part.keys for part in parts])
             allowed = window.may_be_handed_over(keys, left)
             finishes = files["path"].take(chosen).to_pylist() if len(left.size) == 0 or allowed.all() else []
@@ -111,8 +115,6 @@ class Topic:
             self._finished.update(finishes)
             if len(left.size) == 0:
                 return None
-            if len(keys.batch):
-                budget *= 2  # compaction has mixed them: the first rows are in files that were written later
             files = self._unfinished(cursors)
         return None
 
@@ -210,35 +212,46 @@ class Topic:
         self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
         return files.filter(pa.array([not each for each in done], pa.bool_()))
 
-    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], *, is_first_look: bool) -> list[Part]:
-        """Rows of the files behind the cursors; of small files they are in memory already.
+    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], looked: dict[str, Part]) -> list[Part]:
+        """Rows of the files behind the cursors; of small files they are in memory, as long as there is room.
 
-        The first look takes as many files as fit into memory, and one at least. Where their rows may not be handed over
-        yet, the next ones take the others too, of which only the keys are in memory.
+        The first look ends where there is none. Later ones take the others too, of which only keys are in memory.
+
+        Args:
+            files: in their order.
+            cursors: of their queues.
+            looked: those that were looked at before, and these.
         """
-        parts: list[Part] = []
-        left = WINDOW_BYTES
+        left = WINDOW_BYTES - sum(part.table.nbytes for part in looked.values())
+        is_first = not looked
         for (path, queue), size in zip(_paths(files), files["size_bytes"].to_pylist(), strict=True):
-            if parts and left <= 0 and is_first_look:
+            if is_first and looked and left <= 0:
                 break
-            rows = self._rows(path, queue)
-            table = rows.take(np.arange(rows.count if 0 < size <= BUDGET and left > 0 else 0), left)
-            left -= table.nbytes
-            parts.append(_part(rows, table, cursors[queue]))
-        return parts
+            if path not in looked:
+                rows = self._rows(path, queue)
+                is_small = 0 < size <= BUDGET
+                table = rows.take(np.arange(rows.count if is_small and left > 0 else 0), left)
+                left -= table.nbytes
+                # Thousands of small files would be open at once; a large one is read on where it was left.
+                looked[path] = _part(
+                    rows, table, cursors[queue], partial(self._rows, path, queue) if is_small else None
+                )
+        return [looked[path] for path, _ in _paths(files) if path in looked]
 
     def _rows(self, path: str, queue: int) -> ParquetRows:
         return self._table.rows(path, {"queue_id": queue}, "body")
 
 
-def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor) -> Part:
-    """The rows behind a cursor, of which `table` has all or the first ones."""
+def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:
+    """The rows behind a cursor, of which `table` has all or the first ones; `again` opens the file once more."""
     is_whole = table.num_rows == rows.count
     keys = keys_of(table) if is_whole else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
     numbers = np.flatnonzero(cursor.is_before(keys))
     if len(numbers) < rows.count:
         keys = keys.where(numbers)
-    return Part(keys, numbers, None, table) if is_whole else Part(keys, numbers, rows, table.slice(0, 0))
+    if is_whole:
+        return Part(keys, numbers, None, table)
+    return Part(keys, numbers, again or (lambda: rows), table.slice(0, 0))
 
 
 def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
