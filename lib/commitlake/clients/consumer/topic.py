@@ -167,15 +167,24 @@ class Topic:
         """
         reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
         files = self._unfinished(reached)
-        numbers = _filled(files, "num_records", 0)
-        before = np.cumsum(numbers) - numbers
-        is_counted = before >= (_HIGHEST if most_rows is None else most_rows)
-        counted = files.filter(pa.array(is_counted))
-        count, firsts = int(numbers[is_counted].sum()), [pc.min(_column(counted, "min.visible_at")).as_py()]
-        for batch, behind in self._compared(files.filter(pa.array(~is_counted)), reached, ["visible_at"]):
+        is_whole = self._are_behind(files, reached)
+        numbers = np.where(is_whole, 0, _filled(files, "num_records", 0))
+        is_whole |= np.cumsum(numbers) - numbers >= (_HIGHEST if most_rows is None else most_rows)
+        whole = files.filter(pa.array(is_whole))
+        count, firsts = int(_filled(whole, "num_records", 0).sum()), [pc.min(_column(whole, "min.visible_at")).as_py()]
+        for batch, behind in self._compared(files.filter(pa.array(~is_whole)), reached, ["visible_at"]):
             count += int(behind.sum())
             firsts.append(pc.min(batch["visible_at"].filter(pa.array(behind))).as_py())
         return count, min((first for first in firsts if first is not None), default=None)
+
+    def _are_behind(self, files: pa.Table, reached: Mapping[int, Cursor]) -> npt.NDArray[np.bool_]:
+        """Of which files the statistics alone tell that all rows are behind the cursors of their queues."""
+        known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._table.deleted()
+        ahead = [window.is_ahead(known, index, reached[queue]) for index, queue in enumerate(queues)]
+        has_all = pc.and_(files["num_records"].is_valid(), _column(files, "min.visible_at").is_valid())
+        is_kept = np.array([path not in deleted for path in files["path"].to_pylist()], bool)
+        found: npt.NDArray[np.bool_] = np.array(ahead, bool) & is_kept & has_all.to_numpy().astype(bool)
+        return found
 
     def _compared(
         self, files: pa.Table, reached: Mapping[int, Cursor], columns: Sequence[str]
