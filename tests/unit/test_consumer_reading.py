@@ -112,6 +112,22 @@ def test_many_small_files_behind_one_that_was_written_anew_are_not_open_at_once(
     assert most - before < 20
 
 
+@pytest.mark.parametrize("limit", [1, 3, 1_000])
+def test_the_oldest_unfinished_messages_are_found_in_few_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    numbers = list(range(40))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        write(tmp_path, "orders", [message(number, batch=number), message(number + 100, batch=number)])
+    opened, paths = Snapshot.open, list[str]()
+    monkeypatch.setattr(Snapshot, "open", lambda table, path: paths.append(path) or opened(table, path))  # type: ignore[func-returns-value]
+    found = unfinished(config.from_mapping({"warehouse": str(tmp_path)}), "orders", "nobody", limit=limit)
+    expected = [*(f"m{number}" for number in range(40)), *(f"m{number + 100}" for number in range(40))]
+    assert found["message_id"].to_pylist() == expected[:limit]
+    assert len([path for path in paths if path.endswith(".parquet")]) <= 2 * limit + 1
+
+
 class UnsteadyFile(io.FileIO):
     """A file of a store that is away at some reads."""
 

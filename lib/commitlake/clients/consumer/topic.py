@@ -140,21 +140,40 @@ class Topic:
         return pa.concat_tables(found)
 
     def unfinished(
-        self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
+        self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str], first: int
+    ) -> Iterator[tuple[Iterator[pa.RecordBatch], datetime | None]]:
         """Rows behind the cursors of their queues, batch by batch; and those with one of some source_offsets.
+
+        They come in parts, the files whose rows became visible first before the others.
 
         Args:
             cursors: None for a group that has none: then all rows count as behind.
             offsets: source_offsets.
             columns: of the rows; `is_behind` comes as well.
+            first: files in the first part; each further one has twice as many.
+
+        Yields:
+            Rows, and since when the oldest of all later parts may be visible; None for the last part.
         """
         files, wanted = self._table.files(), np.unique(np.asarray([*offsets], np.int64))
         known = statistics(files)
         has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
         reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
         left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
-        for batch, behind in self._compared(files.filter(pa.array(has | left)), reached, columns):
+        files = files.filter(pa.array(has | left))
+        since = _column(files, "min.visible_at")
+        order = pc.array_sort_indices(since, null_placement="at_start")
+        files, since = files.take(order), [*since.take(order).to_pylist(), None]
+        begin, count = 0, max(1, first)
+        while begin < files.num_rows:
+            part = files.slice(begin, count)
+            begin, count = begin + part.num_rows, 2 * count
+            yield self._unfinished_of(part, reached, wanted, columns), since[begin]
+
+    def _unfinished_of(
+        self, files: pa.Table, reached: Mapping[int, Cursor], wanted: npt.NDArray[np.int64], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch, behind in self._compared(files, reached, columns):
             rows = batch.append_column("is_behind", pa.array(behind))
             yield rows.filter(pa.array(behind | np.isin(batch["source_offset"].to_numpy(), wanted)))
 
