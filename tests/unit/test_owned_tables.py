@@ -60,6 +60,16 @@ def test_columns_of_all_types_are_read_and_those_of_an_empty_table(tmp_path: Pat
     assert found == ([] if is_empty else rows.to_pylist())
 
 
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"array", "struct", "binary"}))
+def test_a_partition_may_be_of_any_type(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "business"
+    rows = pa.table({"id": ["17", "18"], "more": pa.concat_arrays([KINDS[kind], pa.nulls(1, KINDS[kind].type)])})
+    write_deltalake(place, rows, partition_by=["more"])
+    with opened(str(tmp_path)) as tables:
+        found = tables.rows(f"SELECT id, more FROM {tables.outside(str(place))} ORDER BY id").to_pylist()
+    assert found == rows.to_pylist()
+
+
 @pytest.mark.parametrize("kind", ["double", "decimal(10,2)", "date", "short", "timestamp_ntz"])
 def test_a_column_that_the_owner_adds_to_a_topic_is_null_before(tmp_path: Path, kind: str) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])

@@ -129,7 +129,7 @@ def _files(table: Snapshot, empty: duckdb.DuckDBPyRelation) -> str:
     """DuckDB's call that reads all files of a local table; `empty` has its types."""
     paths = [str(Path(table.place) / unquote(path)) for path in table.files()["path"].to_pylist()]
     listed = ", ".join(f"'{escaped(path)}'" for path in paths)
-    kinds = dict(zip(empty.columns, empty.types, strict=True))
+    kinds = dict(zip(empty.columns, map(_one_word, empty.types), strict=True))
     types = ", ".join(f"{quoted(name)}: {kinds[name]}" for name in table.partitions)
     hive = f", hive_partitioning = true, hive_types = {{{types}}}" if types else ", hive_partitioning = false"
     return f"read_parquet([{listed}], union_by_name = true{hive})"
@@ -152,10 +152,17 @@ def epoch_ms(at: datetime) -> int:
 _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
+def _one_word(kind: object) -> str:
+    """A type of a partition column: DuckDB takes there no other."""
+    return "VARCHAR" if "(" in str(kind) else str(kind).replace(" WITH TIME ZONE", "TZ")
+
+
 def _typed(field: pa.Field) -> str:
     """A column; what Spark writes by default is a timestamp without a zone, in the eyes of DuckDB."""
-    name = quoted(field.name)
-    return f"{name}::TIMESTAMPTZ AS {name}" if field.type == _TIMESTAMP else name
+    name, kind = quoted(field.name), field.type
+    if pa.types.is_decimal(kind):
+        return f"{name}::DECIMAL({kind.precision}, {kind.scale}) AS {name}"
+    return f"{name}::TIMESTAMPTZ AS {name}" if kind == _TIMESTAMP else name
 
 
 def _named(sql: str, parameters: Mapping[str, object]) -> dict[str, object]:
