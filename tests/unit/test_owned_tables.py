@@ -133,6 +133,8 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
     table_features.require(tmp_path / "topics/orders", name)
     with pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
         consumed(tmp_path)
+    with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
+        tables.topic("orders")
 
 
 def test_a_place_that_deltalake_would_die_of_is_named(tmp_path: Path) -> None:

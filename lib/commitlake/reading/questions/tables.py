@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from commitlake.config.locations import has_scheme
-from commitlake.errors import NoTableError, WarehouseError
+from commitlake.errors import NoTableError
 from commitlake.reading.table import Options, Snapshot, Stream, location
 
 
@@ -47,11 +47,15 @@ class Tables:
                 self._make(name, self._open[name])
 
     def topic(self, topic: str) -> str | None:
-        """Make a view of a topic's table, and return its name; None when there is no such table."""
+        """Make a view of a topic's table, and return its name; None when there is no such table.
+
+        Raises:
+            WarehouseError: it can't be read.
+        """
         name = f"topics/{topic}"
         try:
             self.open(name)
-        except WarehouseError:
+        except NoTableError:
             return None
         return quoted(name)
 
