@@ -40,8 +40,8 @@ MOST_UNWRITTEN = 250_000
 """Messages whose receipts are not written, some 450 bytes each: their store is away, or slow."""
 MOST_KEPT_BYTES = 512 << 20
 """Of messages that are finished behind one that is open; a restart gets them again."""
-MOST_WAITING = 100_000
-"""Messages that wait for their next attempt, some 3 kB each: a handler whose database is away fails for all."""
+MOST_WAITING = 50_000
+"""Messages that wait for their next attempt, some 5 kB each: a handler whose database is away fails for all."""
 _LOOK_S, _STALLED_S = 0.01, 5.0
 _AGAIN_MOST = 1_000
 """Less than may be open: a batch of them is handed over as a whole."""
