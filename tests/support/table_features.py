@@ -33,6 +33,14 @@ def delete(place: Path, numbers: Sequence[int]) -> None:
     _commit(place, {"remove": removed}, {"add": {**add, "deletionVector": vector}})
 
 
+def clone(place: Path, to: Path) -> None:
+    """Make a shallow clone, as Spark does: a log of its own, which names the files of the other table."""
+    (to / "_delta_log").mkdir(parents=True)
+    (to / "_delta_log" / f"{0:020}.json").write_text((place / "_delta_log" / f"{0:020}.json").read_text())
+    add = _newest(place, "add")
+    _commit(to, {"add": {**add, "path": f"{place.as_uri()}/{add['path']}"}})
+
+
 def rename(place: Path, column: str, to: str) -> None:
     """Give a column another name, which its files do not have."""
     meta = _newest(place, "metaData")
@@ -44,6 +52,7 @@ def rename(place: Path, column: str, to: str) -> None:
     mapped = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(len(schema["fields"]))}
     meta["configuration"].update(mapped)
     meta["schemaString"] = json.dumps(schema)
+    meta["partitionColumns"] = [to if name == column else name for name in meta["partitionColumns"]]
     _commit(place, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": meta})
 
 

@@ -137,6 +137,21 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
         tables.topic("orders")
 
 
+def test_a_topic_whose_column_is_renamed_while_it_is_read_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(1, batch=0)])
+    reader = Topic(str(tmp_path / "topics/orders"))
+    table_features.rename(tmp_path / "topics/orders", "queue_id", "q")
+    with pytest.raises(WarehouseError, match=r"topics/orders lacks the columns queue_id; "):
+        reader.refresh()
+
+
+def test_a_shallow_clone_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(1, batch=0)])
+    table_features.clone(tmp_path / "topics/orders", tmp_path / "topics/cloned")
+    with pytest.raises(WarehouseError, match=r"topics/cloned is a shallow clone, with files elsewhere"):
+        Topic(str(tmp_path / "topics/cloned")).queues()
+
+
 def test_a_place_that_deltalake_would_die_of_is_named(tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match=r"a\[x\]/t is not read; allowed is a directory without '\[' in its path"):
         Snapshot(str(tmp_path / "a[x]" / "t"))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from commitlake.errors import WarehouseError
@@ -52,6 +53,19 @@ def columns(table: DeltaTable, place: str) -> tuple[pa.Schema, dict[str, str]]:
         )
         raise WarehouseError(msg)
     return schema, dict(filter(None, map(_renamed, fields)))
+
+
+def refuse_clone(paths: pa.ChunkedArray, place: str) -> None:
+    """Refuse a table whose log names files of another one.
+
+    Raises:
+        WarehouseError: it does.
+    """
+    if pc.any(pc.match_substring_regex(paths, "^[A-Za-z][A-Za-z0-9+.-]*:/")).as_py():
+        msg = (
+            f"the table at {place} is a shallow clone, with files elsewhere, which is not read here; make a deep clone"
+        )
+        raise WarehouseError(msg)
 
 
 def by_logical_names(files: pa.Table, physical: Mapping[str, str]) -> pa.Table:

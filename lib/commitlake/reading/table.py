@@ -175,6 +175,7 @@ class Snapshot:
         if self._actions is None:
             actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
             found = pa.RecordBatchReader.from_stream(actions).read_all()
+            features.refuse_clone(found["path"], self.place)
             self._actions = features.by_logical_names(found, self.physical)
         return self._actions
 
@@ -200,6 +201,10 @@ class Snapshot:
 
         deleted = self.deleted().get(path)
         return ParquetRows(self.open(path), self.schema, constants, large, deleted, self.physical)
+
+    def column_names(self) -> list[str]:
+        """Names of columns at this version; `schema` stays that of the first one, which files of all versions fit."""
+        return [field.name for field in self.delta.schema().fields]
 
     def log_length(self) -> int:
         """How many files its log has."""

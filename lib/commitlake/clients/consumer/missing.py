@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from commitlake.config.locations import is_local, local_path
 from commitlake.config.terminal import printable
 from commitlake.errors import WarehouseError
@@ -34,13 +32,13 @@ def no_row(place: str) -> str:
     return f"the table at {place} has no row: what was sent is pending, delayed or rolled back, or {_WAIT}"
 
 
-def refuse_columns(place: str, schema: pa.Schema, needed: Sequence[str]) -> None:
+def refuse_columns(place: str, names: Sequence[str], needed: Sequence[str]) -> None:
     """Refuse a topic that lacks columns.
 
     Raises:
         WarehouseError: its owner has renamed or dropped one.
     """
-    gone = sorted({*needed} - {*schema.names})
+    gone = sorted({*needed} - {*names})
     if gone:
         msg = (
             f"the table at {place} lacks the columns {', '.join(gone)}; nobody may rename or drop columns of a topic: "

@@ -48,7 +48,7 @@ class Topic:
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
-        missing.refuse_columns(place, self.schema, NEEDED)
+        missing.refuse_columns(place, self._table.column_names(), NEEDED)
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
 
@@ -56,6 +56,7 @@ class Topic:
         """Go to the newest version; whether that is another one."""
         is_new = self._table.refresh()
         if is_new:
+            missing.refuse_columns(self._table.place, self._table.column_names(), NEEDED)
             self._finished &= set(self._table.files()["path"].to_pylist())
         return is_new
 
