@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from commitlake.config import yaml_texts
 from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import (
     EMBEDDED,
@@ -74,6 +75,9 @@ class Key:
         """
         try:
             return self.parse(given)
+        except yaml_texts.KeyProblem as error:
+            msg = f"{self.name}: {error.problem}"
+            raise ConfigError(msg) from None
         except (ValueError, yaml.YAMLError) as error:
             shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else repr(given)
             allowed = "YAML" if isinstance(error, yaml.YAMLError) else error
