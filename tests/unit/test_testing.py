@@ -55,6 +55,13 @@ class Shop(TransactionListener):
         return COMMIT if message.keys in self.database else ROLLBACK
 
 
+class Careful(Shop):
+    """Right: what is not there may still come."""
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return COMMIT if message.keys in self.database else UNKNOW
+
+
 class Forgetful(Shop):
     """Wrong: what it did is in the memory of its process only."""
 
@@ -84,7 +91,7 @@ def after_a_fault(kind: type[Shop], fault: Fault) -> tuple[list[str], list[str |
 
 @pytest.mark.parametrize("fault", Fault)
 def test_a_right_listener_agrees_with_its_database_whatever_befalls_it(fault: Fault) -> None:
-    paid, told = after_a_fault(Shop, fault)
+    paid, told = after_a_fault(Careful, fault)
     assert paid == told
     sent_nothing = {Fault.KAFKA_AWAY, Fault.LOST, Fault.UNACKNOWLEDGED, Fault.CRASH_AFTER_HALF}
     assert bool(paid) == (fault not in sent_nothing)
@@ -95,6 +102,23 @@ def test_a_listener_that_is_wrong_after_a_crash_is_found_in_milliseconds() -> No
     paid, told = after_a_fault(Forgetful, Fault.CRASH_BEFORE_DECISION)
     assert time.perf_counter() - begun < 0.5
     assert (paid, told) == (["17"], [])
+
+
+def test_a_listener_that_rolls_back_what_still_runs_is_found() -> None:
+    assert after_a_fault(Shop, Fault.CHECKED_WHILE_RUNNING) == (["17"], [])
+
+
+def test_what_a_listener_raises_is_in_the_result(lake: InMemoryCoordinator, caplog: pytest.LogCaptureFixture) -> None:
+    class Raises(Shop):
+        def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+            raise arg  # type: ignore[misc]
+
+    error = ValueError("no stock")
+    found = lake.producer("shop", Raises({})).send_message_in_transaction(Message("orders", "x"), error)
+    assert (found.local_transaction_state, found.exception) == (UNKNOW, error)
+    found = lake.producer("shop", Shop({}, None)).send_message_in_transaction(Message("orders", "x"))  # type: ignore[arg-type]
+    assert (found.local_transaction_state, found.exception) == (UNKNOW, None)
+    assert "returned None, no LocalTransactionState" in caplog.text
 
 
 @pytest.fixture

@@ -158,10 +158,10 @@ class TransactionMQProducer(DefaultMQProducer):
         try:
             decision = decide(lambda: listener.execute_local_transaction(message, arg), tracing.executing(half.record))
         except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
-            self._end_with(Ending.of([half], *failed(error)), log_lost)
+            self._end_with(Ending.of([half], *failed(error)[:2]), log_lost)
             raise
-        self._end_with(Ending.of([half], *decision), log_lost)
-        return sent_result(half, decision.state)
+        self._end_with(Ending.of([half], *decision[:2]), log_lost)
+        return sent_result(half, decision)
 
     def begin_transaction(self, *, is_answered: bool = False, database: object = None) -> Transaction:
         """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
@@ -252,7 +252,7 @@ class TransactionMQProducer(DefaultMQProducer):
         if found is None:
             with calls.one():
                 found = self._ask(check, message)
-        self._end_with(self._answered(check, message, *found), done)
+        self._end_with(self._answered(check, message, *found[:2]), done)
 
     def _known(self, check: wire.CheckRecord) -> Verdict | None:
         """The answer to a check that the listener need not be asked for."""
@@ -295,7 +295,7 @@ class TransactionMQProducer(DefaultMQProducer):
         self._link.send_soon(OP, ending.half_messages[0].queue, record, self.send_msg_timeout, done)
 
 
-def sent_result(half: HalfMessage, state: LocalTransactionState) -> TransactionSendResult:
+def sent_result(half: HalfMessage, decision: Verdict) -> TransactionSendResult:
     """What a send in a transaction returns."""
     return TransactionSendResult(
         send_status=SendStatus.SEND_OK,
@@ -303,7 +303,8 @@ def sent_result(half: HalfMessage, state: LocalTransactionState) -> TransactionS
         queue_id=half.at.queue,
         queue_offset=half.at.offset,
         transaction_id=half.record.transaction_id,
-        local_transaction_state=state,
+        local_transaction_state=decision.state,
+        exception=decision.exception,
     )
 
 
