@@ -223,17 +223,21 @@ def test_an_embedded_broker_needs_an_address_for_administrators(
     assert launched == []
 
 
+@pytest.mark.parametrize(
+    ("module", "extra"), [("pyspark", "all"), ("duckdb", "consumer"), ("pyarrow.compute", "consumer")]
+)
 def test_a_missing_module_is_an_error_that_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: str, extra: str
 ) -> None:
     def missing(*_: object) -> None:
-        raise ModuleNotFoundError(name="pyspark")
+        raise ModuleNotFoundError(name=module)
 
     monkeypatch.setattr(app, "load", missing)
     monkeypatch.setattr(sys, "argv", ["commitlake", "audit"])
     with pytest.raises(SystemExit):
         app.main()
-    assert capsys.readouterr().err.startswith("error: the Python module pyspark is missing")
+    told = f"error: the Python module {module} is missing; install it with pip install 'commitlake[{extra}]'"
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_the_configuration_is_printed_without_its_secrets() -> None:

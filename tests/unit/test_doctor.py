@@ -74,7 +74,7 @@ def test_a_coordinator_that_runs_is_well_and_a_killed_one_is_not(warehouse: Path
 def test_a_warehouse_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
     (found,) = doctor.examine(from_mapping({"warehouse": str(tmp_path / "nowhere")}))
     assert not found.is_well
-    assert found.detail.startswith(f"no coordinator of this version has run on the warehouse {tmp_path}/nowhere: ")
+    assert found.detail.startswith(f"warehouse: the directory {tmp_path}/nowhere is not there; a relative path")
 
 
 def test_without_a_lock_file_none_runs(warehouse: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import is_local, local_path, not_there
 from commitlake.config.terminal import printable
 from commitlake.protocol.topic_names import from_path_name
 
@@ -37,7 +37,7 @@ def _instead(place: str) -> str:
     table = local_path(place)
     topics = table.parent
     if not topics.parent.is_dir():
-        return f"; there is no directory {topics.parent} either: check `warehouse`"
+        return f"; warehouse: {not_there(str(topics.parent))}"
     places = [each for each in Path(topics).glob("*") if each != table and _may_be_table(each)]
     names = sorted(printable(from_path_name(each.name)) for each in places)
     if not names:

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from commitlake.config.locations import has_scheme
+from commitlake.config.locations import has_scheme, not_there
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.reading.table import Options, Snapshot, location
 
@@ -89,10 +89,9 @@ class Tables:
         try:
             return Snapshot(location(self._warehouse, name), self._options)
         except NoTableError:
-            msg = (
-                f"no coordinator of this version has run on the warehouse {self._warehouse}: it has no table {name}; "
-                "start one, or check `warehouse`"
-            )
+            absent = not_there(self._warehouse)
+            none = f"no coordinator of this version has run on the warehouse {self._warehouse}: it has no table {name}"
+            msg = f"warehouse: {absent}" if absent else f"{none}; start one, or check `warehouse`"
             raise NoTableError(msg) from None
 
     def _make(self, name: str, table: Snapshot) -> None:
