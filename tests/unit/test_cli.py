@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "ledger", "audit", "admin", "maintain")
 QUESTIONS = (
     "demo",
+    "find",
     "rejected",
     "topics",
     "stats",

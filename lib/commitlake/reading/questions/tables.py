@@ -132,6 +132,11 @@ def moment(at_ms: int) -> str:
     return f"TIMESTAMPTZ '{datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec='milliseconds')}'"
 
 
+def iso(column: str) -> str:
+    """SQL of a time as ISO 8601 has it, UTC, in ms."""
+    return f"strftime({column}, '%Y-%m-%dT%H:%M:%S.%gZ')"
+
+
 def epoch_ms(at: datetime) -> int:
     """Ms since epoch, UTC."""
     return int(at.timestamp() * 1_000)
