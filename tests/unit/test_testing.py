@@ -121,6 +121,24 @@ def test_what_a_listener_raises_is_in_the_result(lake: InMemoryCoordinator, capl
     assert "returned None, no LocalTransactionState" in caplog.text
 
 
+RULE = {"table": "delta-log"}
+
+
+@pytest.mark.parametrize(
+    ("checks", "listener", "warnings"),
+    [({}, None, 1), ({"shop": RULE}, None, 0), ({"other": RULE}, None, 1), ({}, Shop({}), 0)],
+    ids=["nobody", "a rule", "a rule for others", "a listener"],
+)
+def test_a_group_that_nobody_answers_for_is_told_once_also_where_a_rule_is_promised(
+    caplog: pytest.LogCaptureFixture, checks: dict[str, Any], listener: Shop | None, warnings: int
+) -> None:
+    with InMemoryCoordinator({"checks": checks}).producer("shop", listener) as producer:
+        for is_answered in (True, False):
+            producer.begin_transaction(is_answered=is_answered).rollback()
+    told = "the group shop begins transactions without a listener, and there is no rule for it"
+    assert caplog.text.count(told) == warnings
+
+
 @pytest.fixture
 def lake() -> InMemoryCoordinator:
     return InMemoryCoordinator()

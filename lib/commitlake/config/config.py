@@ -100,6 +100,7 @@ class Config:
             topics=tuple(sorted(topics)),
             check_topics=self.kafka.check_topics,
             batch_head=True,
+            ruled_groups=tuple(sorted(self.checks)),
         )
 
     def describe(self) -> str:

@@ -170,7 +170,8 @@ class TransactionMQProducer(DefaultMQProducer):
         administrator ends it.
 
         Args:
-            is_answered: a rule of the coordinator answers its checks, so no listener is missed.
+            is_answered: a rule of the coordinator answers its checks, so no listener is missed; a coordinator that
+                publishes for which groups it has a rule is believed instead.
             database: a connection of psycopg 3, or a connection or session of SQLAlchemy that uses psycopg. Its
                 transaction ends with this one, and PostgreSQL answers the checks, by a rule of the coordinator.
 
@@ -193,13 +194,17 @@ class TransactionMQProducer(DefaultMQProducer):
         return self._listener is not None
 
     def warn_if_unanswered(self, is_answered: bool) -> None:
-        """Log, once, that nobody will answer the checks of a transaction."""
-        if self._listener is None and not is_answered and not self._is_warned:
+        """Log, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
+        if self._listener is not None or self._is_warned:
+            return
+        ruled = self._link.settings.ruled_groups if self._running else None
+        if not (is_answered if ruled is None else self.group in ruled):
             self._is_warned = True
             log.warning(
-                "the group %s begins transactions without a listener: when this process dies before a decision, nobody "
-                "answers their checks, and they stay open until transaction.retention; give the producer a listener, "
-                "or let a table answer (configuration key checks) and say is_answered=True",
+                "the group %s begins transactions without a listener, and there is no rule for it: when this process "
+                "dies before a decision, nobody answers their checks, and they stay open until "
+                "transaction.retention; give the producer a listener, or the coordinator a rule (configuration key "
+                "checks)",
                 self.group,
             )
 
