@@ -190,7 +190,8 @@ def _read_file(path: str | os.PathLike[str]) -> Mapping[str, object]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # only the place: the line itself may hold a password
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        told = f"{where}: {error.problem}" if isinstance(error, yaml_texts.KeyProblem) else f" is not YAML{where}"
+        problem = yaml_texts.key_problem(error)
+        told = f"{where}: {problem}" if problem else f" is not YAML{where}"
         msg = f"the configuration {path}{told}"
         raise ConfigError(msg) from None
     if not isinstance(parsed or {}, dict):

@@ -75,13 +75,11 @@ class Key:
         """
         try:
             return self.parse(given)
-        except yaml_texts.KeyProblem as error:
-            msg = f"{self.name}: {error.problem}"
-            raise ConfigError(msg) from None
         except (ValueError, yaml.YAMLError) as error:
             shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else repr(given)
+            problem = yaml_texts.key_problem(error) if isinstance(error, yaml.YAMLError) else None
             allowed = "YAML" if isinstance(error, yaml.YAMLError) else error
-            msg = f"{self.name}: {shown} is not allowed; allowed is {allowed}"
+            msg = f"{self.name}: {problem or f'{shown} is not allowed; allowed is {allowed}'}"
             raise ConfigError(msg) from None
 
 

@@ -10,10 +10,6 @@ _MERGE = "tag:yaml.org,2002:merge"
 _NULL = "tag:yaml.org,2002:null"
 
 
-class KeyProblem(yaml.MarkedYAMLError):
-    """A key that a map has twice, or that is something else than a text to most readers of YAML."""
-
-
 class _Texts(yaml.SafeLoader):
     yaml_implicit_resolvers = {  # noqa: RUF012 - of PyYAML
         letter: [(tag, pattern) for tag, pattern in found if tag in (_MERGE, _NULL)]
@@ -38,14 +34,18 @@ def _check(key: yaml.Node, lines: dict[str, int]) -> None:
         problem = f"the key {key.value} is there already, at line {lines[key.value]}; put what is below both under one"
     else:
         return
-    raise KeyProblem(problem=problem, problem_mark=key.start_mark)
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+
+
+def key_problem(error: yaml.YAMLError) -> str | None:
+    """What is wrong with a key; None where the text is no YAML: what PyYAML says then may show a password."""
+    return error.problem if type(error) is yaml.MarkedYAMLError else None
 
 
 def load(text: str) -> Any:
     """Read YAML: maps, lists, texts and nulls.
 
     Raises:
-        KeyProblem: a key is there twice, or is no text.
-        yaml.YAMLError: it is no YAML.
+        yaml.YAMLError: it is no YAML, or a key is there twice or is no text (`key_problem`).
     """
     return yaml.load(text, _Texts)
