@@ -113,7 +113,7 @@ def played(coordinator: Coordinator, producer: DefaultMQProducer) -> Played:
     """All delayed messages of this file, sent at one time and watched until the last of the short ones is visible."""
     played = Played(coordinator.config.warehouse)
     send = producer.send
-    played.sent["past"] = send(Message(TOPIC, "past", deliver_at=1))
+    played.sent["past"] = send(Message(TOPIC, "past", deliver_at=datetime.now(UTC) - timedelta(days=300)))
     wait_for(lambda: played.sent["past"].msg_id in played.visible())  # first batches take long
 
     for name, (delay, _) in {**TIMED, **LONG}.items():
@@ -260,7 +260,7 @@ def test_a_delay_in_a_transaction_counts_from_its_commit(played: Played, produce
     with producer.begin_transaction() as transaction:
         at_once = transaction.send(Message(TOPIC, "at once"))
         later = transaction.send(Message(TOPIC, "later", delay_seconds=2))
-        dropped = transaction.send(Message(TOPIC, "past", deliver_at=1))
+        dropped = transaction.send(Message(TOPIC, "past", deliver_at=datetime.now(UTC) - timedelta(days=300)))
     wait_for(lambda: {at_once.msg_id, later.msg_id, dropped.msg_id} <= set(played.visible()))
     rows = played.visible()
     ends = {row["message_id"]: row for row in played.rows("transactions")}

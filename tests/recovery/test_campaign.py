@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.recovery.campaign import Campaign
 from tests.support.faults import WriteFault
@@ -16,6 +17,7 @@ ROUNDS = (
 """Frozen and killed, cut short after a landing's tables; without checkpoints."""
 
 
+@pytest.mark.short(core_seconds=80)  # of all faults together
 def test_a_few_rounds_keep_all_promises(spark: SparkSession, tmp_path: Path) -> None:
     with Campaign(tmp_path, seed=1, spark=spark) as campaign:
         for wrong in ROUNDS:

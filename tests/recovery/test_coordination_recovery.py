@@ -37,8 +37,9 @@ def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
         yield opened
 
 
+@pytest.mark.short(core_seconds=90)  # a JVM for each kill
 @pytest.mark.timeout(1_200)
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["first", "more"])
+@pytest.mark.parametrize("kills", [KILLS, MORE_KILLS], ids=["first", "more"])
 def test_kills_at_step_after_step_end_every_transaction_once(
     spark: SparkSession, lake: Lake, kills: list[tuple[str, str, int]]
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_kill_around_a_resume_reopens_once(spark: SparkSession, lake: Lake) ->
     traffic.assert_outcome()
 
 
+@pytest.mark.short
 def test_a_second_coordinator_names_the_first_and_ends(spark: SparkSession, lake: Lake) -> None:
     with Coordinator(spark, lake.config).start() as first:
         child = killed_at(lake, "", "before")

@@ -131,7 +131,7 @@ def test_a_landing_goes_on_where_the_one_before_ended(landed: tuple[Config, Ware
     ("step", "moment", "nth"),
     [
         pytest.param("landing:op", "after", 1, marks=pytest.mark.soak),
-        ("landing:rejected", "before", 1),
+        pytest.param("landing:rejected", "before", 1, marks=pytest.mark.short),
         pytest.param("landing:topic", "after", 2, marks=pytest.mark.soak),
         pytest.param("landing:positions", "before", 2, marks=pytest.mark.soak),  # the first is of the start
     ],

@@ -118,6 +118,7 @@ def guarded(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest)
     spark.sql("DROP DATABASE two_coordinators CASCADE")
 
 
+@pytest.mark.short
 def test_what_an_older_coordinator_lands_meanwhile_is_not_landed_again(spark: SparkSession, lake: Lake) -> None:
     """It had the append under way when the newer one looked for what was left over, and committed it then."""
     warehouse = Warehouse(spark, lake.config.warehouse)
@@ -160,6 +161,7 @@ def test_an_append_planned_before_a_newer_epoch_began_fails(spark: SparkSession,
     assert guarded.read("batches").count() == 2
 
 
+@pytest.mark.short
 def test_an_append_under_way_when_a_newer_epoch_fences_the_table_fails(
     spark: SparkSession, guarded: Warehouse, tmp_path: Path
 ) -> None:

@@ -17,6 +17,8 @@ from commitlake.config import from_mapping
 from commitlake.coordinator.coordination.check_requests import tell_unanswered
 from commitlake.protocol.encoding import Position
 
+pytestmark = pytest.mark.short
+
 CHECK_MAX = [
     *("unknown", "wrong id", "wrong group", "whole", "foreign", "missing", "late to a deadline"),
     *("resumed and committed", "resumed with a part", *DISCARDED),

@@ -6,11 +6,13 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from tests.support import message_values
 
 from commitlake import config
 from commitlake.coordinator.landing import classify, landed_rows
@@ -18,6 +20,8 @@ from commitlake.errors import RecordError
 from commitlake.protocol import delay, wire
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits
+
+pytestmark = pytest.mark.short
 
 RAW = """topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary,
     headers array<struct<key: string, value: binary>>"""
@@ -506,3 +510,29 @@ def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
     reasons = {names[row["offset"] - 1_000]: row["reason"] for row in classified.select("offset", "reason").collect()}
     assert len(reasons) >= 10
     assert set(reasons.values()) == {None}
+
+
+def test_spark_takes_and_refuses_the_values_of_messages_as_a_producer_does(spark: SparkSession) -> None:
+    """Those that a record has as they are; `tests/property/test_message_values.py` asks the same without Spark."""
+    told: list[tuple[Any, ...]] = []
+    raw: list[tuple[Any, ...]] = []
+    for source, path in (("half", "half"), ("messages", "message")):
+        for name in message_values.TYPED:
+            for value in filter(partial(message_values.is_typed, name), message_values.VALUES):
+                reason = message_values.refusal(partial(message_values.sent, path, {name: value}))
+                if reason == "ILLEGAL_MESSAGE_TAG" or (name == "deliver_at" and reason == "BAD_DELAY"):
+                    continue  # a producer's own: of other clients landing takes them
+                if reason is None:
+                    _, encoded = message_values.sent(path, {name: value})
+                else:
+                    encoded = message_values.bare(name, value)
+                raw.append((f"commitlake.{source}", 1, len(raw), message_values.NOW, *encoded))
+                told.append((source, name, message_values.plain(value), reason))
+    rules = classify.LandingRules.of(config.from_mapping(message_values.CONFIG))
+    frame = classify.classify(
+        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
+    )
+    found = {row["offset"]: row["reason"] for row in frame.select("offset", "reason").collect()}
+    differ = [(*what, found[offset]) for offset, what in enumerate(told) if what[3] != found[offset]]
+    assert differ == []
+    assert len({what[3] for what in told}) == 8  # the seven reasons that one value can have, and none

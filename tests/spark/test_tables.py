@@ -25,6 +25,7 @@ def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     return created
 
 
+@pytest.mark.short
 def test_tables_have_the_schema_of_the_contract_and_plain_delta_features(
     warehouse: Warehouse,
 ) -> None:
@@ -42,6 +43,7 @@ def test_a_topic_with_a_percent_sign_has_a_path_that_any_reader_can_open(warehou
     assert warehouse.topics() == {"%RETRY%g"}
 
 
+@pytest.mark.short
 def test_an_append_puts_columns_in_order_and_remembers_its_marker(spark: SparkSession, warehouse: Warehouse) -> None:
     rows = spark.sql("select timestamp'2026-01-01' as completed_at, 7 as batch_id, 'more' as other")
     before = warehouse.version("batches")
@@ -67,6 +69,7 @@ def test_a_foreign_table_is_refused_by_name(spark: SparkSession, tmp_path: Path)
         Warehouse(spark, str(tmp_path)).create()
 
 
+@pytest.mark.short
 def test_tables_of_an_older_version_get_new_columns_and_keep_rows(spark: SparkSession, tmp_path: Path) -> None:
     older = TableLayout(
         StructType([field for field in TABLES["delayed"].schema if field.name != "delay_ms"]), ("queue",)

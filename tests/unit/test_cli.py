@@ -28,6 +28,7 @@ QUESTIONS = (
     "topics",
     "stats",
     "doctor",
+    "backup",
     "report",
     "delayed",
     "recall",

@@ -146,6 +146,8 @@ class Coordinator:
         """
         self._own()  # step 1
         is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
+        if not is_new:
+            self.warehouse.must_be_of_one_moment()
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
         rules = classify.LandingRules.of(self.config)

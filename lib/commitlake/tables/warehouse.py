@@ -23,7 +23,7 @@ from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import direct_append, kept_versions
+from commitlake.tables import direct_append, kept_versions, together
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
@@ -86,6 +86,7 @@ class Warehouse:
         self._lock = threading.Lock()
         self._known_topics: set[str] = set()
         self._staged: StagedAppend | None = None
+        self._written = together.Written()
         self.guard = AppendGuard()
 
     def beside(self, spark: SparkSession) -> Warehouse:
@@ -226,7 +227,7 @@ class Warehouse:
         Raises:
             WarehouseError: The table can't be written.
         """
-        direct = self._direct()
+        direct, marker = self._direct(), self._written.note(name, marker)
         if direct is not None:
             telling(self.locate(name), partial(direct.append, self._own(df, name), self.locate(name), marker))
             return
@@ -250,6 +251,8 @@ class Warehouse:
         staged = telling(self.root, self._staging) if len(topics) > _SIDE_BY_SIDE else None
         if staged is not None:
             places = {topic: self.locate(TableName.of_topic(topic)) for topic in topics}
+            for topic in topics:
+                self._written.note(TableName.of_topic(topic), marker)
             staged.append(rows, places, marker)
             return
         own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
@@ -259,11 +262,23 @@ class Warehouse:
     def _has_grown(self, name: str) -> bool:
         if self._in_catalog or not is_classic(self.spark):
             return True
-        log = FileSystem(self.spark, f"{self.locate(name)}/_delta_log")
+        log = self._log(name)
         if log.exists(f"{1:020}.json") or log.exists("_last_checkpoint"):
             return True
         first = log.read(f"{0:020}.json")
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
+
+    def _log(self, name: str) -> FileSystem:
+        return FileSystem(self.spark, f"{self.locate(name)}/_delta_log")
+
+    def must_be_of_one_moment(self) -> None:
+        """Refuses a copy that was made while a coordinator ran; in a catalog nobody looks.
+
+        Raises:
+            WarehouseError: a table lacks what another one says is complete.
+        """
+        if not self._in_catalog:
+            together.check(self._log)
 
     def _direct(self) -> DirectAppend | None:
         """What appends by Delta's own transactions; None where Delta's writer has to."""
@@ -334,7 +349,7 @@ class Warehouse:
 
     def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
         """Markers of a table's last `limit` commits, newest first; commits without one are left out."""
-        parsed = (_parse_marker(row["userMetadata"]) for row in self._history(name, limit))
+        parsed = (together.parsed(row["userMetadata"]) for row in self._history(name, limit))
         return [marker for marker in parsed if marker is not None]
 
     def locate(self, name: str) -> str:
@@ -375,12 +390,3 @@ class Warehouse:
         for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
             properties = self._properties(f"{schema}.`{row['tableName']}`")
             yield properties.get(_TOPIC) or from_path_name(row["tableName"].removeprefix("topic_"))
-
-
-def _parse_marker(text: str | None) -> dict[str, Any] | None:
-    """Reads a commit's userMetadata; other tools may have put anything there."""
-    try:
-        marker = json.loads(text or "null")
-    except ValueError:
-        return None
-    return marker if isinstance(marker, dict) else None

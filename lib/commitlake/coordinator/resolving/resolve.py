@@ -119,16 +119,23 @@ class Resolver:
         return by_log(tables, rule, self._allowed[rule.group]) if rule.table == DELTA_LOG else decided(tables, rule)
 
     def run(self, stop: threading.Event) -> None:
-        """Look at each rule at its own interval, until told to stop."""
-        for rule in self.rules:
-            if rule.database:  # it is asked only when a check is due, so a wrong login would be told minutes later
-                self._try(rule, partial(_ask_nothing, rule))
-        due = {rule.group: 0 for rule in self.rules}
-        while not stop.wait(0.5):
-            for rule in self.rules:
-                if due[rule.group] <= now_ms():
-                    self._try(rule, partial(self.once, [rule]))
-                    due[rule.group] = now_ms() + rule.every_ms
+        """Look at each rule at its own interval, until told to stop; in threads, as one may wait for a database."""
+        threads = [
+            threading.Thread(target=self._serve, args=(rule, stop), name=f"rule-{rule.group}", daemon=True)
+            for rule in self.rules
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _serve(self, rule: CheckRule, stop: threading.Event) -> None:
+        if rule.database:  # it is asked only when a check is due, so a wrong login would be told minutes later
+            self._try(rule, partial(_ask_nothing, rule))
+        wait_s = 0.5
+        while not stop.wait(wait_s):
+            self._try(rule, partial(self.once, [rule]))
+            wait_s = rule.every_ms / 1_000
 
     @staticmethod
     def _try(rule: CheckRule, work: Callable[[], object]) -> None:
