@@ -42,10 +42,10 @@ set_up() {
   if [[ -x $venv/bin/python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then return; fi
   python=$(find_python)
   echo "setting up the Python environment in $venv (once, some minutes) ..." >&2
-  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+  [[ -x $venv/bin/python ]] || "$python" -P -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
+  "$venv/bin/python" -P -m pip install --quiet --disable-pip-version-check \
     --constraint "$here/constraints.txt" --editable "$here[$extras]" >&2 || fail "pip could not install the requirements, see above"
-  PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -m commitlake.tools.cli.warm_up >&2 || true # starts are slower without
+  PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -P -m commitlake.tools.cli.warm_up >&2 || true # starts are slower without
   echo "$wanted" | tee "$stamp" >"$venv/.commitlake-all" # `dev` holds all of `all`
 }
 
@@ -60,4 +60,6 @@ if [[ $# -eq 0 || $1 == -* && $1 != --help && $1 != -h ]]; then
 fi
 check_java
 set_up all
+# No process of it runs a kafka.py or queue.py of the directory that it is called from.
+export PYTHONSAFEPATH=1
 PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m commitlake.tools.cli "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
@@ -98,9 +99,25 @@ _EXTRAS = {
     "commitlake.coordinator": "spark",
     "commitlake.reading": "consumer",
 }
-_OPTIONAL = {"delta", "deltalake", "duckdb", "pandas", "pyarrow", "pyspark", "sqlglot"}
+_BRINGS = {
+    "consumer": {"deltalake", "duckdb", "pyarrow", "sqlglot"},
+    "spark": {"delta", "pandas", "pyarrow", "pyspark"},
+}
+_OPTIONAL = set().union(*_BRINGS.values())
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names of strings
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a module that is there in part
+        return False
+
+
+def _can_load() -> list[str]:
+    """The names whose packages are installed: `import *` and `help()` load all that they are told of."""
+    lacks = {module for module in _OPTIONAL if not _has(module)}
+    needs = {extra: modules & lacks for extra, modules in _BRINGS.items()}
+    return [name for name in _HOMES if not any(needs[extra] for extra in _extras(name).split(",") if extra)]
 
 
 if not TYPE_CHECKING:  # with it, each misspelt name would be `Any` to a type checker
@@ -118,10 +135,18 @@ if not TYPE_CHECKING:  # with it, each misspelt name would be `Any` to a type ch
         return found
 
 
+def _extras(name: str) -> str:
+    """What brings the packages of a name, joined by commas; empty where it needs none."""
+    return next((extras for home, extras in _EXTRAS.items() if _HOMES[name].startswith(home)), "")
+
+
 def _missing(name: str, module: str | None) -> str:
-    extras = next((extras for home, extras in _EXTRAS.items() if _HOMES[name].startswith(home)), "all")
+    extras = _extras(name) or "all"
     return f"commitlake.{name} needs the module {module}; install it with pip install 'commitlake[{extras}]'"
 
 
+__all__ = ["__version__", *_can_load()]  # noqa: PLE0604 - names of strings
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})

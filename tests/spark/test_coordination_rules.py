@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Record
 from tests.support.story import COMMITTED, DELAYED, DELIVERED, DISCARDED, REJECTED, Story
 
+from commitlake.config import from_mapping
+from commitlake.coordinator.coordination.check_requests import tell_unanswered
 from commitlake.protocol.encoding import Position
 
 pytestmark = pytest.mark.short
@@ -294,3 +296,14 @@ def test_a_recalled_or_waiting_message_is_not_visible(story: Story, visible: Any
 def test_a_start_that_finds_nothing_to_decide_writes_no_batch(story: Story) -> None:
     """What it found is a half message whose op and deadline are to come."""
     assert story.until["again"] == story.until["expired"]
+
+
+def test_groups_that_answer_nothing_and_have_no_rule_are_told(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [("silent\x1b", 1), ("new", 0), ("ruled", 2), ("silent\x1b", 3)]
+    checked = spark.createDataFrame(rows, "producer_group string, repeat int")
+    tell_unanswered(from_mapping({"checks": {"ruled": {"table": "delta-log"}}}), checked)
+    tell_unanswered(from_mapping({}), checked.where("repeat = 0"))
+    (told,) = caplog.messages
+    assert told.startswith("nobody has answered the checks of silent\\x1b for 300 s or more: ")

@@ -77,6 +77,14 @@ def maintained(spark: SparkSession, story: Story, tmp_path_factory: pytest.TempP
         yield lake
 
 
+def test_a_run_prints_nothing(spark: SparkSession, copied: Lake) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    printed = jvm.java.io.ByteArrayOutputStream()
+    getattr(getattr(jvm.scala, "Console$"), "MODULE$").setOutDirect(jvm.java.io.PrintStream(printed, True))
+    maintenance(spark, copied).run()
+    assert printed.toString() == ""
+
+
 def test_only_what_is_open_undelivered_or_resumable_stays(story: Story, maintained: Lake) -> None:
     before = story.lake.rows("half")
     ended = newest(story.lake.rows("transactions"))

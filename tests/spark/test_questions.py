@@ -25,7 +25,7 @@ from commitlake.tools.audit import ledger
 from commitlake.tools.cli import bulk
 from commitlake.tools.cli.app import app
 
-TIME = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
+TIME = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 LISTED = [
     *("transaction_id", "producer_group", "topic", "state", "reason"),
     *("checks", "queue", "queue_offset", "stored_at", "age_ms"),
@@ -137,7 +137,29 @@ def test_a_message_id_or_a_key_leads_to_its_transaction(story: Story) -> None:
     assert told["transaction_id"] == row["transaction_id"]
     found = ask(story, "tx", "list", "--keys", row["keys"].split(" ")[0], "--limit=1000")[1]
     assert row["transaction_id"] in [each["transaction_id"] for each in found]
-    assert ask(story, "tx", "list", "--keys", "nobody's") == (3, [])
+    none = CliRunner().invoke(app, ["tx", "list", "--keys", "nobody's", f"--set=warehouse={story.lake.warehouse}"])
+    assert (none.exit_code, "`commitlake find KEY` looks among all" in none.stderr) == (3, True)
+    assert re.search(r"^\(3 of more rows; --limit shows them\)$", CliRunner().invoke(
+        app, ["tx", "list", "--limit=3", f"--set=warehouse={story.lake.warehouse}"]).output, re.MULTILINE)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("half", "half-{queue}-{queue_offset}"),
+        ("topics/orders", "{source}-{source_queue}-{source_offset}-{source_index}"),
+    ],
+)
+def test_a_key_is_found_wherever_it_is(story: Story, name: str, place: str) -> None:
+    rows = [row for row in story.lake.rows(name) if row["keys"]]
+    assert rows
+    for row in (rows[0], rows[-1]):
+        code, found = ask(story, "find", row["keys"].split(" ")[-1], "--limit=1000")
+        assert code == 0
+        assert list(found[0]) == ["at", "what", "state", "topic", "message_id", "transaction_id", "place", "detail"]
+        assert place.format(**row) in {each["place"] for each in found}
+        assert all(re.fullmatch(TIME, each["at"]) for each in found)
+    assert ask(story, "find", "nobody's") == (3, [])
 
 
 def test_compacted_files_have_bloom_filters_for_ids_and_keys(spark: SparkSession, story: Story, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_served_page_tells_that_the_warehouse_can_not_be_read(tmp_path: Path) 
                 urllib.request.urlopen(server.stdout.readline().strip(), timeout=60)
             assert answer.value.code == 503
             text = answer.value.read().decode()
-            assert "no coordinator of this version has run on the warehouse" in text
+            assert "is not there; a relative path counts from" in text
             assert 'http-equiv="refresh"' in text, "it may be there a moment later"
         finally:
             server.terminate()

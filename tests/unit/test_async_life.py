@@ -206,6 +206,19 @@ def test_a_decision_of_a_loop_that_ends_is_logged_as_lost(kafka: Kafka, caplog: 
     assert [text for text in caplog.messages if "a decision was not acknowledged" in text]
 
 
+def test_what_a_listener_raises_is_in_the_result(kafka: Kafka) -> None:
+    class Raises:
+        async def execute_local_transaction(self, message: Message, arg: object) -> Any:
+            raise ValueError("no stock")
+
+    async def serve() -> Any:
+        async with producer(kafka, Raises()) as sender:
+            return await sender.send_message_in_transaction(Message("orders", "x"))
+
+    found = asyncio.run(serve())
+    assert (found.local_transaction_state.name, str(found.exception)) == ("UNKNOW", "no stock")
+
+
 def test_a_plain_listener_that_still_waits_at_a_shutdown_has_said_nothing(kafka: Kafka) -> None:
     called, go_on = threading.Event(), threading.Event()
 

@@ -29,6 +29,7 @@ from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import opened
+from commitlake.tools import doctor
 
 CLOCK = BrokerClock()
 GIVEN = {
@@ -270,9 +271,10 @@ def test_a_database_that_does_not_answer_is_told_without_secrets(
     monkeypatch.setenv("WRONG_PASSWORD", "not the one")
     given = {name: text.format(database) for name, text in changes.items()}
     conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database, **given)}})
-    with pytest.raises(CommitLakeError) as refused:
-        Resolver(conf, CLOCK).once()
-    assert told in str(refused.value)
+    for ask in (Resolver(conf, CLOCK).once, Resolver(conf, CLOCK).look):
+        with pytest.raises(CommitLakeError) as refused:
+            ask()
+        assert told in str(refused.value)
     shown = "".join(traceback.format_exception(refused.value))
     assert postgres.PASSWORD not in shown
     assert "not the one" not in shown
@@ -417,6 +419,22 @@ def test_an_answer_is_sent_once_but_again_when_that_failed(
     resolver.once()
     resolver.once()
     assert sends == [4, 4, 0]
+
+
+def test_the_doctor_asks_each_rule_and_sends_nothing(warehouse: Path, tmp_path: Path) -> None:
+    given = {**GIVEN, "table": business(tmp_path / "orders")}
+    found = []
+    for rule in (given, {**given, "commit": "paid = 1"}, {**given, "table": f"delta:{tmp_path}/nowhere"}):
+        conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule}})
+        with opened(conf.warehouse) as tables:
+            try:
+                found.append(doctor._rules(tables, conf))
+            except CommitLakeError as error:  # as `examine` takes it
+                found.append(doctor.Diagnosis("rules", False, str(error)))
+    assert [each.is_well for each in found] == [True, False, False]
+    assert found[0].detail == "g answers 4 now"
+    assert "compare columns that delta:" in found[1].detail
+    assert "nowhere" in found[2].detail
 
 
 def test_a_column_that_the_table_has_not_is_told(warehouse: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "ledger", "audit", "admin", "maintain")
 QUESTIONS = (
     "demo",
+    "find",
     "rejected",
     "topics",
     "stats",
@@ -224,17 +225,21 @@ def test_an_embedded_broker_needs_an_address_for_administrators(
     assert launched == []
 
 
+@pytest.mark.parametrize(
+    ("module", "extra"), [("pyspark", "all"), ("duckdb", "consumer"), ("pyarrow.compute", "consumer")]
+)
 def test_a_missing_module_is_an_error_that_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: str, extra: str
 ) -> None:
     def missing(*_: object) -> None:
-        raise ModuleNotFoundError(name="pyspark")
+        raise ModuleNotFoundError(name=module)
 
     monkeypatch.setattr(app, "load", missing)
     monkeypatch.setattr(sys, "argv", ["commitlake", "audit"])
     with pytest.raises(SystemExit):
         app.main()
-    assert capsys.readouterr().err.startswith("error: the Python module pyspark is missing")
+    told = f"error: the Python module {module} is missing; install it with pip install 'commitlake[{extra}]'"
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_the_configuration_is_printed_without_its_secrets() -> None:
@@ -307,6 +312,36 @@ def test_each_job_is_a_command() -> None:
         assert found.stdout.startswith(f"Usage: commitlake {job.stem} ")
 
 
+def run_script(clone: Path, python: str, *given: str, cwd: Path | None = None) -> str:
+    """What a copy of the script prints, beside an environment that is set up and whose Python is this shell script."""
+    (clone / "java").write_text("#!/bin/sh\n")
+    for name in ("setup.py", "constraints.txt"):
+        (clone / name).touch()
+    script = clone / "spark-submit.sh"
+    script.write_text((ROOT / "spark-submit.sh").read_text())
+    of_clone = clone / ".venv" / "bin" / "python"
+    of_clone.parent.mkdir(parents=True)
+    of_clone.write_text(f"#!/bin/sh\n{python}\n")
+    for command in (script, of_clone, clone / "java"):
+        command.chmod(0o755)
+    stamp = subprocess.run(["cksum"], input="", capture_output=True, text=True, check=True).stdout
+    (clone / ".venv" / ".commitlake-all").write_text(stamp)
+    environment = {**os.environ, "PATH": f"{clone}:{os.environ['PATH']}"}
+    for name in ("JAVA_HOME", "PYTHONPATH"):
+        environment.pop(name, None)
+    return subprocess.run([script, *given], capture_output=True, text=True, check=True, env=environment, cwd=cwd).stdout
+
+
+def test_the_script_runs_no_file_of_the_directory_that_it_is_called_from(tmp_path: Path) -> None:
+    here, clone = tmp_path / "here", tmp_path / "clone"
+    for directory in (here, clone):
+        directory.mkdir()
+    (clone / "lib").symlink_to(ROOT / "lib")
+    for name in ("kafka", "yaml", "queue", "typer"):
+        (here / f"{name}.py").write_text("raise SystemExit('the file of the directory was run')")
+    assert "warehouse = " in run_script(clone, f'exec {sys.executable} "$@"', "config", cwd=here)
+
+
 @pytest.mark.parametrize(
     ("given", "handed_over"),
     [
@@ -319,23 +354,8 @@ def test_each_job_is_a_command() -> None:
     ],
 )
 def test_the_script_hands_its_arguments_over(tmp_path: Path, given: list[str], handed_over: list[str]) -> None:
-    """On a copy of the script, beside an environment that is set up and whose Python prints its arguments."""
-    (tmp_path / "java").write_text("#!/bin/sh\n")
-    for name in ("setup.py", "constraints.txt"):
-        (tmp_path / name).touch()
-    script = tmp_path / "spark-submit.sh"
-    script.write_text((ROOT / "spark-submit.sh").read_text())
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
-    for command in (script, python, tmp_path / "java"):
-        command.chmod(0o755)
-    stamp = subprocess.run(["cksum"], input="", capture_output=True, text=True, check=True).stdout
-    (tmp_path / ".venv" / ".commitlake-all").write_text(stamp)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    environment.pop("JAVA_HOME", None)
-    found = subprocess.run([script, *given], capture_output=True, text=True, check=True, env=environment)
-    assert found.stdout.splitlines() == ["-m", "commitlake.tools.cli", *handed_over]
+    found = run_script(tmp_path, 'for word in "$@"; do echo "$word"; done', *given)
+    assert found.splitlines() == ["-m", "commitlake.tools.cli", *handed_over]
 
 
 ROWS = [("orders", 1, None), ("a much longer [name]" * 10, 22, True)]

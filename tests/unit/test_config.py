@@ -97,7 +97,9 @@ ODD = [("50%25", "%25"), ("a%20b", "%20"), ("a\\b", "\\"), ("a[x]", "["), ("a^b"
     ("override", "expected"),
     [
         ("transaction.timout=6s", "did you mean transaction.timeout"),
-        ("transaction.timeout=6x", "'6x' is not allowed; allowed is seconds, or a number with a unit"),
+        ("transaction.timeout=6x", "'6x' is not allowed; allowed is a whole number with a unit"),
+        ("transaction.timeout=6", "'6' is not allowed; allowed is a whole number with a unit"),
+        ("transaction.timeout=1:30", "'1:30' is not allowed"),
         ("transaction.timeout=-6s", "'-6s' is not allowed"),
         ("transaction.check_interval=0s", "from 1ms"),
         ("transaction.check_max=1.5", "allowed is a whole number from 0 to 30000"),
@@ -106,13 +108,16 @@ ODD = [("50%25", "%25"), ("a%20b", "%20"), ("a\\b", "\\"), ("a[x]", "["), ("a^b"
         ("kafka.bootstrap_servers=localhost", "host:port"),
         ("kafka.bootstrap_servers=localhost:99999", "host:port"),
         ("kafka.topic_prefix=a/b", "kafka.topic_prefix: 'a/b' is not allowed"),
-        ("topics.allowed=[1]", "a list of strings"),
+        ("topics.allowed=[[1]]", "a list of strings"),
         ("delay.levels=1s 2x", "a list of durations"),
         ("max_message_size=1GiB", "from 1B to 15MiB"),
         ("warehouse=", "warehouse: '' is not allowed"),
         *((f"warehouse=/a/{name}/b", f"allowed is a directory without {part!r} in its path") for name, part in ODD),
         ("receipts=file:///a/50%25", "allowed is a directory without '%25' in its path"),
         ("trigger_interval", "'=' is missing"),
+        ("topics.dedup={a: {window: 1d}, a: {window: 2d}}", "the key a is there already, at line 1"),
+        ("checks={on: {table: delta-log}}", "the key on is no text to YAML; write it in quotes"),
+        ("kafka.options={1:30: a}", "the key 1:30 is no text"),
     ],
 )
 def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(override: str, expected: str) -> None:
@@ -128,6 +133,46 @@ def test_a_prefix_and_a_check_topic_fit_into_a_name_together() -> None:
     assert len(fits.topic(check_topic(group))) == 249
     with pytest.raises(ConfigError, match=r"kafka.check_topics: .* longer than the 249 characters that Kafka allows"):
         load(f"kafka.topic_prefix={'p' * 144}", f"kafka.check_topics=[{group}]")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("topics: {max: 1}\ntransaction: {}\ntopics:\n  max_queues: 2", "line 3, column 1: the key topics is there"),
+        ("transaction:\n  timeout: 1s\n  'timeout': 2s", "line 3, column 3: the key timeout is there"),
+        ("topics: {max: 1}\ntopics.max: 2", "topics.max: it is given twice"),
+        ("checks:\n  on: {table: delta-log}", "line 2, column 3: the key on is no text to YAML; write it in quotes"),
+        ("checks: {007: {table: delta-log}}", "the key 007 is no text"),
+        ("checks: {1:30: {table: delta-log}}", "the key 1:30 is no text"),
+        ("checks: {~: {table: delta-log}}", "the key ~ is no text"),
+        ("? [a, b]\n: c", "line 1, column 3: the key ? is no text"),
+        ("transaction: {timeout: 1:30}", "'1:30' is not allowed"),
+        ("transaction: {timeout: 010}", "'010' is not allowed"),
+        ("checks: {g: {table: delta-log, every: 15}}\ntrigger_interval: 15", "'15' is not allowed"),
+    ],
+)  # fmt: skip
+def test_what_yaml_would_drop_or_read_as_something_else_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path=tmp_path / "c.yaml")
+    assert told in str(caught.value)
+
+
+def test_what_stands_in_a_file_is_what_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "checks:\n  'on': &base {table: delta-log, every: 1s}\n"
+        + "  '007': {<<: *base, every: 2s}\n  17: *base\nreceipts: ~\ntransaction: {reject: yes, check_max: 010}\n"
+        + "kafka.options: {client.id: 010}\ntopics:\n"
+    )
+    found = load(path=tmp_path / "c.yaml")
+    assert {group: rule["every"] for group, rule in found.checks.items()} == {"on": "1s", "007": "2s", "17": "1s"}
+    assert (found.receipts, found.transaction.reject, found.transaction.check_max) == ("", True, 10)
+    assert found.kafka.options == {"client.id": "010"}
+
+
+def test_two_variables_for_one_key_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.queues: it is given twice"):
+        load(environ={"COMMITLAKE__KAFKA__QUEUES": "1", "COMMITLAKE__kafka__queues": "2"})
 
 
 def test_an_unknown_key_of_the_environment_is_an_error() -> None:

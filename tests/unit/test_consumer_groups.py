@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_a_command_shows_how_far_groups_are_behind(warehouse: Path, capsys: pyte
     code, out = command(warehouse, capsys, "--json")
     rows = {row["consumer_group"]: row for row in map(json.loads, out.splitlines())}
     assert (code, list(rows)) == (0, ["others", "points"])
-    assert (rows["points"]["behind"], rows["points"]["oldest_visible_at"]) == (30, "2026-01-01 00:00:00.010")
+    assert (rows["points"]["behind"], rows["points"]["oldest_visible_at"]) == (30, "2026-01-01T00:00:00.010Z")
     assert (rows["points"]["members"], rows["points"]["queues"], rows["points"]["topic"]) == (0, 4, "orders")
     assert (rows["others"]["behind"], rows["others"]["waiting"], rows["others"]["dead"]) == (0, 39, 1)
 
@@ -183,9 +184,9 @@ def test_a_topic_that_can_not_be_read_is_not_0_behind(warehouse: Path, capsys: p
     [
         ("first", 40, "its first message"),
         ("newest", 0, "the next message"),
-        ("2026-01-01T00:00:00.030", 10, "what became visible at 2026-01-01 00:00:00.030 UTC or later"),
-        ("2026-01-01T01:00:00.030+01:00", 10, "what became visible at 2026-01-01 00:00:00.030 UTC or later"),
-        ("1767225600035", 5, "what became visible at 2026-01-01 00:00:00.035 UTC or later"),
+        ("2026-01-01T00:00:00.030", 10, "what became visible at 2026-01-01T00:00:00.030Z or later"),
+        ("2026-01-01T01:00:00.030+01:00", 10, "what became visible at 2026-01-01T00:00:00.030Z or later"),
+        ("1767225600035", 5, "what became visible at 2026-01-01T00:00:00.035Z or later"),
     ],
 )
 def test_a_group_goes_on_where_it_is_rewound_to(
@@ -209,7 +210,9 @@ def test_groups_shows_those_that_are_asked_for(warehouse: Path, capsys: pytest.C
 
 
 def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
-    with pytest.raises(ConsumerError, match=r"^--rewind: 'yesterday' is not allowed; give first, newest, ms since"):
+    with pytest.raises(
+        ConsumerError, match=r"^--rewind: 'yesterday' is not allowed; give first, newest, 2h for two hours ago, ms"
+    ):
         consumers.moment("yesterday")
     with pytest.raises(ConsumerError, match=r"^--rewind: '1767225600' is not allowed; .* ms since epoch \(13 digits\)"):
         consumers.moment("1767225600")
@@ -218,6 +221,8 @@ def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
     with pytest.raises(ConsumerError, match=r"^--rewind: '0001-01-01T00:00\+14:00' is not allowed"):
         consumers.moment("0001-01-01T00:00+14:00")
     assert consumers.moment("0") == "first"
+    ago = datetime.now(UTC) - consumers.moment("2h")  # type: ignore[operator]
+    assert timedelta(hours=2) <= ago < timedelta(hours=2, seconds=30)
     with pytest.raises(ConsumerError, match=r"^start: 1767225600 is not allowed; .* ms since epoch \(13 digits\)"):
         start_ms(1_767_225_600)
 

@@ -164,7 +164,10 @@ def test_second_attempts_in_the_hands_of_one_instance_do_not_go_to_another(wareh
 
 @pytest.mark.parametrize(
     ("topic", "place", "told"),
-    [("ordres", "warehouse", "topics that are there: orders"), ("orders", "nowhere", "there is no directory")],
+    [
+        ("ordres", "warehouse", "topics that are there: orders"),
+        ("orders", "nowhere", "is not there; a relative path counts from"),
+    ],
 )
 def test_a_topic_that_is_not_there_is_told_at_once(
     warehouse: Path, caplog: pytest.LogCaptureFixture, topic: str, place: str, told: str

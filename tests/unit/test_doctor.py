@@ -67,14 +67,14 @@ def test_a_coordinator_that_runs_is_well_and_a_killed_one_is_not(warehouse: Path
     assert [(each.is_well, each.detail) for each in found] == [(True, "epoch 2 on h, pid 8, version 1")] * 2
     ended = coordinator(warehouse)
     assert not ended.is_well
-    told = "none runs; the last one was epoch 2 on h, pid 8, version 1, seen last at 2026-01-01 12:05:00 UTC; start one"
+    told = "none runs; the last one was epoch 2 on h, pid 8, version 1, seen last at 2026-01-01T12:05:00Z; start one"
     assert ended.detail == told
 
 
 def test_a_warehouse_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
     (found,) = doctor.examine(from_mapping({"warehouse": str(tmp_path / "nowhere")}))
     assert not found.is_well
-    assert found.detail.startswith(f"no coordinator of this version has run on the warehouse {tmp_path}/nowhere: ")
+    assert found.detail.startswith(f"warehouse: the directory {tmp_path}/nowhere is not there; a relative path")
 
 
 def test_without_a_lock_file_none_runs(warehouse: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 from deltalake import write_deltalake
 
 import commitlake
@@ -41,10 +42,13 @@ def test_the_same_duration_however_it_is_given(given: Any) -> None:
     assert (consumer_seconds("poll", given), seconds("timeout", given)) == (15, 15)
 
 
-def test_on_a_command_line_a_number_is_one_of_seconds_too() -> None:
-    assert load(None, ["transaction.timeout=15"], {}).transaction.timeout_ms == 15_000
-    assert load(None, [], {"COMMITLAKE__TRANSACTION__TIMEOUT": "0.5"}).transaction.timeout_ms == 500
-    assert (length("15"), length("1h")) == (15_000, 3_600_000)
+def test_a_text_needs_its_unit_wherever_it_stands() -> None:
+    for sets, environ in ((["transaction.timeout=15"], {}), ([], {"COMMITLAKE__TRANSACTION__TIMEOUT": "0.5"})):
+        with pytest.raises(ConfigError, match="allowed is a whole number with a unit"):
+            load(None, sets, environ)
+    with pytest.raises(typer.BadParameter, match="a whole number with a unit"):
+        length("15")
+    assert length("1h") == 3_600_000
 
 
 @pytest.mark.parametrize("given", [15_000, "15s", timedelta(seconds=15)])
@@ -69,9 +73,8 @@ def test_what_is_no_duration_is_told_with_what_is_allowed(given: Any) -> None:
         milliseconds("timeout", given)
     with pytest.raises(ConfigError, match=r"sink: deadline .* is not allowed; give a time such as '1h'$"):
         deadline_ms("sink", from_mapping(KAFKA), given)
-    if given != "15":
-        with pytest.raises(ConfigError, match=r"transaction.timeout: .* is not allowed; allowed is seconds, or"):
-            from_mapping({"transaction.timeout": given})
+    with pytest.raises(ConfigError, match=r"transaction.timeout: .* allowed is a whole number with a unit"):
+        from_mapping({"transaction.timeout": given})
 
 
 def test_a_duration_longer_than_any_clock_is_refused() -> None:
@@ -100,7 +103,7 @@ def test_a_consumer_takes_all_of_them(tmp_path: Path) -> None:
 
 def test_a_path_is_a_configuration_and_a_place(tmp_path: Path) -> None:
     file = tmp_path / "conf.yaml"
-    file.write_text("transaction:\n  timeout: 15\n")
+    file.write_text("transaction:\n  timeout: 15s\n")
     assert of(file).transaction.timeout_ms == load(file).transaction.timeout_ms == 15_000
     assert from_mapping({"warehouse": tmp_path, "receipts": tmp_path / "r"}).warehouse == str(tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import threading
 import time
 import tracemalloc
@@ -151,6 +152,10 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(body=gzip.compress(b"x" * 2_000_000), body_encoding=d.GZIP), "MESSAGE_BODY_TOO_LARGE"),
         (message(body=b"plain", body_encoding=d.GZIP), "MESSAGE_CORRUPTED"),
         (message(body=gzip.compress(b"x" * 100)[:-9], body_encoding=d.GZIP), "MESSAGE_CORRUPTED"),
+        (message(body=gzip.compress(b"x" * 600_000) * 2, body_encoding=d.GZIP), "MESSAGE_BODY_TOO_LARGE"),
+        (message(body=gzip.compress(b"x") + b"garbage", body_encoding=d.GZIP), "MESSAGE_CORRUPTED"),
+        (message(body=gzip.compress(b"x") * 101, body_encoding=d.GZIP), "MESSAGE_CORRUPTED"),
+        (message(body=b"", body_encoding=d.GZIP), "MESSAGE_CORRUPTED"),
         (message(tag="a|b"), "ILLEGAL_MESSAGE_TAG"),
         (message(tag=" "), "ILLEGAL_MESSAGE_TAG"),
         (message(tag="a "), "ILLEGAL_MESSAGE_TAG"),
@@ -199,6 +204,14 @@ def test_bodies_are_unpacked_up_to_the_limit_of_all_together() -> None:
         assert tracemalloc.get_traced_memory()[1] < 10_000_000, "50 MB were unpacked"
     finally:
         tracemalloc.stop()
+
+
+def test_all_members_of_a_gzip_body_are_unpacked() -> None:
+    kafka, large = Kafka(), os.urandom(200_000)
+    parts = [b"", b"first,", large, b"", b"second"]
+    assert code(kafka.send(message(body=b"".join(map(gzip.compress, parts)), body_encoding=d.GZIP))) == "OK"
+    (shown,) = kafka.coordinator.messages("orders")
+    assert shown.body == b"".join(parts)
 
 
 def test_a_request_has_a_bounded_number_of_messages() -> None:

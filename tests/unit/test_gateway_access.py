@@ -57,7 +57,9 @@ def test_a_stream_needs_a_signature_too() -> None:
     assert (code(refused), after) == ("UNAUTHORIZED", grpc.aio.EOF)
 
 
-@pytest.mark.parametrize("text", ["", "- a", "shop", "shop: 12", "a: b\nc:", "a: [", "{shop: s3cret"])
+@pytest.mark.parametrize(
+    "text", ["", "- a", "shop", "shop: [12]", "shop: a\nshop: b", "007: a", "a: b\nc:", "a: [", "{shop: s3cret"]
+)
 def test_what_are_no_access_keys_is_refused_without_showing_it(text: str) -> None:
     with pytest.raises(ConfigError, match="--access-keys") as error:
         parse_keys(text)
@@ -65,7 +67,7 @@ def test_what_are_no_access_keys_is_refused_without_showing_it(text: str) -> Non
 
 
 def test_access_keys_are_lines() -> None:
-    assert parse_keys("shop: s3cret\n'12': '34'") == {"shop": "s3cret", "12": "34"}
+    assert parse_keys("shop: s3cret\n'12': '34'\n17: 034") == {"shop": "s3cret", "12": "34", "17": "034"}
 
 
 @pytest.mark.parametrize(

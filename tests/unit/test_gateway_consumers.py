@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from tests.support.gateway_consuming import ConsumerCalls, attempt, calls, handle, ids, outcomes, run
 from tests.support.gateway_in_memory import CLIENT, Kafka, code
@@ -283,6 +284,44 @@ def test_what_can_not_be_received_is_refused(warehouse: Path, change: dict[str, 
     assert Kafka(warehouse=str(warehouse), topics__allowed="orders").serve(work) == [expected]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_message_that_its_client_can_not_get_holds_no_other_up(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """gRPC's own limit of a client is 4 MiB, and a message may have so much."""
+    monkeypatch.setattr(deliveries, "_FAILED_S", 0.1)
+    monkeypatch.setattr(deliveries, "MOST_ATTEMPTS", 3)
+    large = [message(n, queue=n % 2, body=b"x" * (4 << 20)) for n in range(4, 4 + count)]
+    write(warehouse, "orders", [*large, message(9)])
+
+    async def work() -> None:
+        async with calls(warehouse) as client:
+            done: list[str] = []
+            for _ in range(60):
+                try:
+                    got = await client.receive(wait_s=8, hidden_s=5)  # a write may succeed all the same
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                    continue
+                if not got:
+                    break
+                await client.ack(*got)
+                done += map(ids, got)
+            assert sorted(done) == ["m0", "m1", "m2", "m9"]
+
+    run(work())
+    found = outcomes(warehouse)
+    assert [(name, state) for name, state, _ in found if state == "DEAD"] == [
+        (f"m{4 + n}", "DEAD") for n in range(count)
+    ]
+
+
+def test_acknowledgements_of_one_call_are_bounded(warehouse: Path) -> None:
+    request = s.AckMessageRequest(group={"name": "g"}, topic={"name": "orders"}, entries=[s.AckMessageEntry()] * 2_501)
+    answer = Kafka(warehouse=str(warehouse)).serve(lambda stub: stub.AckMessage(request, metadata=CLIENT))
+    assert (code(answer), len(answer.entries)) == ("BAD_REQUEST", 0)
+
+
 def test_tables_that_only_spark_reads_are_refused() -> None:
     async def work() -> list[str]:
         async with Kafka(warehouse="hdfs://namenode/lake").stub() as stub:
@@ -423,3 +462,5 @@ def test_an_assignment_is_one_queue_at_the_address_by_which_the_client_calls() -
     assert (assigned.message_queue.id, assigned.message_queue.broker.endpoints) == (-1, endpoints)
     assert code(asked(topic={"name": "secret"}, endpoints=endpoints)) == "TOPIC_NOT_FOUND"
     assert code(asked(topic={"name": "orders"})) == "ILLEGAL_ACCESS_POINT"
+    many = d.Endpoints(scheme=d.IPv4, addresses=[d.Address(host="h" * 100, port=1)] * 100)
+    assert code(asked(topic={"name": "orders"}, endpoints=many)) == "ILLEGAL_ACCESS_POINT"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +64,17 @@ def test_a_format_that_there_is_not_is_refused(
     with pytest.raises(SystemExit), process.short_errors():
         pass
     assert capsys.readouterr().err == "error: COMMITLAKE_LOG_FORMAT=xml is not allowed; set it to one of text, json\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_told"),
+    [
+        ("Lost task 0.0 in stage 9.0 (TID 9) (here executor driver): TaskKilled (Stage cancelled: by Job 3)", False),
+        ("Lost task 0.0 in stage 9.0 (TID 9) (here executor driver): java.io.IOException: No space left", True),
+        ("Query landing [id = 1] terminated with error", False),
+    ],
+)  # fmt: skip
+def test_a_clean_stop_tells_of_no_task_that_it_has_killed(message: str, is_told: bool) -> None:
+    lines = (Path(log_lines.__file__).parent / "log4j2.properties").read_text().splitlines()
+    (pattern,) = [line.partition(" = ")[2] for line in lines if line.startswith("appender.stderr.filter.ended.regex")]
+    assert (re.fullmatch(pattern, message) is None) == is_told

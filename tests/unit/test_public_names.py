@@ -113,6 +113,13 @@ def test_a_name_loads_only_what_it_needs(use: str, needless: set[str]) -> None:
     assert needless & set(run.stdout.split()) == set()
 
 
+def test_kafka_python_warns_of_nothing() -> None:
+    code = "import commitlake; commitlake.TransactionMQProducer; import commitlake.testing"
+    command = [sys.executable, "-W", "error::DeprecationWarning", "-c", code]
+    found = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 EXTRAS = {
     "consumer": {"deltalake", "duckdb", "pyarrow", "sqlglot"},
     "spark": {"pyspark", "delta", "pandas", "pyarrow"},
@@ -162,6 +169,32 @@ def test_a_name_without_its_packages_is_an_error_with_the_extra_that_brings_them
     brought = set().union(*(EXTRAS[extra] for extra in extras.split(",")))
     assert used_without(optional - brought, names) == names
     assert used_without(optional, ["Message", "TransactionMQProducer"]) == ["Message", "TransactionMQProducer"]
+
+
+@pytest.mark.parametrize(
+    ("lacks", "there"),
+    [
+        (EXTRAS["consumer"] | EXTRAS["spark"], []),
+        ({"pyspark"}, ["consume"]),
+        ({"duckdb"}, ["Coordinator"]),
+        (set(), ["sink"]),
+    ],
+    ids=str,
+)
+def test_import_star_and_help_load_what_is_installed(lacks: set[str], there: list[str]) -> None:
+    program = (
+        f"{WITHOUT.partition('import commitlake')[0]}from commitlake import *\nprint(sorted(globals()))\n"
+        "import commitlake, pydoc\nprint('TransactionMQProducer' in pydoc.render_doc(commitlake))\n"
+    )
+    command = [sys.executable, "-c", program, ",".join(lacks)]
+    named, is_helped = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert is_helped == "True"
+    optional = {"consume", "sink", "Coordinator"}
+    assert {name for name in optional if repr(name) in named} >= set(there)
+    assert "'TransactionMQProducer'" in named
+    assert not (lacks >= EXTRAS["consumer"] | EXTRAS["spark"] and any(repr(name) in named for name in optional))
 
 
 def test_a_module_that_is_missing_and_no_extra_is_an_error_of_its_own() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import subprocess
+import sys
 from html import unescape
 
 import pytest
@@ -112,6 +113,25 @@ def test_tables_and_json_of_commands_show_control_characters_as_escapes(
     output.show(["id"], [[EVIL[3]]])
     assert "\\x1b]0;owned" in (shown := capsys.readouterr().out)
     assert "\x07" not in shown
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_what_a_terminal_can_not_show_is_an_escape_and_no_error(encoding: str) -> None:
+    program = (
+        "import sys\nfrom commitlake.config.terminal import json_line\nfrom commitlake.errors import ConfigError\n"
+        "from commitlake.spark import process\n"
+        "with process.short_errors():\n    print('é 鍵 😀', json_line({'id': 'é 鍵 😀'}))\n"
+        "    raise ConfigError('鍵 😀')"
+    )
+    environment = {"PYTHONPATH": "lib", "PYTHONIOENCODING": encoding}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, env=environment)
+    shown, error = found.stdout.decode(encoding), found.stderr.decode(encoding)
+    assert (found.returncode, error) == (
+        1,
+        "error: 鍵 😀\n" if encoding == "utf-8" else "error: \\u9375 \\ud83d\\ude00\n",
+    )
+    assert json.loads(shown[shown.index("{") :]) == {"id": "é 鍵 😀"}
+    assert shown.startswith({"latin-1": "é \\u9375 \\ud83d", "ascii": "\\u00e9 \\u9375", "utf-8": "é 鍵 😀"}[encoding])
 
 
 def test_lines_of_the_log_and_errors_have_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

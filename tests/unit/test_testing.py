@@ -56,6 +56,13 @@ class Shop(TransactionListener):
         return COMMIT if message.keys in self.database else ROLLBACK
 
 
+class Careful(Shop):
+    """Right: what is not there may still come."""
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return COMMIT if message.keys in self.database else UNKNOW
+
+
 class Forgetful(Shop):
     """Wrong: what it did is in the memory of its process only."""
 
@@ -85,7 +92,7 @@ def after_a_fault(kind: type[Shop], fault: Fault) -> tuple[list[str], list[str |
 
 @pytest.mark.parametrize("fault", Fault)
 def test_a_right_listener_agrees_with_its_database_whatever_befalls_it(fault: Fault) -> None:
-    paid, told = after_a_fault(Shop, fault)
+    paid, told = after_a_fault(Careful, fault)
     assert paid == told
     sent_nothing = {Fault.KAFKA_AWAY, Fault.LOST, Fault.UNACKNOWLEDGED, Fault.CRASH_AFTER_HALF}
     assert bool(paid) == (fault not in sent_nothing)
@@ -96,6 +103,41 @@ def test_a_listener_that_is_wrong_after_a_crash_is_found_in_milliseconds() -> No
     paid, told = after_a_fault(Forgetful, Fault.CRASH_BEFORE_DECISION)
     assert time.perf_counter() - begun < 0.5
     assert (paid, told) == (["17"], [])
+
+
+def test_a_listener_that_rolls_back_what_still_runs_is_found() -> None:
+    assert after_a_fault(Shop, Fault.CHECKED_WHILE_RUNNING) == (["17"], [])
+
+
+def test_what_a_listener_raises_is_in_the_result(lake: InMemoryCoordinator, caplog: pytest.LogCaptureFixture) -> None:
+    class Raises(Shop):
+        def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+            raise arg  # type: ignore[misc]
+
+    error = ValueError("no stock")
+    found = lake.producer("shop", Raises({})).send_message_in_transaction(Message("orders", "x"), error)
+    assert (found.local_transaction_state, found.exception) == (UNKNOW, error)
+    found = lake.producer("shop", Shop({}, None)).send_message_in_transaction(Message("orders", "x"))  # type: ignore[arg-type]
+    assert (found.local_transaction_state, found.exception) == (UNKNOW, None)
+    assert "returned None, no LocalTransactionState" in caplog.text
+
+
+RULE = {"table": "delta-log"}
+
+
+@pytest.mark.parametrize(
+    ("checks", "listener", "warnings"),
+    [({}, None, 1), ({"shop": RULE}, None, 0), ({"other": RULE}, None, 1), ({}, Shop({}), 0)],
+    ids=["nobody", "a rule", "a rule for others", "a listener"],
+)
+def test_a_group_that_nobody_answers_for_is_told_once_also_where_a_rule_is_promised(
+    caplog: pytest.LogCaptureFixture, checks: dict[str, Any], listener: Shop | None, warnings: int
+) -> None:
+    with InMemoryCoordinator({"checks": checks}).producer("shop", listener) as producer:
+        for is_answered in (True, False):
+            producer.begin_transaction(is_answered=is_answered).rollback()
+    told = "the group shop begins transactions without a listener, and there is no rule for it"
+    assert caplog.text.count(told) == warnings
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def made(vector: dict[str, Any]) -> Any:
     for name in ("body", "sharding_key"):
         if fields.get(name) is not None:
             fields[name] = fields[name].encode()
-    for name in ("delay_levels", "topics_allowed", "topics"):
+    for name in ("delay_levels", "topics_allowed", "topics", "ruled_groups"):
         if name in fields:
             fields[name] = tuple(fields[name])
     return getattr(wire, vector["record"])(**fields)
@@ -81,6 +81,7 @@ def test_settings_of_a_newer_version_are_read_and_of_an_older_one_refused() -> N
     vector = json.loads((VECTORS[0].parent / "settings.json").read_text())
     content = json.loads(vector["value"])
     assert wire.decode_settings(json.dumps({**content, "later": 1}).encode()).queues == content["queues"]
+    assert wire.decode_settings(json.dumps({**content, "ruled_groups": None}).encode()).ruled_groups is None
     del content["batch_head"]  # a coordinator of contract version 4
     assert wire.decode_settings(json.dumps(content).encode()).batch_head is False
     del content["check_topics"]  # and 3

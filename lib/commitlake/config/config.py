@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from commitlake.config import yaml_texts
 from commitlake.config.keys import BY_NAME, CHECKS, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
 from commitlake.config.sections import (
     AcceptConfig,
@@ -99,6 +100,7 @@ class Config:
             topics=tuple(sorted(topics)),
             check_topics=self.kafka.check_topics,
             batch_head=True,
+            ruled_groups=tuple(sorted(self.checks)),
         )
 
     def describe(self) -> str:
@@ -141,7 +143,7 @@ def load(
     """
     values: dict[str, object] = {}
     _override(values, _flatten(_read_file(path)).items() if path else ())
-    _override(values, _from_environment(os.environ if environ is None else environ))
+    _override(values, _from_environment(os.environ if environ is None else environ).items())
     _override(values, [_split(override) for override in overrides])
     return _build(values)
 
@@ -180,7 +182,7 @@ def of(conf: Conf) -> Config:
 
 def _read_file(path: str | os.PathLike[str]) -> Mapping[str, object]:
     try:
-        parsed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        parsed = yaml_texts.load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         msg = f"cannot read the configuration {path}: {reason}; name a readable YAML file"
@@ -188,7 +190,9 @@ def _read_file(path: str | os.PathLike[str]) -> Mapping[str, object]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # only the place: the line itself may hold a password
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        msg = f"the configuration {path} is not YAML{where}"
+        problem = yaml_texts.key_problem(error)
+        told = f"{where}: {problem}" if problem else f" is not YAML{where}"
+        msg = f"the configuration {path}{told}"
         raise ConfigError(msg) from None
     if not isinstance(parsed or {}, dict):
         msg = f"the configuration {path} is not a map of keys to values"
@@ -202,15 +206,25 @@ def _flatten(values: Mapping[str, object], above: str = "") -> dict[str, object]
         name = f"{above}{part}"
         is_section = any(key.name.startswith(f"{name}.") for key in KEYS)
         if isinstance(value, Mapping) and name not in MAPS:
-            flat |= _flatten(value, f"{name}.")
+            _add(flat, _flatten(value, f"{name}."))
         elif not (is_section and value is None):  # a section with nothing below it
-            flat[name] = value
+            _add(flat, {name: value})
     return flat
 
 
-def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, object]]:
-    names = sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX))
-    return [(name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."), environ[name]) for name in names]
+def _add(flat: dict[str, object], more: Mapping[str, object]) -> None:
+    twice = next((name for name in more if name in flat), None)
+    if twice is not None:
+        msg = f"{twice}: it is given twice in one place, in two spellings; leave one out"
+        raise ConfigError(msg)
+    flat |= more
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in sorted(name for name in environ if name.startswith(ENVIRONMENT_PREFIX)):
+        _add(found, {name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."): environ[name]})
+    return found
 
 
 def _split(override: str) -> tuple[str, object]:

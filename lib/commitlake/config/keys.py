@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from commitlake.config import yaml_texts
 from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import (
     EMBEDDED,
@@ -78,8 +79,9 @@ class Key:
             return self.parse(given)
         except (ValueError, yaml.YAMLError) as error:
             shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else repr(given)
+            problem = yaml_texts.key_problem(error) if isinstance(error, yaml.YAMLError) else None
             allowed = "YAML" if isinstance(error, yaml.YAMLError) else error
-            msg = f"{self.name}: {shown} is not allowed; allowed is {allowed}"
+            msg = f"{self.name}: {problem or f'{shown} is not allowed; allowed is {allowed}'}"
             raise ConfigError(msg) from None
 
 

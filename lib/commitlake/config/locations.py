@@ -49,6 +49,13 @@ def check_readable(place: str) -> None:
         raise ValueError(msg)
 
 
+def not_there(place: str) -> str | None:
+    """What to say where a local directory is not there; None where it is, or is not local."""
+    if not is_local(place) or local_path(place).is_dir():
+        return None
+    return f"the directory {place} is not there; a relative path counts from the working directory, here {Path.cwd()}"
+
+
 def parts(place: str) -> tuple[str, ...]:
     """What a place is compared by: its scheme, then each directory; of a local one after symbolic links and `..`.
 

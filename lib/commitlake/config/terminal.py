@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import shlex
 from collections.abc import Mapping
+
+
+def escape_other_letters(stream: object) -> None:
+    """Let a stream write letters that its encoding lacks as JSON's escapes, in place of a UnicodeEncodeError."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=_ESCAPES)
 
 
 def printable(text: str) -> str:
@@ -41,3 +49,12 @@ def _escaped(letter: str) -> str:
 
 def _json_escaped(letter: str) -> str:
     return letter if letter.isprintable() else json.dumps(letter)[1:-1]
+
+
+def _escaped_where(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+_ESCAPES = "commitlake-escapes"
+codecs.register_error(_ESCAPES, _escaped_where)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from commitlake.config import yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
 from commitlake.protocol.durations import DAY_MS, duration_ms, duration_text
 from commitlake.protocol.encoding import plain_text
@@ -23,7 +22,6 @@ EMBEDDED = "embedded"
 LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 _LONGEST_MS = 36_500 * DAY_MS  # a century: `stored_at` plus any duration stays far inside 64 bits
-_NUMBER = re.compile(r"\d{1,12}(\.\d{1,9})?")
 _SIZE = re.compile(r"(\d{1,18})(B|KiB|MiB|GiB)?")
 _SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST_MESSAGE = 15 << 20
@@ -92,8 +90,8 @@ def prefix(value: object) -> str:
 
 
 def flag(value: object) -> bool:
-    """Parse true or false."""
-    parsed = {"true": True, "false": False}.get(str(value).lower())
+    """Parse true or false, or what YAML takes for them."""
+    parsed = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(str(value).lower())
     if parsed is None:
         msg = "true or false"
         raise ValueError(msg)
@@ -119,14 +117,13 @@ def integer(lowest: int, highest: int) -> Callable[[object], int]:
 def duration(lowest_ms: int = 0) -> Callable[[object], int]:
     """Return a parser of durations such as `500ms`, `6s`, `5m`, `72h`, `40d`, to ms, at least `lowest_ms`.
 
-    A number is one of seconds, also as the text that a command line or the environment makes of it.
+    Only a number of Python's may lack the unit and is one of seconds: a text such as `10` or `1:30` may mean anything.
     """
 
     def parse(value: object) -> int:
-        given = value.strip() if isinstance(value, str) else value
-        ms = duration_ms(float(given) if isinstance(given, str) and _NUMBER.fullmatch(given) else given)
+        ms = duration_ms(value.strip() if isinstance(value, str) else value)
         if ms is None or not lowest_ms <= ms <= _LONGEST_MS:
-            msg = f"seconds, or a number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
+            msg = f"a whole number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
             raise ValueError(msg)
         return ms
 
@@ -145,13 +142,13 @@ def size(value: object) -> int:
 
 def _loaded(value: object) -> object:
     """A map as a file has it, or as text in YAML, from a command line or the environment."""
-    return yaml.safe_load(value) if isinstance(value, str) else value
+    return yaml_texts.load(value) if isinstance(value, str) else value
 
 
 def texts(value: object) -> tuple[str, ...]:
     """Parse a list of strings: YAML, or separated by commas or blanks."""
     if isinstance(value, str):
-        value = yaml.safe_load(value) if value.lstrip().startswith("[") else re.split(r"[,\s]+", value.strip())
+        value = yaml_texts.load(value) if value.lstrip().startswith("[") else re.split(r"[,\s]+", value.strip())
     if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) and item for item in value):
         msg = "a list of strings with at least one"
         raise ValueError(msg)
@@ -162,8 +159,8 @@ def levels(value: object) -> tuple[str, ...]:
     """Parse the delay levels, a list of durations."""
     try:
         parsed = texts(value)
-        if not all(map(duration(1), parsed)) or any(map(_NUMBER.fullmatch, parsed)):
-            raise ValueError  # producers read them, each in its language, and expect a unit
+        if not all(map(duration(1), parsed)):
+            raise ValueError
     except ValueError as error:
         msg = f"a list of durations such as '{LEVELS}'"
         raise ValueError(msg) from error

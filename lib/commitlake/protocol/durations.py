@@ -25,6 +25,8 @@ def duration_ms(given: object) -> int | None:
         given = given.total_seconds()
     if isinstance(given, int | float) and not isinstance(given, bool):
         return round(given * 1_000) if given >= 0 and given * 1_000 < math.inf else None
+    if given == "0":
+        return 0  # in every unit
     found = _DURATION.fullmatch(given) if isinstance(given, str) else None
     return int(found[1]) * _UNITS_MS[found[2]] if found else None
 

@@ -182,6 +182,7 @@ class Settings:
         topics_max: how many destination topics there may be.
         topics: those that exist.
         check_topics: producer groups with a check topic of their own; a coordinator of version 0.2 publishes none.
+        ruled_groups: producer groups whose checks a rule of the coordinator answers; one of version 0.2 publishes none.
         batch_head: whether landing reads the joined form of batches; a coordinator of version 0.2 publishes nothing.
     """
 
@@ -196,6 +197,7 @@ class Settings:
     topics: tuple[str, ...]
     check_topics: tuple[str, ...] = ()
     batch_head: bool = False
+    ruled_groups: tuple[str, ...] | None = None
 
 
 def encode_message(record: MessageRecord) -> Encoded:
@@ -296,7 +298,9 @@ def decode_settings(value: bytes | None) -> Settings:
 
 
 def _is_a(kind: object, value: object) -> bool:
-    if kind == "tuple[str, ...]":
+    if value is None:
+        return str(kind).endswith(" | None")
+    if str(kind).startswith("tuple[str, ...]"):
         return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
     return type(value).__name__ == kind
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from commitlake.config.terminal import escape_other_letters
 from commitlake.errors import CommitLakeError
 from commitlake.spark import log_lines
 
@@ -36,6 +37,8 @@ def main(job: Callable[[Sequence[str]], int | None], exit_when_stopped: int = ST
 @contextmanager
 def short_errors() -> Iterator[None]:
     """Log to the terminal; a `CommitLakeError` becomes one short text and exit code 1, never a stack trace."""
+    for stream in (sys.stdout, sys.stderr):
+        escape_other_letters(stream)
     try:
         _log_to_terminal()
         yield

@@ -125,6 +125,10 @@ class InMemoryCoordinator:
         if producer in members:
             members.remove(producer)
 
+    def let_check(self) -> None:
+        """Let time pass until a half message that comes now is checked."""
+        self.advance(timedelta(milliseconds=self.config.transaction.timeout_ms + 1))
+
     @property
     def settings(self) -> wire.Settings:
         """The limits that producers must respect."""

@@ -29,6 +29,7 @@ class Fault(enum.Enum):
     UNACKNOWLEDGED = "no acknowledgement, though Kafka has the record"
     CRASH_AFTER_HALF = "the process dies when Kafka has the half message: the local transaction never runs"
     CRASH_BEFORE_DECISION = "the process dies when the local transaction has run: its decision is never sent"
+    CHECKED_WHILE_RUNNING = "the check comes while the local transaction runs, and finds nothing of it yet"
     DECISION_LOST = "the decision is lost, and the process goes on"
 
 

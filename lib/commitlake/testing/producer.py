@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, Protocol
 
-from commitlake.clients.producer import TransactionListener, TransactionMQProducer
+from commitlake.clients.producer import Message, TransactionListener, TransactionMQProducer
 from commitlake.clients.producer.check_progress import Calls
 from commitlake.clients.producer.default import SHUTDOWN_MS
 from commitlake.clients.producer.timeouts import Timeout
+from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.protocol import wire
 from commitlake.testing.link import Crash, Fault, MemoryLink
 
@@ -20,6 +21,9 @@ class Members(Protocol):
 
     def leave(self, producer: InMemoryProducer) -> None:
         """Ask an instance no more."""
+
+    def let_check(self) -> None:
+        """Let time pass until a half message that comes now is checked."""
 
 
 class InMemoryProducer(TransactionMQProducer):
@@ -56,6 +60,14 @@ class InMemoryProducer(TransactionMQProducer):
     @fault.setter
     def fault(self, fault: Fault | None) -> None:
         self.engine.fault = fault
+
+    def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
+        """Send a half message; after the first one of its transaction a check may come, by the fault."""
+        half = super().send_half(message, first)
+        if first is None and self.fault is Fault.CHECKED_WHILE_RUNNING:
+            self.fault = None
+            self._members.let_check()
+        return half
 
     def crash(self) -> NoReturn:
         """End the process, also from within a listener: nothing more is sent, and other instances get its checks.

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import duckdb
 import pyarrow.compute as pc
 
 from commitlake.config import Config
@@ -15,7 +16,7 @@ from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.held_back import held_back
-from commitlake.protocol.clock import now_ms
+from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading.questions import liveness, overview
@@ -50,9 +51,9 @@ def examine(config: Config) -> Iterator[Diagnosis]:
     """Look at everything; what can't be looked at is a finding too. Without tables there is nothing more to look at."""
     with opened(config.warehouse) as tables:
         checks: tuple[Callable[[Tables, Config], Diagnosis], ...] = (
-            _tables, _disk, _coordinator, _pending, _discards, _rejects, _files, _kafka,
+            _tables, _disk, _coordinator, _pending, _discards, _rejects, _files, _kafka, _rules,
         )  # fmt: skip
-        for check in checks:
+        for check in checks if config.checks else checks[:-1]:
             try:
                 yield check(tables, config)
             except CommitLakeError as error:
@@ -118,6 +119,19 @@ def _files(tables: Tables, config: Config) -> Diagnosis:
     most = max(counts.values())
     text = ", ".join(f"{name} {count}" for name, count in counts.items())
     return Diagnosis("files", most < _MOST_FILES, text if most < _MOST_FILES else f"{text}; does maintenance run?")
+
+
+def _rules(tables: Tables, config: Config) -> Diagnosis:
+    """Whether each rule of `checks` can be asked: a database connects, a table has the columns."""
+    try:
+        from commitlake.coordinator.resolving.resolve import Resolver
+
+        answers = Resolver(config, BrokerClock()).look()
+    except ModuleNotFoundError as error:
+        return Diagnosis("rules", False, f"the Python module {error.name} is missing; pip install 'commitlake[all]'")
+    except duckdb.Error as error:
+        return Diagnosis("rules", False, str(error).splitlines()[0])
+    return Diagnosis("rules", True, ", ".join(f"{group} answers {count} now" for group, count in answers.items()))
 
 
 def _kafka(tables: Tables, config: Config) -> Diagnosis:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import is_local, local_path, not_there
 from commitlake.config.terminal import printable
 from commitlake.errors import WarehouseError
 from commitlake.protocol.topic_names import from_path_name
@@ -54,7 +54,7 @@ def _instead(place: str) -> str:
     table = local_path(place)
     topics = table.parent
     if not topics.parent.is_dir():
-        return f"; there is no directory {topics.parent} either: check `warehouse`"
+        return f"; warehouse: {not_there(str(topics.parent))}"
     places = [each for each in Path(topics).glob("*") if each != table and _may_be_table(each)]
     names = sorted(printable(from_path_name(each.name)) for each in places)
     if not names:

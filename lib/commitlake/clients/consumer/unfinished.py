@@ -97,6 +97,13 @@ def unfinished(
         return found[0]
 
 
+def is_known(conf: Config, topic: str, group: str, options: Options = None) -> bool:
+    """Whether a group has read a topic, with `consume` or with Spark."""
+    receipts = _receipts(conf, group, topic, options)
+    has_receipts = receipts is not None and any(batch.num_rows for batch in receipts)
+    return has_receipts or kept_state(conf.receipts_place, group, topic, options) is not None
+
+
 def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
     """Receipts of the group for the topic; None where no consumer ever ran."""
     try:

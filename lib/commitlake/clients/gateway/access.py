@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
+from commitlake.config import yaml_texts
 from commitlake.errors import ConfigError, GatewayRefusal
 
 CLIENT_ID = "x-mq-client-id"
@@ -28,7 +29,7 @@ def parse_keys(text: str) -> dict[str, str]:
         ConfigError: it is something else; nothing of the text is shown.
     """
     try:
-        found = yaml.safe_load(text)
+        found = yaml_texts.load(text)
     except yaml.YAMLError:
         found = None
     if isinstance(found, dict) and found:

@@ -13,7 +13,7 @@ from commitlake.clients.consumer.consume import Consumer, consume
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.deliveries import Deliveries
 from commitlake.clients.gateway.messages import topic_name
-from commitlake.clients.gateway.reader import Reader
+from commitlake.clients.gateway.reader import MOST_HELD, Reader
 from commitlake.clients.gateway.receiving import (
     MOST_RECEIVED,
     Subscribed,
@@ -105,10 +105,17 @@ class Consumers:
     def undo(self, taken: Sequence[Taken]) -> None:
         """Let others have what its client may not have got."""
         for each in taken:
-            self._deliveries.undo(each.handle)
+            self._deliveries.not_got(each.handle)
 
     def acknowledge(self, request: Proto, caller: Caller) -> Proto:
-        """The answer to `AckMessage`, with a status for each entry."""
+        """The answer to `AckMessage`, with a status for each entry.
+
+        Raises:
+            GatewayRefusal: `BAD_REQUEST`, too many entries.
+        """
+        if len(request.entries) > MOST_HELD:
+            msg = f"the request has {len(request.entries)} entries; acknowledge at most {MOST_HELD} messages together"
+            raise GatewayRefusal(msg, "BAD_REQUEST")
         topic, group = topic_name(request.topic), group_name(request.group)
         entries = [self._acknowledged(entry, topic, group, caller) for entry in request.entries]
         codes = {entry.status.code for entry in entries}

@@ -26,6 +26,8 @@ _GONE = "its client is not connected any more"
 _STOPPED = "the gateway ended before an acknowledgement"
 _SILENT = "not acknowledged within its invisible duration"
 _FAILED = "the client could not consume it"
+_NOT_GOT = "no client got it whole; RocketMQ's clients of some languages take 4 MiB, or it went away each time"
+_MOST_MISSED = 3
 
 
 @dataclass(eq=False)
@@ -127,6 +129,22 @@ class Deliveries:
             found = self._close(handle)
             found.reader.put_back(found.message)
 
+    def not_got(self, handle: str) -> None:
+        """Let another client have a message that its own did not get.
+
+        The third time it counts as an attempt: it may be one that no client gets, as gRPC's own limit is 4 MiB, and all
+        behind it would wait for ever.
+        """
+        if handle not in self._open:
+            return
+        found = self._open[handle]
+        missed = found.reader.missed.get(found.message.position, 0) + 1
+        if missed >= _MOST_MISSED:
+            self.fail(handle, _NOT_GOT)
+            return
+        self.undo(handle)
+        found.reader.missed[found.message.position] = missed
+
     def fail(self, handle: str, remark: str) -> None:
         """Let a message come again later that no client can get as it is."""
         self._close(handle).message.retry(_FAILED_S, MOST_ATTEMPTS, remark)
@@ -157,6 +175,8 @@ class Deliveries:
         found = self._open.pop(handle)
         found.timer.cancel()
         found.reader.let_go(found.caller.client, found.size)
+        if found.reader.missed:
+            found.reader.missed.pop(found.message.position, None)
         return found
 
     def _look(self, handle: str) -> None:

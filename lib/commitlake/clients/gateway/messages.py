@@ -17,6 +17,8 @@ MOST_PROPERTIES = 128 * 1024
 _NEEDS = {definitions.FIFO: "message_group", definitions.DELAY: "delivery_timestamp"}
 _OWN_KINDS = {definitions.LITE: "lite", definitions.PRIORITY: "priority"}
 _GZIP_WINDOW = 31
+_MOST_MEMBERS, _CHUNK = 100, 1 << 16
+"""Of a gzip body, and the bytes of it that are looked at together: what follows a member is copied."""
 
 
 def topic_name(resource: Proto) -> str:
@@ -144,13 +146,26 @@ def _body(given: Proto, most: int) -> bytes:
     body: bytes = given.body
     if given.system_properties.body_encoding != definitions.GZIP:
         return body
-    inflater = zlib.decompressobj(_GZIP_WINDOW)
     try:
-        body = inflater.decompress(body, most + 1)  # no more memory than that, whatever it would become
+        return _unpacked(body, most)
     except zlib.error as error:
         msg = f"the body says gzip and is not: {error}"
         raise GatewayRefusal(msg, "MESSAGE_CORRUPTED") from error
-    if len(body) <= most and not inflater.eof:
-        msg = "the body ends before its gzip stream does"
-        raise GatewayRefusal(msg, "MESSAGE_CORRUPTED")
-    return body
+
+
+def _unpacked(packed: bytes, most: int) -> bytes:
+    """All members of a gzip body, one after the other; no more than a byte beyond `most`, whatever it would become."""
+    found = bytearray()
+    at = members = 0
+    while not members or at < len(packed):
+        inflater, members = zlib.decompressobj(_GZIP_WINDOW), members + 1
+        while not inflater.eof:
+            chunk = packed[at : at + _CHUNK]
+            found += inflater.decompress(chunk, most + 1 - len(found))
+            if len(found) > most:
+                return bytes(found)
+            if not chunk or members > _MOST_MEMBERS:
+                msg = f"the body ends before its gzip stream does, or has more than {_MOST_MEMBERS} of them"
+                raise GatewayRefusal(msg, "MESSAGE_CORRUPTED")
+            at += len(chunk) - len(inflater.unused_data) - len(inflater.unconsumed_tail)
+    return bytes(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
@@ -30,10 +31,12 @@ class Reader:
     Attributes:
         is_over: whether it reads no more: it was closed, or has failed.
         left: done when it has left the group.
+        missed: how often clients did not get a message, by its position; it then goes alone, as it may be the cause.
     """
 
     def __init__(self, consumer: Consumer, client: str) -> None:
         self.client, self.is_over = client, False
+        self.missed: dict[str, int] = {}
         self._held: dict[str, tuple[int, int]] = {}  # how many messages of how many bytes a client has
         self._consumer, self._loop = consumer, asyncio.get_running_loop()
         self.left: asyncio.Future[None] = self._loop.create_future()
@@ -68,9 +71,18 @@ class Reader:
         finally:
             self._asking -= 1
             self._asked_at = time.monotonic()
-        while found and len(found) < most and self._has_room(client, found) and (message := self._take_now()):
+        while found and len(found) < most and self._has_room(client, found) and not self._is_alone(found):
+            message = self._take_now()
+            if message is None:
+                break
             found.append(message)
         return found
+
+    def _is_alone(self, found: Sequence[ReceivedMessage]) -> bool:
+        """Whether what was found, or comes next, is a message that a client did not get."""
+        return bool(self.missed) and any(
+            each.position in self.missed for each in (*found, *itertools.islice(self._returned, 1))
+        )
 
     def is_idle(self, since_s: float) -> bool:
         """Whether no client has asked for so long, or has a message."""

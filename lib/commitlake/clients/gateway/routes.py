@@ -10,6 +10,7 @@ from commitlake.protocol import topic_names
 from commitlake.protocol.wire import Settings
 
 _KINDS = (definitions.NORMAL, definitions.FIFO, definitions.DELAY, definitions.TRANSACTION)
+_MOST_ENDPOINTS = 8 * 1024
 
 
 def route(request: Proto, limits: Settings) -> Proto:
@@ -51,6 +52,9 @@ def assignment(request: Proto, limits: Settings) -> Proto:
 def _broker(request: Proto) -> Proto:
     if not request.endpoints.addresses:
         msg = "the request names no endpoints; RocketMQ 5's clients send the address that they were given"
+        raise GatewayRefusal(msg, "ILLEGAL_ACCESS_POINT")
+    if request.endpoints.ByteSize() > _MOST_ENDPOINTS:  # each queue of the answer has them
+        msg = f"the endpoints have {request.endpoints.ByteSize()} bytes; a client may name {_MOST_ENDPOINTS}"
         raise GatewayRefusal(msg, "ILLEGAL_ACCESS_POINT")
     return definitions.Broker(name="commitlake", id=0, endpoints=request.endpoints)
 

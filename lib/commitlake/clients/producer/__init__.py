@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commitlake.clients.producer import quiet_import as quiet_import
 from commitlake.clients.producer.asynchronous import AsyncTransactionMQProducer
 from commitlake.clients.producer.default import DefaultMQProducer
 from commitlake.clients.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener

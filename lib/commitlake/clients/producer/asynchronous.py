@@ -140,10 +140,10 @@ class AsyncTransactionMQProducer:
         try:
             decision = await producer.executed(half, arg)
         except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
-            await producer.ended(Ending.of([half], *failed(error)), log_lost)
+            await producer.ended(Ending.of([half], *failed(error)[:2]), log_lost)
             raise
-        await producer.ended(Ending.of([half], *decision), log_lost)
-        return sent_result(half, decision.state)
+        await producer.ended(Ending.of([half], *decision[:2]), log_lost)
+        return sent_result(half, decision)
 
     async def _kept(self, begin: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Awaits a call that goes on when whoever awaits it is cancelled."""

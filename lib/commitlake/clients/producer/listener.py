@@ -23,11 +23,11 @@ class TransactionListener(ABC):
 
     @abstractmethod
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
-        """Run the local transaction of a half message that Kafka has acknowledged; None means unknown."""
+        """Run the local transaction of a half message that Kafka has acknowledged; None is UNKNOW, with a warning."""
 
     @abstractmethod
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
-        """Return how a local transaction ended, also one that another instance ran; None means unknown."""
+        """Return how a local transaction ended, also one that another instance ran; None is UNKNOW, with a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +66,17 @@ AnyHook = EndTransactionHook | Callable[[EndTransactionContext], object]
 
 
 class Verdict(NamedTuple):
-    """What a listener has said: the state, and a remark when that is UNKNOW for another reason than its answer."""
+    """What a listener has said.
+
+    Attributes:
+        state: the decision.
+        remark: why, when it is UNKNOW for another reason than its answer.
+        exception: what the listener raised.
+    """
 
     state: LocalTransactionState
     remark: str | None
+    exception: BaseException | None = None
 
 
 def decide(call: Callable[[], LocalTransactionState | None], span: AbstractContextManager[Traced]) -> Verdict:
@@ -86,8 +93,7 @@ def judged(state: object, traced: Traced) -> Verdict:
     if isinstance(state, LocalTransactionState):
         verdict = Verdict(state, None)
     else:
-        if state is not None:  # None is an answer of RocketMQ's listeners, too
-            log.warning("the transaction listener returned %.100r, no LocalTransactionState: UNKNOWN", state)
+        log.warning("the transaction listener returned %.100r, no LocalTransactionState: UNKNOWN", state)
         verdict = Verdict(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
     traced.note({"commitlake.decision": verdict.state.value})
     return verdict
@@ -96,7 +102,7 @@ def judged(state: object, traced: Traced) -> Verdict:
 def failed(error: BaseException) -> Verdict:
     """The decision after an exception of the listener."""
     log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=error)
-    return Verdict(LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}"))
+    return Verdict(LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}"), error)
 
 
 def _remark(text: str) -> str:

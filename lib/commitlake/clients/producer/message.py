@@ -253,6 +253,12 @@ class SendResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionSendResult(SendResult):
-    """The half message was acknowledged, and the local transaction then ended in `local_transaction_state`."""
+    """The half message was acknowledged, and the local transaction then ended in `local_transaction_state`.
+
+    Attributes:
+        local_transaction_state: the decision that was sent; UNKNOW: a check asks later.
+        exception: what the listener raised, which made it UNKNOW; else None.
+    """
 
     local_transaction_state: LocalTransactionState
+    exception: BaseException | None = None

@@ -194,7 +194,7 @@ class ProducerOnLoop(TransactionMQProducer):
                     found = await self._decided_by(span, listener.check_local_transaction, message)
                 except BaseException as error:  # CancelledError, SystemExit: of this check only
                     found = failed(error)
-        await self.ended(self._answered(check, message, *found), done)
+        await self.ended(self._answered(check, message, *found[:2]), done)
 
     def _end_with(self, ending: Ending, done: Done) -> None:
         """From a thread."""

@@ -176,10 +176,10 @@ class TransactionMQProducer(DefaultMQProducer):
         try:
             decision = decide(lambda: listener.execute_local_transaction(message, arg), tracing.executing(half.record))
         except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
-            self._end_with(Ending.of([half], *failed(error)), log_lost)
+            self._end_with(Ending.of([half], *failed(error)[:2]), log_lost)
             raise
-        self._end_with(Ending.of([half], *decision), log_lost)
-        return sent_result(half, decision.state)
+        self._end_with(Ending.of([half], *decision[:2]), log_lost)
+        return sent_result(half, decision)
 
     def begin_transaction(self, *, is_answered: bool = False, database: object = None) -> Transaction:
         """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
@@ -188,7 +188,8 @@ class TransactionMQProducer(DefaultMQProducer):
         administrator ends it.
 
         Args:
-            is_answered: a rule of the coordinator answers its checks, so no listener is missed.
+            is_answered: a rule of the coordinator answers its checks, so no listener is missed; a coordinator that
+                publishes for which groups it has a rule is believed instead.
             database: a connection of psycopg 3, or a connection or session of SQLAlchemy that uses psycopg. Its
                 transaction ends with this one, and PostgreSQL answers the checks, by a rule of the coordinator.
 
@@ -213,13 +214,17 @@ class TransactionMQProducer(DefaultMQProducer):
         return self._listener is not None
 
     def warn_if_unanswered(self, is_answered: bool) -> None:
-        """Log, once, that nobody will answer the checks of a transaction."""
-        if self._listener is None and not is_answered and not self._is_warned:
+        """Log, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
+        if self._listener is not None or self._is_warned:
+            return
+        ruled = self._link.settings.ruled_groups if self._running else None
+        if not (is_answered if ruled is None else self.group in ruled):
             self._is_warned = True
             log.warning(
-                "the group %s begins transactions without a listener: when this process dies before a decision, nobody "
-                "answers their checks, and they stay open until transaction.retention; give the producer a listener, "
-                "or let a table answer (configuration key checks) and say is_answered=True",
+                "the group %s begins transactions without a listener, and there is no rule for it: when this process "
+                "dies before a decision, nobody answers their checks, and they stay open until "
+                "transaction.retention; give the producer a listener, or the coordinator a rule (configuration key "
+                "checks)",
                 self.group,
             )
 
@@ -279,7 +284,7 @@ class TransactionMQProducer(DefaultMQProducer):
         if found is None:
             with calls.one():
                 found = self._ask(check, message)
-        self._end_with(self._answered(check, message, *found), done)
+        self._end_with(self._answered(check, message, *found[:2]), done)
 
     def _known(self, check: wire.CheckRecord) -> Verdict | None:
         """The answer to a check that the listener need not be asked for."""
@@ -322,7 +327,7 @@ class TransactionMQProducer(DefaultMQProducer):
         self._link.send_soon(OP, ending.half_messages[0].queue, record, self.send_msg_timeout, done)
 
 
-def sent_result(half: HalfMessage, state: LocalTransactionState) -> TransactionSendResult:
+def sent_result(half: HalfMessage, decision: Verdict) -> TransactionSendResult:
     """What a send in a transaction returns."""
     return TransactionSendResult(
         send_status=SendStatus.SEND_OK,
@@ -330,7 +335,8 @@ def sent_result(half: HalfMessage, state: LocalTransactionState) -> TransactionS
         queue_id=half.at.queue,
         queue_offset=half.at.offset,
         transaction_id=half.record.transaction_id,
-        local_transaction_state=state,
+        local_transaction_state=decision.state,
+        exception=decision.exception,
     )
 
 

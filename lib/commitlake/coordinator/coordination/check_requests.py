@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, KafkaConfig
+from commitlake.config.terminal import printable
 from commitlake.errors import root_reason
 from commitlake.kafka import sink
 from commitlake.protocol import headers
@@ -73,19 +74,44 @@ def _topic(kafka: KafkaConfig) -> Column:
 
 
 class Seldom:
-    """Warns at most once a minute."""
+    """Something that is done at most once a minute, such as a warning."""
 
     def __init__(self) -> None:
         self._next = time.monotonic()
 
+    def is_due(self) -> bool:
+        """Whether the last time was a minute ago; then this is the next one."""
+        is_due = time.monotonic() >= self._next
+        if is_due:
+            self._next = time.monotonic() + _MINUTE_S
+        return is_due
+
     def __call__(self, text: str, *given: object) -> None:
         """Log a warning, unless the last one is younger."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _MINUTE_S
+        if self.is_due():
             log.warning(text, *given)
 
 
+def tell_unanswered(config: Config, checked: DataFrame) -> None:
+    """Warn of groups that answer nothing and have no rule: a check of theirs is sent again.
+
+    Args:
+        config: has the rules.
+        checked: as in `records`.
+    """
+    repeated = checked.where("repeat > 0").select("producer_group").distinct().limit(_MOST_TOLD).collect()
+    silent = sorted({str(row[0]) for row in repeated} - set(config.checks))
+    if silent:
+        log.warning(
+            "nobody has answered the checks of %s for %d s or more: no instance with a listener runs, and `checks` has "
+            "no rule; their transactions stay open until transaction.retention, see `commitlake tx hanging`",
+            printable(", ".join(silent)),
+            config.transaction.check_repeat_ms // 1_000,
+        )
+
+
 _MINUTE_S = 60.0
+_MOST_TOLD = 20
 _SOON = {
     "kafka.delivery.timeout.ms": "20000",
     "kafka.request.timeout.ms": "15000",

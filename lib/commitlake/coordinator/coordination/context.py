@@ -25,4 +25,5 @@ class Context:
     inputs: InputTable
     dedup: DedupIndex
     warn: Seldom = field(default_factory=Seldom)
+    look_for_silent: Seldom = field(default_factory=Seldom)
     counters: Counters = field(default_factory=Counters)

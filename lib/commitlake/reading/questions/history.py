@@ -7,7 +7,7 @@ from typing import Any
 
 from commitlake.protocol import headers
 from commitlake.reading.questions.open import REOPENED
-from commitlake.reading.questions.tables import Tables
+from commitlake.reading.questions.tables import Tables, iso
 from commitlake.reading.questions.transactions import PENDING
 
 _HALVES = f"""
@@ -39,10 +39,10 @@ UNION ALL SELECT 3, requested_at, 'check ' || check_no, queue, half_offset,
 FROM checks WHERE transaction_id = $id
 UNION ALL SELECT 4, resolved_at, state, queue, half_offset,
        concat_ws(', ', queue || '-' || half_offset, 'reason ' || reason, 'op ' || op_queue || '-' || op_offset,
-                 'due ' || deliver_at, 'not shown, duplicate of ' || duplicate_of, 'batch ' || batch_id)
+                 'due ' || {iso("deliver_at")}, 'not shown, duplicate of ' || duplicate_of, 'batch ' || batch_id)
 FROM transactions WHERE transaction_id = $id
 UNION ALL SELECT 5, d.resolved_at, d.state, d.queue, d.queue_offset,
-       concat_ws(', ', 'was due ' || d.deliver_at, 'duplicate of ' || d.duplicate_of)
+       concat_ws(', ', 'was due ' || {iso("d.deliver_at")}, 'duplicate of ' || d.duplicate_of)
 FROM deliveries d JOIN half h ON h.queue = d.queue AND h.queue_offset = d.queue_offset
 WHERE d.source = 'half' AND h.transaction_id = $id
 UNION ALL SELECT 6, rejected_at, 'rejected', kafka_partition, kafka_offset,

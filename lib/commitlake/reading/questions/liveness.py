@@ -55,4 +55,4 @@ def _is_locked(path: Path) -> bool:
 
 def text_of(at_ms: int) -> str:
     """A moment for people, UTC."""
-    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"

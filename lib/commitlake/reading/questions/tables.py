@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from commitlake.config.locations import has_scheme
+from commitlake.config.locations import has_scheme, not_there
 from commitlake.errors import NoTableError
 from commitlake.reading.table import Options, Snapshot, Stream, location
 
@@ -93,10 +93,9 @@ class Tables:
         try:
             return Snapshot(location(self._warehouse, name), self._options)
         except NoTableError:
-            msg = (
-                f"no coordinator of this version has run on the warehouse {self._warehouse}: it has no table {name}; "
-                "start one, or check `warehouse`"
-            )
+            absent = not_there(self._warehouse)
+            none = f"no coordinator of this version has run on the warehouse {self._warehouse}: it has no table {name}"
+            msg = f"warehouse: {absent}" if absent else f"{none}; start one, or check `warehouse`"
             raise NoTableError(msg) from None
 
     def _make(self, name: str, table: Snapshot, columns: Collection[str] | None = None) -> None:
@@ -146,6 +145,11 @@ HAS_KEY = "list_contains(string_split(keys, ' '), $keys)"
 def moment(at_ms: int) -> str:
     """SQL of a moment, from ms since epoch, UTC."""
     return f"TIMESTAMPTZ '{datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec='milliseconds')}'"
+
+
+def iso(column: str) -> str:
+    """SQL of a time as ISO 8601 has it, UTC, in ms."""
+    return f"strftime({column}, '%Y-%m-%dT%H:%M:%S.%gZ')"
 
 
 def epoch_ms(at: datetime) -> int:

@@ -29,6 +29,10 @@ app = typer.Typer(
 )
 
 
+_OF_CONSUMERS = ("deltalake", "duckdb", "pyarrow", "sqlglot")
+"""Modules of the extra `consumer`, with which all commands work that need no Spark."""
+
+
 class AdminDecision(StrEnum):
     """What an administrator may decide."""
 
@@ -43,9 +47,11 @@ def main(*words: str) -> None:
         try:
             app([*words, *sys.argv[1:]], prog_name="commitlake")
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] == "commitlake":
+            module = (error.name or "").partition(".")[0]
+            if module == "commitlake":
                 raise
-            msg = f"the Python module {error.name} is missing; install it with pip install 'commitlake[all]'"
+            extra = "consumer" if module in _OF_CONSUMERS else "all"
+            msg = f"the Python module {error.name} is missing; install it with pip install 'commitlake[{extra}]'"
             raise SetupError(msg) from error
 
 

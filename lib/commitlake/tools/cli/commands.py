@@ -141,7 +141,7 @@ def _with_texts_for_times(found: DataFrame) -> DataFrame:
     times = {name for name, kind in found.dtypes if kind == "timestamp"}
     return found.select(
         *[
-            F.date_format(name, "yyyy-MM-dd HH:mm:ss.SSS").alias(name) if name in times else name
+            F.date_format(name, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'").alias(name) if name in times else name
             for name in found.columns
         ]
     )

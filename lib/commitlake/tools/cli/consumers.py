@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 
 from commitlake.clients.consumer import overview
 from commitlake.clients.consumer import unfinished as unfinished_messages
-from commitlake.clients.consumer.group import kept_receipts, kept_state
+from commitlake.clients.consumer.group import kept_receipts
 from commitlake.clients.consumer.rows import place_of
 from commitlake.config import Config
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
+from commitlake.protocol.durations import duration_ms
 from commitlake.tools.cli import output
 from commitlake.tools.cli.questions import FOUND, NOTHING, show
 
@@ -28,13 +29,11 @@ def unfinished(
 ) -> int:
     """Show what a group has not done."""
     found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
-    if kept_state(settings.receipts_place, group, topic) is None:
-        told = f"group {group!r} has never read the topic {topic} with `consume`"
+    if not unfinished_messages.is_known(settings, topic, group):
+        told = f"group {group!r} has never read the topic {topic}; `commitlake groups` shows those that did"
         print(told, file=sys.stderr)
-    code = show(found.drop_columns(["properties"]).slice(0, limit), limit, as_json)
-    if found.num_rows > limit and not as_json:
-        print("there are more; --limit shows them")
-    return code
+        return NOTHING
+    return show(found.drop_columns(["properties"]), limit, as_json, is_cut=True)
 
 
 def groups(settings: Config, topic: str | None, group: str | None, as_json: bool) -> int:
@@ -55,7 +54,7 @@ def rewind(settings: Config, topic: str, group: str, to: str) -> int:
 
 def _named(given: str | datetime) -> str:
     named = {"first": "its first message", "newest": "the next message"}
-    return named.get(str(given)) or f"what became visible at {output.text(given)} UTC or later"
+    return named.get(str(given)) or f"what became visible at {output.text(given)} or later"
 
 
 def delete(settings: Config, topic: str, group: str) -> int:
@@ -66,7 +65,7 @@ def delete(settings: Config, topic: str, group: str) -> int:
 
 
 def moment(text: str) -> str | datetime:
-    """What `--rewind` names: `first`, `newest`, ms since epoch, or a time, UTC where it has no zone.
+    """What `--rewind` names: `first`, `newest`, `2h` ago, ms since epoch, or a time, UTC where it has no zone.
 
     Raises:
         ConsumerError: it is none of these.
@@ -74,11 +73,13 @@ def moment(text: str) -> str | datetime:
     if text in ("first", "newest", "0"):
         return "first" if text == "0" else text
     try:
+        ago_ms = duration_ms(text)
         is_ms = re.fullmatch("[0-9]{12,14}", text)  # fewer are seconds
-        given = datetime.fromtimestamp(int(text) / 1_000, UTC) if is_ms else datetime.fromisoformat(text)
+        at_ms = now_ms() - ago_ms if ago_ms is not None else int(text) if is_ms else None
+        given = datetime.fromisoformat(text) if at_ms is None else datetime.fromtimestamp(at_ms / 1_000, UTC)
         given = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
-        allowed = "first, newest, ms since epoch (13 digits), or a time such as 2026-11-01T00:00:00, UTC without a zone"
+        allowed = "first, newest, 2h for two hours ago, ms since epoch (13 digits), or 2026-11-01T00:00:00, in UTC"
         msg = f"--rewind: {text!r} is not allowed; give {allowed}"
         raise ConsumerError(msg) from error
     if given > datetime.now(UTC):

@@ -28,8 +28,8 @@ def show(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
 
 
 def text(value: object) -> object:
-    """A time as people read it, UTC; other values as they are."""
-    return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if isinstance(value, datetime) else value
+    """A time as ISO 8601 has it, UTC, in ms; other values as they are."""
+    return f"{value:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z" if isinstance(value, datetime) else value
 
 
 def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int) -> None:

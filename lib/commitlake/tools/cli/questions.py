@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -12,6 +13,7 @@ from commitlake.config import Config
 from commitlake.config.terminal import json_line, printable
 from commitlake.errors import ConfigError
 from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions import find as everywhere
 from commitlake.reading.questions import overview
 from commitlake.reading.questions.history import history as transaction_history
 from commitlake.reading.questions.tables import opened
@@ -21,6 +23,7 @@ from commitlake.tools.cli import output
 FOUND, NOTHING = 0, 3
 _CLEAR = "\x1b[2J\x1b[H"
 _WATCH_S = 2.0
+_NO_KEY = "no transaction has the key; `commitlake find KEY` looks among all other messages, too"
 _OTHERS = "a message sent without one is in its topic's table, one with a delay in `commitlake delayed` until it is due"
 
 
@@ -56,9 +59,17 @@ def repeat(watch: bool, work: Callable[[], int]) -> int:
 def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *, oldest_first: bool = False) -> int:
     """List transactions."""
     with opened(settings.warehouse) as tables:
-        rows = asked(lambda: found(tables, wanted, now_ms(), None if oldest_first else limit))
+        rows = asked(lambda: found(tables, wanted, now_ms(), None if oldest_first else limit + 1))
     rows = rows.select([*COLUMNS, "age_ms"])
-    return show(rows.sort_by("stored_at") if oldest_first else rows, limit, as_json)
+    if wanted.keys is not None and not rows.num_rows:
+        print(_NO_KEY, file=sys.stderr)
+    return show(rows.sort_by("stored_at") if oldest_first else rows, limit, as_json, is_cut=not oldest_first)
+
+
+def find(settings: Config, keys: str, limit: int, as_json: bool) -> int:
+    """Show all that there is of a business key."""
+    with opened(settings.warehouse) as tables:
+        return show(everywhere.find(tables, f"{settings.receipts_place}/receipts", keys), limit, as_json)
 
 
 def history(settings: Config, transaction_id: str, as_json: bool) -> int:
@@ -117,13 +128,23 @@ def _begin(since_ms: int | None) -> int:
     return 0 if since_ms is None else now_ms() - since_ms
 
 
-def show(found: pa.Table, limit: int, as_json: bool) -> int:
-    """Print rows as a table, or one JSON object a line; times are UTC."""
+def show(found: pa.Table, limit: int, as_json: bool, *, is_cut: bool = False) -> int:
+    """Print rows as a table, or one JSON object a line; times are UTC.
+
+    Args:
+        found: the rows.
+        limit: show at most so many.
+        as_json: print objects.
+        is_cut: one row more than the limit stands for all others, which nobody has counted.
+    """
     rows = found.slice(0, limit).to_pylist()
     if as_json:
         for row in rows:
             print(json_line({name: output.text(value) for name, value in row.items()}))
     else:
         output.show(found.column_names, (row.values() for row in rows))
-        print(f"({len(rows)} of {found.num_rows} rows)")
+        is_more = is_cut and found.num_rows > limit
+        print(
+            f"({len(rows)} of more rows; --limit shows them)" if is_more else f"({len(rows)} of {found.num_rows} rows)"
+        )
     return FOUND if rows else NOTHING

@@ -73,7 +73,9 @@ OlderThan = Annotated[
 Since = Annotated[
     int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h; default all.")
 ]
-Keys = Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Only with this business key.")]
+Keys = Annotated[
+    str | None, typer.Option("--keys", metavar="KEY", help="Only with this business key; `find` looks everywhere.")
+]
 Where = Annotated[
     str | None,
     typer.Option("--where", metavar="SQL", help="A condition on columns of half and transactions."),

@@ -57,6 +57,23 @@ def rejected(
     raise typer.Exit(questions.rejected(load(conf, sets), reason, since, limit, as_json))
 
 
+def find(
+    keys: Annotated[str, typer.Argument(metavar="KEY", help="A business key.")],
+    limit: Limit = 100,
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Find a business key everywhere, in time order.
+
+    In transactions, delayed, visible and rejected messages, and receipts. Needs no Spark. Exit code 3 where it is
+    nowhere.
+    """
+    from commitlake.tools.cli import questions
+
+    raise typer.Exit(questions.find(load(conf, sets), keys, limit, as_json))
+
+
 def topics(limit: Limit = 1_000, as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
     """List the topics: messages, bytes, files.
 
@@ -193,7 +210,9 @@ def groups(
     group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only this one.")] = None,
     rewind: Annotated[
         str | None,
-        typer.Option("--rewind", metavar="WHERE", help="Go on there: first, newest, ms since epoch or a time in UTC."),
+        typer.Option(
+            "--rewind", metavar="WHERE", help="Go on there: first, newest, 2h (ago), ms since epoch or a time in UTC."
+        ),
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete a group whose instances have ended.")] = False,
     as_json: AsJson = False,
@@ -274,7 +293,7 @@ def gateway(
 
 
 COMMANDS = (
-    *(demo, rejected, topics, stats, doctor, backup, report),
+    *(demo, find, rejected, topics, stats, doctor, backup, report),
     *(delayed, recall, unfinished, groups, send_again, gateway),
 )
 """In the order in which `--help` lists them."""

@@ -1,0 +1,9 @@
+"""Imports kafka-python before all others do, without the 218 warnings that each test of a user would print."""
+
+from __future__ import annotations
+
+import warnings
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "(read_text|open_text) is deprecated", DeprecationWarning)
+    import kafka  # noqa: F401

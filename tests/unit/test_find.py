@@ -1,0 +1,87 @@
+"""A business key is found wherever the tables hold it, by `commitlake find`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from tests.support import topic_table
+from typer.testing import CliRunner
+
+from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
+from commitlake.tables import TABLES
+from commitlake.tools.cli.app import app
+
+KINDS = {
+    "int": pa.int32(), "bigint": pa.int64(), "string": pa.string(), "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"), "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "map<string,binary>": pa.map_(pa.string(), pa.binary()),
+}  # fmt: skip
+AT = 1_767_225_600_000_000
+
+
+def written(place: Path, name: str, *rows: dict[str, Any]) -> None:
+    fields = [(field.name, KINDS[field.dataType.simpleString()]) for field in TABLES[name].schema]
+    table = pa.Table.from_pylist([{**dict.fromkeys(dict(fields)), **row} for row in rows], pa.schema(fields))
+    write_deltalake(str(place / name), table)
+
+
+def half(offset: int, keys: str) -> dict[str, Any]:
+    at = {"queue": 0, "queue_offset": offset, "first_queue": 0, "first_offset": offset}
+    return {**at, "transaction_id": f"t{offset}", "message_id": f"m{offset}", "topic": "orders", "keys": keys,
+            "producer_group": "shop", "stored_at": AT + offset}  # fmt: skip
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    place = tmp_path / "warehouse"
+    written(place, "half", half(1, "k1"), half(2, "a k1"), half(3, "other"))
+    ended = {"queue": 0, "half_offset": 1, "state": "COMMITTED", "reason": "CHECK", "round": 0, "checks": 1}
+    written(place, "transactions", {**ended, "transaction_id": "t1", "stored_at": AT, "resolved_at": AT})
+    written(place, "reentries")
+    late = {"queue": 1, "message_id": "d", "topic": "orders", "keys": "k1", "stored_at": AT + 10}
+    written(place, "delayed", *({**late, "queue_offset": at, "deliver_at": AT + 1_500_000} for at in (4, 5)))
+    gone = {"queue": 1, "source": "messages", "queue_offset": 5, "message_id": "d", "topic": "orders"}
+    written(place, "deliveries", {**gone, "state": "RECALLED", "deliver_at": AT, "resolved_at": AT})
+    bad = {"source": "messages", "kafka_partition": 2, "kafka_offset": 7, "reason": "TOPIC_NOT_ALLOWED", "detail": "no"}
+    own = [("KEYS", b"k1"), ("REAL_TOPIC", b"secret"), ("UNIQ_KEY", b"r")]
+    written(place, "rejected", {**bad, "headers": own, "rejected_at": AT + 20}, {**bad, "rejected_at": AT})
+    written(place, "destinations", {"topic": "orders"}, {"topic": "later"})
+    topic_table.write(place, "orders", [topic_table.message(1, batch=1), topic_table.message(2)])
+    receipt = {"consumer_group": "points", "topic": "orders", "keys": "k1", "message_id": "m1", "state": "DONE",
+               "source": "half", "source_queue": 0, "source_offset": 1, "source_index": 0, "attempt": 2}  # fmt: skip
+    rows = pa.Table.from_pylist([{**dict.fromkeys(RECEIPTS.names), **receipt, "at": AT + 30}], RECEIPTS)
+    write_deltalake(f"{place}_receipts/receipts", rows)
+    return place
+
+
+def found(warehouse: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    done = CliRunner().invoke(app, ["find", *words, "--json", f"--set=warehouse={warehouse}"])
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_key_is_found_everywhere_in_time_order(warehouse: Path) -> None:
+    code, rows = found(warehouse, "k1")
+    assert (code, list(rows[0])) == (
+        0, ["at", "what", "state", "topic", "message_id", "transaction_id", "place", "detail"],
+    )  # fmt: skip
+    assert [(row["what"], row["state"], row["place"], row["detail"]) for row in rows] == [
+        ("transaction", "COMMITTED", "half-0-1", "group shop, reason CHECK"),
+        ("transaction", "PENDING", "half-0-2", "group shop"),
+        ("delayed", "WAITING", "messages-1-4", "due 2026-01-01T00:00:01.500Z"),
+        ("delayed", "RECALLED", "messages-1-5", "due 2026-01-01T00:00:01.500Z"),
+        ("rejected", "TOPIC_NOT_ALLOWED", "messages-2-7", "no"),
+        ("receipt", "DONE", "half-0-1-0", "group points, attempt 2"),
+        ("visible", None, "half-0-1-0", None),
+    ]
+    assert rows[4]["topic"] == "secret"
+    assert rows[0]["at"] == "2026-01-01T00:00:00.000Z"
+
+
+def test_a_plain_message_is_found_and_what_nobody_has_sent_is_not(warehouse: Path) -> None:
+    assert [(row["what"], row["message_id"]) for row in found(warehouse, "k2")[1]] == [("visible", "m2")]
+    assert found(warehouse, "k") == (3, [])
