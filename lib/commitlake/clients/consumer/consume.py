@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -14,6 +16,7 @@ from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import Start, checked_group, seconds, start_ms, topics_of
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.filters import Filter
+from commitlake.clients.consumer.forks import FORKED, refuse_fork
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES, Handler, Runner
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
@@ -85,7 +88,8 @@ class Consumer:
     """One instance of a group, and the iterator over its messages: a loop goes on where the one before it was left.
 
     The instance begins with the first message that is asked for. It ends with `close()` or the `with` block; without
-    one, when its messages are at their end, or when nobody holds it or a message of it any more. See `consume`.
+    one, when its messages are at their end, or when nobody holds it or a message of it any more. SIGTERM and SIGINT are
+    heard during a loop, a `run`, and a call of `next`. See `consume`.
     """
 
     def __init__(self, plans: Mapping[str, ReadOptions], poll_s: float) -> None:
@@ -96,7 +100,8 @@ class Consumer:
         self._subscriptions: tuple[Subscription, ...] = ()
         self._lock = threading.RLock()  # for threads that share the iterator
         self._messages: Iterator[ReceivedMessage] | None = None
-        self._is_entered = False
+        self._is_entered = self._is_closed = False
+        self._pid = 0
 
     def stop(self) -> None:
         """End the iteration; may be called in any thread."""
@@ -109,6 +114,9 @@ class Consumer:
             ConsumerError: what is finished could not be written; it comes again.
         """
         self._stop.set()
+        self._is_closed = True
+        if self._is_forked():
+            return
         with self._lock:
             try:
                 if self._messages is not None:
@@ -117,6 +125,7 @@ class Consumer:
                 self._leave(at_once=True)
 
     def __enter__(self) -> Self:
+        self._check_open()
         self._is_entered = True
         return self
 
@@ -130,17 +139,35 @@ class Consumer:
                 raise
             log.error("%s", failure)  # the caller has to know the block's own error
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """A loop over what comes next.
+
+        Raises:
+            ConsumerError: the consumer was closed.
+        """
+        self._check_open()
+        return self._loop()
 
     def __next__(self) -> ReceivedMessage:
         """The next message, once there is one.
 
         Raises:
-            ConsumerError: the group's tables can't be written.
+            ConsumerError: the group's tables can't be written, or the consumer was closed or comes from a fork.
             WarehouseError: the topic can't be read.
             StopIteration: told to stop; or without `follow`, there is no message any more.
         """
+        self._check_open()
+        with stopped_by_signals(self._stop):
+            return self._take()
+
+    def _loop(self) -> Iterator[ReceivedMessage]:
+        """It holds the signals as long as somebody holds it: a loop that is left gives them back."""
+        with stopped_by_signals(self._stop), suppress(StopIteration):
+            while not self._is_closed:
+                yield self._take()
+
+    def _take(self) -> ReceivedMessage:
+        self._check_process()
         with self._lock:
             if self._messages is None:
                 self._messages = _until_nobody_holds_it(self._begin(Subscription.messages), self._subscriptions)
@@ -156,6 +183,19 @@ class Consumer:
                 self._end_quietly()
                 raise
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = "this consumer was closed and hands over no more messages; make another one with commitlake.consume"
+            raise ConsumerError(msg)
+
+    def _is_forked(self) -> bool:
+        """Whether it has begun in another process: a fork takes along neither its threads nor deltalake's."""
+        return self._pid not in (0, os.getpid())
+
+    def _check_process(self) -> None:
+        if self._is_forked():
+            raise ConsumerError(FORKED)
+
     def batches(self) -> Iterator[MessageBatch]:
         """Hand messages over as Arrow tables, in place of one by one: some three times as many a second.
 
@@ -165,11 +205,13 @@ class Consumer:
             ConsumerError: the group's tables can't be written, or a loop over single messages was left unfinished.
             WarehouseError: the topic can't be read.
         """
+        self._check_open()
         if self._messages is not None:
             msg = "batches: this consumer hands messages over one by one already; make another one for batches"
             raise ConsumerError(msg)
         try:
-            yield from self._begin(Subscription.batches)
+            with stopped_by_signals(self._stop):
+                yield from self._begin(Subscription.batches)
         finally:
             self._end()
 
@@ -214,7 +256,10 @@ class Consumer:
             subscription.raise_if_failed()
 
     def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+        self._check_process()
         if not self._subscriptions:
+            refuse_fork()
+            self._pid = os.getpid()
             self._subscriptions = tuple(Subscription(topic, plan, self._stop) for topic, plan in self._plans.items())
         follow = next(iter(self._plans.values())).follow
         return _handed_over(self._subscriptions, kind, self._stop, self._poll_s, follow=follow)
@@ -251,16 +296,15 @@ def _handed_over(
     follow: bool,
 ) -> Iterator[T]:
     """What the topics have, in turn, until told to stop or, without `follow`, until none has anything."""
-    with stopped_by_signals(stop):
-        while not stop.is_set():
-            is_idle = True
-            for found in _rounds(subscriptions, kind):
-                is_idle = False
-                yield found
-            if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
-                return
-            if is_idle:
-                _wait(subscriptions, stop, poll_s)
+    while not stop.is_set():
+        is_idle = True
+        for found in _rounds(subscriptions, kind):
+            is_idle = False
+            yield found
+        if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
+            return
+        if is_idle:
+            _wait(subscriptions, stop, poll_s)
 
 
 def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscription, ...]) -> Iterator[T]:
