@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,42 @@ def test_a_message_says_why_it_can_not_go_to_another_process(warehouse: Path, se
     for group, hand_over in (("points", next), ("bills", lambda messages: next(messages.batches()))):
         with consumer(warehouse, group=group) as messages, pytest.raises(ConsumerError, match="and call done"):
             send(hand_over(messages))
+
+
+SLOW = """
+import logging
+logging.basicConfig(format="%(message)s")
+{handler}
+signal.signal(signal.SIGINT, signal.default_int_handler)
+messages = consumer(place)
+messages.run(handle, threads=2)
+print("left", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "def handle(message): print('begin', flush=True); time.sleep(60)",
+        "import asyncio\nasync def handle(message): print('begin', flush=True); await asyncio.sleep(60)",
+        "async def handle(message): print('begin', flush=True); time.sleep(60)",
+    ],
+)
+def test_a_first_interrupt_of_a_run_says_what_it_waits_for_and_a_second_ends_it(warehouse: Path, handler: str) -> None:
+    command = [sys.executable, "-c", PRELUDE + SLOW.format(handler=handler), str(warehouse)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        told = running.stderr.readline()
+        assert told.startswith("waits for the handlers of <ReceivedMessage orders half-0-")
+        assert "a second signal ends without them" in told
+        running.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        rest_told = running.communicate(timeout=30)[1]
+        assert time.monotonic() - begun < 15
+        assert running.returncode == 130
+        assert "Traceback" not in rest_told
+    assert len(rest(warehouse)) == 40

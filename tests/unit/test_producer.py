@@ -23,6 +23,7 @@ from kafka.errors import KafkaTimeoutError
 from tests.support.published import SETTINGS
 
 from commitlake.clients.producer import (
+    AsyncTransactionMQProducer,
     DefaultMQProducer,
     LocalTransactionState,
     Message,
@@ -497,3 +498,16 @@ def test_a_time_out_of_0_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
         producer.send(Message("orders", b""), timeout=timeout)
     producer.send([Message("orders", b"")], timeout=0)
     assert waited == [0, 0, 0, 7, 3_000, 0]
+
+
+class AwaitedHook:
+    async def end_transaction(self, context: object) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("hook", [AwaitedHook(), AwaitedHook().end_transaction])
+def test_a_hook_that_is_never_awaited_is_refused(hook: Any) -> None:
+    with pytest.raises(MQClientException, match="is never awaited here"):
+        TransactionMQProducer("orders", bootstrap_servers="memory:9092").register_end_transaction_hook(hook)
+    asynchronous = AsyncTransactionMQProducer("orders", bootstrap_servers="memory:9092")
+    asynchronous.register_end_transaction_hook(hook)

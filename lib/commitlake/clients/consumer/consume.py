@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -17,8 +18,9 @@ from commitlake.clients.consumer.arguments import Start, checked_group, seconds,
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.forks import FORKED, refuse_fork
+from commitlake.clients.consumer.handlers import Handler, awaiting
 from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.runner import PAUSES, Handler, Runner
+from commitlake.clients.consumer.runner import PAUSES, Runner
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
@@ -90,13 +92,16 @@ class Consumer:
     The instance begins with the first message that is asked for. It ends with `close()` or the `with` block; without
     one, when its messages are at their end, or when nobody holds it or a message of it any more. SIGTERM and SIGINT are
     heard during a loop, a `run`, and a call of `next`. See `consume`.
+
+    Attributes:
+        told: tells it to stop.
     """
 
     def __init__(self, plans: Mapping[str, ReadOptions], poll_s: float) -> None:
         self.topics = tuple(plans)
         self.group = next(iter(plans.values())).group
         self._plans, self._poll_s = plans, poll_s
-        self._stop = Stop()
+        self.told = Stop()
         self._subscriptions: tuple[Subscription, ...] = ()
         self._lock = threading.RLock()  # for threads that share the iterator
         self._messages: Iterator[ReceivedMessage] | None = None
@@ -105,7 +110,7 @@ class Consumer:
 
     def stop(self) -> None:
         """End the iteration; may be called in any thread."""
-        self._stop.set()
+        self.told.set()
 
     def close(self) -> None:
         """Write what is finished and leave the group; the end of the iteration does it too.
@@ -113,7 +118,7 @@ class Consumer:
         Raises:
             ConsumerError: what is finished could not be written; it comes again.
         """
-        self._stop.set()
+        self.told.set()
         self._is_closed = True
         if self._is_forked():
             return
@@ -157,12 +162,12 @@ class Consumer:
             StopIteration: told to stop; or without `follow`, there is no message any more.
         """
         self._check_open()
-        with stopped_by_signals(self._stop):
+        with stopped_by_signals(self.told):
             return self._take()
 
     def _loop(self) -> Iterator[ReceivedMessage]:
         """It holds the signals as long as somebody holds it: a loop that is left gives them back."""
-        with stopped_by_signals(self._stop), suppress(StopIteration):
+        with stopped_by_signals(self.told), suppress(StopIteration):
             while not self._is_closed:
                 yield self._take()
 
@@ -178,7 +183,7 @@ class Consumer:
                 self._end()
                 raise
             except BaseException:  # what was read may not have been handed over, so nothing more is
-                self._stop.set()
+                self.told.set()
                 self._messages = None
                 self._end_quietly()
                 raise
@@ -210,7 +215,7 @@ class Consumer:
             msg = "batches: this consumer hands messages over one by one already; make another one for batches"
             raise ConsumerError(msg)
         try:
-            with stopped_by_signals(self._stop):
+            with stopped_by_signals(self.told):
                 yield from self._begin(Subscription.batches)
         finally:
             self._end()
@@ -228,9 +233,10 @@ class Consumer:
 
         A handler that returns has done its message, unless it called `done` or `retry` itself. One that raises an
         exception gets the message again after a pause, which grows, and after `most` attempts it is a dead letter.
+        At the end it waits for the calls under way. A second signal ends it without them; their messages come again.
 
         Args:
-            handler: called with a message.
+            handler: called with a message; what a coroutine function does is awaited, on an event loop of the run.
             threads: how many calls there are at a time.
             most: attempts altogether.
             ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their
@@ -242,9 +248,22 @@ class Consumer:
             ConsumerError: an argument can't be used, or the group's tables can't be written.
             WarehouseError: the topic can't be read.
         """
-        runner = Runner(tracing.handling(handler, self.group), threads, most, pauses, ordered, self._stop)
-        with self, stopped_by_signals(self._stop):  # until the last handler has returned
-            runner.run(self)
+        self.run_on(None, handler, threads, most, pauses, ordered)
+
+    def run_on(
+        self,
+        loop: asyncio.AbstractEventLoop | None,
+        handler: Handler,
+        threads: int,
+        most: int,
+        pauses: Sequence[Duration],
+        ordered: bool,
+    ) -> None:
+        """The same; coroutines are awaited on `loop`, None for one of its own."""
+        with awaiting(handler, loop) as call:
+            runner = Runner(tracing.handling(call, self.group), threads, most, pauses, ordered, self.told)
+            with self, stopped_by_signals(self.told):  # until the last handler has returned
+                runner.run(self)
 
     def raise_if_failed(self) -> None:
         """For whoever waits between two messages.
@@ -260,9 +279,9 @@ class Consumer:
         if not self._subscriptions:
             refuse_fork()
             self._pid = os.getpid()
-            self._subscriptions = tuple(Subscription(topic, plan, self._stop) for topic, plan in self._plans.items())
+            self._subscriptions = tuple(Subscription(topic, plan, self.told) for topic, plan in self._plans.items())
         follow = next(iter(self._plans.values())).follow
-        return _handed_over(self._subscriptions, kind, self._stop, self._poll_s, follow=follow)
+        return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=follow)
 
     def _end(self) -> None:
         """The iteration is over. Inside a `with` block messages may be finished until the end of the block."""

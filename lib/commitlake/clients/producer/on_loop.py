@@ -82,6 +82,8 @@ class ProducerOnLoop(TransactionMQProducer):
         options: of `TransactionMQProducer`, by name.
     """
 
+    _awaits = True
+
     def __init__(
         self, group: str, listener: Any, *, threads: int, executor: Executor | None = None, **options: Any
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections import OrderedDict
@@ -21,7 +22,15 @@ from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done
-from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
+from commitlake.clients.producer.listener import (
+    AnyHook,
+    TransactionListener,
+    Verdict,
+    decide,
+    failed,
+    hook_call,
+    run_hooks,
+)
 from commitlake.clients.producer.message import (
     LocalTransactionState,
     Message,
@@ -32,7 +41,7 @@ from commitlake.clients.producer.message import (
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.errors import RefusedSend, UncertainSend
+from commitlake.errors import MQClientException, RefusedSend, UncertainSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
@@ -67,6 +76,9 @@ class TransactionMQProducer(DefaultMQProducer):
         check_timeout: ms a listener call that answers a check may take. When no call returns for so long, this instance
             leaves the group until one does, so that others answer.
     """
+
+    _awaits = False
+    """Whether listeners and hooks may be coroutine functions."""
 
     def __init__(
         self,
@@ -137,7 +149,14 @@ class TransactionMQProducer(DefaultMQProducer):
             self._answer_checks()
 
     def register_end_transaction_hook(self, hook: AnyHook) -> None:
-        """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
+        """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent.
+
+        Raises:
+            MQClientException: it is a coroutine function, which only an asynchronous producer awaits.
+        """
+        if not self._awaits and inspect.iscoroutinefunction(hook_call(hook)):
+            msg = f"hook: {hook!r:.200} is never awaited here; give a plain function, or use AsyncTransactionMQProducer"
+            raise MQClientException(msg)
         self._hooks.append(hook)
 
     def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:
