@@ -22,6 +22,7 @@ from commitlake.clients.consumer.handlers import Handler, awaiting
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES, Runner
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
+from commitlake.clients.consumer.tags import Tags
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.reading.table import Options, location
@@ -38,7 +39,7 @@ def consume(
     topic: str | list[str],
     *,
     group: str,
-    tags: str | None = None,
+    tags: Tags | None = None,
     where: str | None = None,
     start: Start = "first",
     follow: bool = True,
@@ -56,7 +57,7 @@ def consume(
             `warehouse`, `receipts` and `receipts.retention` count.
         topic: the topic, or a list of topics; `message.topic` tells them apart.
         group: the group; each group gets all messages.
-        tags: tags joined by `||`; None or `*` for all.
+        tags: a tag, tags joined by `||`, or a list of tags; None or `*` for all.
         where: an SQL condition on properties, for example `region = 'eu' AND amount > 10`.
         start: where a group begins that has never read the topic: `first`, `newest`, or a time (ms since epoch, UTC, or
             an aware datetime).
