@@ -206,6 +206,15 @@ def test_one_instance_reads_all_queues_and_two_share_them() -> None:
     assert owners(take_turns(alone, "b", "a", "b")) == ["a", "b", "a", "b"]
 
 
+def test_instances_beyond_the_queues_stand_by_until_one_is_gone_or_a_queue_is_new() -> None:
+    full = take_turns(EMPTY, "b", "c", "b", "c", queues=2)
+    assert take_turns(full, "a", "d", queues=2) is full
+    assert take_turns(take_turns(EMPTY, "b", queues=0), "a", queues=0)["members"].keys() == {"b"}
+    assert assignment.turn(full, "a", {"c"}, range(2), (), {})["members"].keys() == {"a", "b"}
+    assert take_turns(full, "a", "d", queues=3)["members"].keys() == {"a", "b", "c"}
+    assert take_turns(assignment.leave(full, "b", {}), "a", "d", queues=2)["members"].keys() == {"a", "c"}
+
+
 def test_a_queue_with_open_messages_stays_until_they_are_finished() -> None:
     state = take_turns(take_turns(EMPTY, "a"), "b")
     state = assignment.turn(state, "a", (), range(4), [1], {1: "at 7"})
