@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import cache
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from commitlake.config.locations import is_local, local_path
@@ -18,6 +18,8 @@ from commitlake.reading.table import Options
 TRANSIENT = (DeltaError, OSError, pa.ArrowException, ConsumerError)
 """What a store raises that is away for a while; also what it raises for ever when it is broken."""
 _COMPACT_EVERY = 200
+_COMMIT_TRIES = 100
+"""Of an append, which only the commits of other processes come before."""
 
 
 def create(place: str, schema: pa.Schema, partition_by: list[str], options: Options, more: dict[str, str]) -> None:
@@ -85,7 +87,8 @@ class Appender:
         try:
             check_there(self._place)
             rows = pa.concat_tables(rows for rows, _ in taken)
-            write_deltalake(self._place, rows, mode="append", storage_options=self._options)
+            again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
+            write_deltalake(self._place, rows, mode="append", storage_options=self._options, commit_properties=again)
             self._count += 1
         except BaseException as error:
             for _, written in taken:
