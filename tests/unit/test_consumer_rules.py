@@ -182,6 +182,12 @@ def test_a_word_of_sql_as_a_name_is_told(word: str) -> None:
     Filter(None, f"\"{word}\" = 'x'")
 
 
+@pytest.mark.parametrize("where", ["(" * 5_000 + "a" + ")" * 5_000, "NOT " * 5_000 + "a"])
+def test_a_condition_that_is_too_deep_is_told(where: str) -> None:
+    with pytest.raises(ConsumerError, match="is too deep"):
+        Filter(None, where)
+
+
 def test_names_of_an_enum_are_its_values() -> None:
     assert topics_of([Plain.PAID, Name.PAID]) == ("paid",)
     assert f"{topics_of(Plain.PAID)[0]} {checked_group(Plain.PAID)}" == "paid paid"

@@ -88,6 +88,14 @@ def condition_sql(where: str) -> str:
     Raises:
         ConsumerError: It is no condition.
     """
+    try:
+        return _condition_sql(where)
+    except RecursionError as error:
+        msg = f"where: {where!r:.100}, of {len(where)} characters, is too deep; use fewer parentheses, NOT and AND"
+        raise ConsumerError(msg) from error
+
+
+def _condition_sql(where: str) -> str:
     tree = _parsed(where)
     if not all(isinstance(node, _NODES) for node in tree.walk()):
         msg = f"where: {where!r} is not a condition{_reserved(where)}; allowed are {_ALLOWED}"
