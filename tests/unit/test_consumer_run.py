@@ -344,6 +344,20 @@ def test_a_loop_of_asyncio_gets_each_message_once_also_when_it_is_cancelled_at_t
     assert left(tmp_path) == []
 
 
+def test_tasks_may_share_a_consumer_of_asyncio(tmp_path: Path) -> None:
+    sent = numbers(tmp_path)
+
+    async def read(messages: Any) -> list[str]:
+        return [each.message_id async for each in messages if each.done() is None]
+
+    async def share() -> list[str]:
+        async with commitlake.AsyncConsumer(consumer(tmp_path, follow=False)) as messages:
+            found = await asyncio.gather(*(read(messages) for _ in range(3)))
+        return sorted(each for part in found for each in part)
+
+    assert asyncio.run(share()) == sent
+
+
 def test_a_run_of_asyncio_awaits_its_handler_on_the_same_loop(tmp_path: Path) -> None:
     sent, own = numbers(tmp_path), Awaited()
 

@@ -30,7 +30,7 @@ class AsyncConsumer:
     """
 
     def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
+        self._consumer, self._turn = consumer, asyncio.Lock()  # of tasks that share it
         self._asked: asyncio.Future[ReceivedMessage | None] | None = None
 
     def stop(self) -> None:
@@ -98,12 +98,12 @@ class AsyncConsumer:
 
     async def _next(self) -> ReceivedMessage | None:
         """The next message, None at the end; one that a cancelled call has asked for is still there."""
-        if self._asked is None:
-            self._asked = _in_thread(next, self._consumer, None)
-        asked = self._asked
-        await asyncio.wait([asked])
-        self._asked = None
-        return asked.result()
+        async with self._turn:
+            if self._asked is None:
+                self._asked = _in_thread(next, self._consumer, None)
+            await asyncio.wait([self._asked])
+            asked, self._asked = self._asked, None
+            return asked.result()
 
 
 def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
