@@ -217,7 +217,9 @@ class Consumer:
             raise ConsumerError(msg)
         try:
             with stopped_by_signals(self.told):
-                yield from self._begin(Subscription.batches)
+                for batch in self._begin(Subscription.batches):
+                    yield batch
+                    self._check_process()
         finally:
             self._end()
 
