@@ -8,12 +8,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tests.support  # noqa: F401 -- sets what all JVMs of this process start with
+from tests.support.core_seconds import CoreSeconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from tests.support.lake import Lake
 
     from commitlake.kafka.embedded import EmbeddedBroker
+
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CoreSeconds())
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start nothing are in the short run; of the others those that say so."""
+    for item in items:
+        starts_nothing = item.path.is_relative_to(HERE / "unit") or item.path.is_relative_to(HERE / "property")
+        if starts_nothing and not item.get_closest_marker("long") and not item.get_closest_marker("soak"):
+            item.add_marker("short")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,48 +1,79 @@
 #!/usr/bin/env bash
-# Sets up all that the tests need, then runs every check and every test but the longest; fails when one of them does.
-# Arguments go to pytest, for example: tests/run.sh tests/unit -k config
-# What takes longest (more kills, floods, waiting) is marked `soak` and left out: tests/nightly.sh runs it.
+# Sets up all that the tests need, then runs the checks and tests; fails when one of them does.
+#   tests/run.sh                the short run: what an edit may break unnoticed, each kind of real thing once; 12 minutes
+#   tests/run.sh --changed      the short run, and all tests of the folders that differ from main (tests/changed.py)
+#   tests/run.sh --all [PART]   all but soak: rules, kills, commands and load, or one of these parts
+#   tests/run.sh ARGUMENT...    ruff, mypy, then pytest with these arguments: tests/run.sh tests/unit -k config
+# What takes longest (more kills, floods, waiting) is marked `soak`: tests/nightly.sh runs it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 ./spark-submit.sh --set-up dev
 bin=.venv/bin
-
-echo "== ruff"
-"$bin/ruff" check .
-"$bin/ruff" format --check .
-echo "== mypy, lib and tests"
-"$bin/mypy"
-
-echo "== tests"
-if [[ $# -gt 0 ]]; then
-  exec "$bin/python" -m pytest "$@"
-fi
-# Three processes beside each other, where memory allows: one after the other takes more than twice as long. The tests of
-# clients mostly wait for time-outs, so they go with those of the rules.
-clients=(tests/e2e/test_producer.py tests/e2e/test_producer_faults.py tests/e2e/test_embedded_broker.py)
-rules=(tests/unit tests/property tests/spark "${clients[@]}")
-commands=(tests/e2e "${clients[@]/#/--ignore=}")
-kills=(tests/recovery)
-free_kb=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo 2>/dev/null || echo 0)
+logs=$(mktemp -d)
+running=()
 failed=0
-if ((free_kb < 14000000)); then
-  "$bin/python" -m pytest -q "${rules[@]}" || failed=1
-  "$bin/python" -m pytest -q "${kills[@]}" || failed=1
-  "$bin/python" -m pytest -q "${commands[@]}" || failed=1
-else
-  logs=$(mktemp -d)
-  beside=()
-  trap 'kill "${beside[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
-  "$bin/python" -m pytest -q "${commands[@]}" >"$logs/commands" 2>&1 &
-  beside+=($!)
-  "$bin/python" -m pytest -q "${rules[@]}" >"$logs/rules" 2>&1 &
-  beside+=($!)
-  "$bin/python" -m pytest -q "${kills[@]}" || failed=1
-  for each in "${beside[@]}"; do
-    wait "$each" || failed=1
+free_kb=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo 2>/dev/null || echo 0)
+trap 'for each in "${running[@]}"; do kill "${each%%:*}" 2>/dev/null || true; done; rm -rf "$logs"' EXIT
+
+# Runs a part beside the others where memory allows: one after the other takes twice as long.
+beside() {
+  local name=$1
+  shift
+  "$@" >"$logs/$name" 2>&1 &
+  running+=("$!:$name")
+  ((free_kb > 14000000)) || finish
+}
+
+finish() {
+  local each
+  for each in "${running[@]}"; do
+    wait "${each%%:*}" && echo "== ${each#*:}: passed" || { failed=1 && echo "== ${each#*:}: FAILED"; }
+    cat "$logs/${each#*:}"
   done
-  cat "$logs/rules" "$logs/commands"
-fi
-"$bin/python" -m pytest -q tests/steady || failed=1 # alone: it measures
+  running=()
+}
+
+check() {
+  "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/mypy"
+}
+
+tests() { # NAME MARKERS PATH...
+  beside "$1" "$bin/python" -m pytest -q -m "$2" "${@:3}"
+}
+
+# Tests of clients mostly wait for time-outs, so they go with those of the rules.
+clients=(tests/e2e/test_producer.py tests/e2e/test_producer_faults.py tests/e2e/test_embedded_broker.py)
+others=(tests/e2e "${clients[@]/#/--ignore=}")
+
+all() {
+  local markers="not soak"
+  case $1 in
+    rules) beside checks check && tests rules "$markers" tests/unit tests/property tests/spark "${clients[@]}" ;;
+    kills) tests kills "$markers" tests/recovery ;;
+    commands) tests commands "$markers" "${others[@]}" ;;
+    load) finish && tests load "$markers" tests/steady ;; # alone: it measures
+    *) echo "error: no part '$1': rules, kills, commands or load" >&2 && exit 2 ;;
+  esac
+}
+
+short() {
+  local markers="short and not long and not soak"
+  beside checks check
+  tests commands "$markers" "${others[@]}"
+  tests kills "$markers" tests/spark tests/recovery
+  tests rules "$markers" tests/unit tests/property "${clients[@]}"
+}
+
+case ${1:-} in
+  "") short ;;
+  --changed)
+    short && finish
+    mapfile -t files < <("$bin/python" -m tests.changed)
+    ((${#files[@]} == 0)) || tests changed "not soak" "${files[@]}"
+    ;;
+  --all) for part in ${2:-commands kills rules load}; do all "$part"; done ;;
+  *) check && exec "$bin/python" -m pytest "$@" ;;
+esac
+finish
 exit "$failed"

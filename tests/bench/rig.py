@@ -187,14 +187,14 @@ class Rig:
         broker: the broker itself.
     """
 
-    def __init__(self, given: argparse.Namespace, broker: type[EmbeddedBroker] = EmbeddedBroker) -> None:
-        self._given, self._kind, self._stack = given, broker, ExitStack()
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given, self._stack = given, ExitStack()
 
     def __enter__(self) -> Self:
         """Starts the broker."""
         with ExitStack() as stack:
             self.place = stack.enter_context(place(self._given))
-            self.broker = stack.enter_context(self._kind(self.place / "kafka"))
+            self.broker = stack.enter_context(EmbeddedBroker(self.place / "kafka"))
             self.servers = self.broker.bootstrap_servers
             self.create_topics(PREFIX)
             self._stack = stack.pop_all()

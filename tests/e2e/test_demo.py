@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 ROOT = Path(__file__).parents[2]
 
 # About a minute on two idle cores; a loaded machine needs several times as long.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.short]
 
 
 def start(place: Path) -> subprocess.Popen[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import rocketmq
-from rocketmq.grpc_protocol import FilterType
 from tests.support.gateway import client, gateway, message, push_consumer, simple_consumer, transaction
 from tests.support.gateway_consuming import outcomes
 from tests.support.namespace import Namespace
@@ -78,29 +76,6 @@ def test_a_simple_consumer_receives_acknowledges_and_takes_its_time(warehouse: P
     wait_for(lambda: sum(state == "DONE" for _, state, _ in outcomes(warehouse)) == 4)
 
 
-def test_filters_by_tag_and_by_sql(warehouse: Path, port: int) -> None:
-    with simple_consumer(port, "orders", "by-tag", expression="new") as consumer:
-        assert [each.message_id for each in received(consumer, 1)] == ["m0"]
-        assert consumer.receive(1, 60) == []
-    with simple_consumer(port, "orders", "by-sql", expression="n >= 2", filter_type=FilterType.SQL) as consumer:
-        assert sorted(each.message_id for each in received(consumer, 2)) == ["m2", "m3"]
-
-
-def test_a_push_consumer_and_what_it_could_not_consume(warehouse: Path, port: int) -> None:
-    calls: list[tuple[str, int]] = []
-
-    def consume(given: Any) -> bool:
-        calls.append((given.message_id, given.delivery_attempt))
-        return not (given.message_id == "m2" and given.delivery_attempt == 1)
-
-    with push_consumer(port, "orders", consume):
-        wait_for(lambda: len(calls) == 5)
-        write(warehouse, "orders", [row(9)])
-        wait_for(lambda: len(calls) == 6)
-    assert sorted(calls) == [("m0", 1), ("m1", 1), ("m2", 1), ("m2", 2), ("m3", 1), ("m9", 1)]
-    wait_for(lambda: sum(state == "DONE" for _, state, _ in outcomes(warehouse)) == 5)
-
-
 def test_a_gateway_killed_before_the_acknowledgement_leaves_the_messages_to_the_next(
     kafka: Namespace, warehouse: Path
 ) -> None:
@@ -120,34 +95,6 @@ def test_a_gateway_killed_before_the_acknowledgement_leaves_the_messages_to_the_
             assert second.end() == 0
             assert outcomes(warehouse) == [(f"m{n}", "DONE", 1) for n in range(4)]
     assert sorted(each.message_id for each in again) == sorted(each.message_id for each in got[1:])
-
-
-def test_two_gateways_share_a_group(kafka: Namespace, warehouse: Path) -> None:
-    at, lock = f"--set=warehouse={warehouse}", threading.Lock()
-    by: dict[str, list[str]] = {"first": [], "second": []}
-
-    def note(name: str) -> Any:
-        def consume(given: Any) -> bool:
-            with lock:
-                by[name].append(given.message_id)
-            return True
-
-        return consume
-
-    with (
-        gateway(kafka.servers, kafka.prefix, at) as first,
-        gateway(kafka.servers, kafka.prefix, at) as second,
-        push_consumer(first.port, "orders", note("first")),
-        push_consumer(second.port, "orders", note("second")),
-    ):
-        number = 100
-        while not (by["first"] and by["second"]) and number < 160:
-            write(warehouse, "orders", [row(number, queue=0), row(number + 1, queue=1)])
-            number += 2
-            time.sleep(1)
-        wait_for(lambda: len(by["first"] + by["second"]) >= number - 96)
-    assert by["first"] and by["second"]
-    assert sorted(by["first"] + by["second"]) == sorted(f"m{n}" for n in (*range(4), *range(100, number)))
 
 
 def test_from_a_send_to_a_push_consumer(coordinator: Coordinator, topic: str) -> None:

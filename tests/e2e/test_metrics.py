@@ -120,7 +120,7 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     assert not doctor_says(coordinator).is_well
 
 
-EMPTY = {"commitlake_maintained_timestamp_seconds"}
+EMPTY = {"commitlake_maintained_timestamp_seconds", "commitlake_to_kafka_failed"}
 """Metrics that may have no sample."""
 
 
@@ -215,6 +215,7 @@ CASES = [
     alone("DiskNearlyFull", "commitlake_disk_free_ratio", "0.5x75", "0.05x75"),
     alone("OldestPending", "commitlake_oldest_pending_seconds", "5x75", "97x75"),
     alone("NoMaintenance", "commitlake_maintained_timestamp_seconds", "3600x75", "0x75"),
+    alone("ForwardingFailed", 'commitlake_to_kafka_failed{topic="orders"}', "0x70 1x4", "0x40 1x34"),
     # A lost check is repeated once; an instance that does not answer gets repeats after 5, 15 and 35 minutes.
     alone("ChecksUnanswered", "commitlake_checks_repeated_total", "0x60 1x14", "0x50 1x9 2x14"),
     alone("Rejects", f'{REJECTED}{{reason="BAD_OP"}}', "0+10x75", "0+50x75", DUPLICATES),

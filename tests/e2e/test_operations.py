@@ -136,29 +136,10 @@ def test_a_forced_end_needs_no_check_and_has_its_remark(
     assert rows[3]["detail"].startswith("reason ADMIN")
 
 
-@pytest.mark.soak
-def test_a_decision_that_changes_nothing_is_in_the_history_as_rejected(
-    coordinator: Coordinator, sent: dict[str, str], history: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history("committed", until="COMMITTED")
-    assert command(coordinator, "admin", "resume", sent["committed"], "--remark", "by mistake") == 0
-    assert "sent RESUME for the transaction at" in capsys.readouterr().out
-    assert history("committed", until="rejected: NOT_DISCARDED")[-1] == "rejected: NOT_DISCARDED"
-
-
 def test_an_unknown_transaction_id_is_an_error_and_nothing_is_sent(coordinator: Coordinator) -> None:
     with pytest.raises(TransactionNotFoundError, match="no first half message with the transaction id 'nobody'"):
         admin.first_half_message(coordinator.spark, coordinator.config.warehouse, "nobody")
     assert command(coordinator, "ledger", "nobody") == 1
-
-
-@pytest.mark.usefixtures("decided")
-def test_pending_are_those_without_an_end(coordinator: Coordinator, sent: dict[str, str]) -> None:
-    def found() -> dict[str, Any]:
-        rows = ledger.pending(coordinator.spark, coordinator.config.warehouse).where(f"topic = '{TOPIC}'").collect()
-        return {row["transaction_id"]: (row["producer_group"], row["checks"]) for row in rows}
-
-    wait_for(lambda: found() == {sent["immune"]: (GROUP, 0)})
 
 
 @pytest.mark.usefixtures("decided")

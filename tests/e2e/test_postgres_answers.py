@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from tests.support import postgres
-from tests.support.invariants import assert_invariants
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -84,7 +83,6 @@ def assert_told_as_stored(lake: Lake, server: postgres.Server) -> None:
     """Each row has its message, once, and no message is without its row."""
     assert Counter(row["keys"] for row in lake.rows("topics/orders")) == dict.fromkeys(rows(server), 1)
     assert lake.rows("rejected") == []
-    assert_invariants(lake)
 
 
 def test_processes_that_are_killed_at_each_step_end_as_their_rows_have(asking: Lake, server: postgres.Server) -> None:

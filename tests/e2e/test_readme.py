@@ -100,6 +100,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
         kill(running.process)
 
 
+@pytest.mark.short(core_seconds=80)  # ten commands and snippets, a process each
 @pytest.mark.timeout(900)
 def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None:
     assert "COMMIT_MESSAGE" in readme.python("class Orders", "begin_transaction")
@@ -128,6 +129,7 @@ def recalled(counts: dict[str, str]) -> dict[str, str]:
     return counts if counts.get("recalled") == "1" else {}
 
 
+@pytest.mark.short
 def test_every_command_and_snippet_of_the_readme_is_run() -> None:
     commands = [
         ["./spark-submit.sh"],
@@ -140,6 +142,7 @@ def test_every_command_and_snippet_of_the_readme_is_run() -> None:
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith('tests/run.sh"')
 
 
+@pytest.mark.short
 def test_a_producer_takes_15_lines_and_a_consumer_5() -> None:
     lengths = [len([line for line in text.splitlines() if line.strip()]) for text in SNIPPETS]
     assert lengths[0] <= 15

@@ -1,26 +1,27 @@
 """RocketMQ's tests of scheduled and batch messages, through a real broker and one running coordinator.
 
+What a single rule says is tested where the rule is; here is what a user sees of them.
+
 | RocketMQ | here |
 |---|---|
 | example `schedule/ScheduledMessageProducer`, `ScheduleMessageServiceTest` | `test_a_hundred_messages_...` |
-| `NormalMsgDelayIT` (levels 1 to 4) | `test_each_message_of_a_level_...` |
-| `TimerMessageStoreTest` put, precision, past time, clamped level, roll over days | `test_a_due_time_is_exact_...`, `test_what_is_due_in_the_past_...`, `test_what_is_due_in_hours_or_weeks_waits` |
-| `TimerMessageStoreTest` beyond the maximum | `test_a_longer_delay_than_allowed_...`; of raw records tests/spark/test_landing_records.py |
-| `TimerMessageStoreTest` delete, `SendAndRecallDelayMessageIT`, `RecallMessageProcessorTest` | `test_recalled_messages_...`, `test_a_recall_that_...` |
-| `RecallMessageHandleTest`, `SendMessageProcessorTest` recall handle | tests/e2e/test_producer.py |
-| delay of a transactional message (cleared there) | `test_a_delay_in_a_transaction_...` |
+| `NormalMsgDelayIT` (levels) | `test_a_due_time_is_exact_...`; order: tests/unit/test_protocol_delays.py |
+| `TimerMessageStoreTest` put, precision, clamped level, roll over days | `test_a_due_time_is_exact_...`, `test_what_is_due_in_hours_or_weeks_waits` |
+| `TimerMessageStoreTest` past time, beyond the maximum | tests/unit/test_delay.py, tests/spark/test_landing_records.py, tests/e2e/test_producer.py |
+| `TimerMessageStoreTest` delete, `SendAndRecallDelayMessageIT`, `RecallMessageProcessorTest` | `test_recalled_messages_...`, `test_a_recall_that_...`; wrong ones: tests/unit/test_protocol_delays.py |
+| `RecallMessageHandleTest`, `SendMessageProcessorTest` recall handle | tests/unit/test_producer.py |
+| delay of a transactional message (cleared there) | tests/unit/test_protocol_delays.py, tests/spark/test_coordination_rules.py |
 | `BatchSendIT` view, inner batch, properties; `BatchPutMessageTest` | `test_batches_are_whole_...` |
 | `MessageBatchTest`, `AppendCallbackTest` (refused whole, nothing sent) | tests/e2e/test_producer.py, tests/unit/test_batch.py |
-| example `batch/SplitBatchProducer` | `test_a_list_of_forty_thousand_...` |
+| example `batch/SplitBatchProducer` | tests/e2e/test_producer.py `test_a_long_list_...` |
 | `ProduceAccumulatorTest`, `BatchConsumeQueueTest`, timer wheel, log and checkpoint tests | no such thing here |
 """  # noqa: E501
 
 from __future__ import annotations
 
 import runpy
-import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,10 +31,8 @@ from deltalake import DeltaTable
 from tests.support import tables
 from tests.support.polling import wait_for
 
-from commitlake import DefaultMQProducer, Message, MQClientException, SendResult, TransactionMQProducer
-from commitlake.protocol import wire
-from commitlake.protocol.encoding import Position
-from commitlake.protocol.recall_handle import decode_handle, encode_handle
+from commitlake import DefaultMQProducer, Message, SendResult, TransactionMQProducer
+from commitlake.protocol.recall_handle import decode_handle
 from commitlake.testing import codecs
 
 if TYPE_CHECKING:
@@ -43,17 +42,13 @@ EXAMPLE: dict[str, Any] = runpy.run_path(
     str(Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_schedule.py")
 )
 TOPIC = "DelayTopic"
-LEVELS_S = (1, 5, 10, 30)
 TIMED: dict[str, tuple[dict[str, Any], timedelta]] = {
     "level": ({"delay_time_level": 1}, timedelta(seconds=1)),
-    "seconds": ({"delay_seconds": 2}, timedelta(seconds=2)),
     "milliseconds": ({"delay_milliseconds": 2_345}, timedelta(milliseconds=2_345)),
     "level beats all": (
         {"delay_time_level": 2, "delay_seconds": 1, "delay_milliseconds": 7, "deliver_at": 1},
         timedelta(seconds=5),
     ),
-    "seconds beat milliseconds": ({"delay_seconds": 3, "delay_milliseconds": 7, "deliver_at": 1}, timedelta(seconds=3)),
-    "milliseconds beat a time": ({"delay_milliseconds": 1_500, "deliver_at": 1}, timedelta(milliseconds=1_500)),
 }
 LONG: dict[str, tuple[dict[str, Any], timedelta]] = {
     "level 999": ({"delay_time_level": 999}, timedelta(hours=2)),
@@ -68,7 +63,6 @@ class Played:
 
     warehouse: str
     sent: dict[str, SendResult] = field(default_factory=dict)
-    levels: dict[int, list[SendResult]] = field(default_factory=lambda: defaultdict(list))
     example: list[SendResult] = field(default_factory=list)
     recalled: list[SendResult] = field(default_factory=list)
     seen: dict[str, datetime] = field(default_factory=dict)
@@ -87,7 +81,7 @@ class Played:
         ids, now = self.visible(), datetime.now(UTC)
         self.seen |= {one: now for one in ids if one not in self.seen}
         short = [self.sent[name] for name in (*TIMED, "a time", "past", "now")]
-        return {one.msg_id for one in (*short, *sum(self.levels.values(), self.example))} <= set(ids)
+        return {one.msg_id for one in (*short, *self.example)} <= set(ids)
 
     def refusals(self) -> dict[object, str]:
         """Reasons by recall."""
@@ -113,7 +107,7 @@ def played(coordinator: Coordinator, producer: DefaultMQProducer) -> Played:
     """All delayed messages of this file, sent at one time and watched until the last of the short ones is visible."""
     played = Played(coordinator.config.warehouse)
     send = producer.send
-    played.sent["past"] = send(Message(TOPIC, "past", deliver_at=1))
+    played.sent["past"] = send(Message(TOPIC, "past", deliver_at=datetime.now(UTC) - timedelta(days=300)))
     wait_for(lambda: played.sent["past"].msg_id in played.visible())  # first batches take long
 
     for name, (delay, _) in {**TIMED, **LONG}.items():
@@ -123,15 +117,12 @@ def played(coordinator: Coordinator, producer: DefaultMQProducer) -> Played:
     played.sent["now"] = send(Message(TOPIC, "now", delay_milliseconds=0))
     send_recalled(producer, played)
     played.example = EXAMPLE["send_hundred"](producer)
-    for level in range(len(LEVELS_S), 0, -1):
-        for number in range(100):
-            played.levels[level].append(send(Message(TOPIC, f"level {level}, {number}", delay_time_level=level)))
     wait_for(played.watch)
     return played
 
 
 def send_recalled(producer: DefaultMQProducer, played: Played) -> None:
-    """One of each kind of delay is recalled, and then once more; other recalls name what is not there."""
+    """One of each kind of delay is recalled, and then once more."""
     due = datetime.now(UTC) + timedelta(seconds=20)
     kinds: list[dict[str, Any]] = [
         {"delay_time_level": 4}, {"delay_seconds": 20}, {"delay_milliseconds": 20_000}, {"deliver_at": due}
@@ -140,15 +131,6 @@ def send_recalled(producer: DefaultMQProducer, played: Played) -> None:
     for result in played.recalled:
         assert producer.recall(str(result.recall_handle)) == result.msg_id
     producer.recall(str(played.recalled[0].recall_handle))
-    for recall in wrong_recalls(played):
-        producer.recall(encode_handle(recall))
-
-
-def wrong_recalls(played: Played) -> list[wire.RecallRecord]:
-    """Of the message of level 2, by another id and another topic; and of a place where nothing is."""
-    right = decode_handle(str(played.sent["level beats all"].recall_handle))
-    nowhere = Position(0, 1_000_000)
-    return [replace(right, msg_id="other"), replace(right, topic="other"), replace(right, message=nowhere)]
 
 
 def test_a_hundred_messages_of_level_3_are_visible_after_ten_seconds(
@@ -160,26 +142,6 @@ def test_a_hundred_messages_of_level_3_are_visible_after_ten_seconds(
         due = row["stored_at"] + timedelta(seconds=10)
         assert played.seen[row["message_id"]] > due, "a consumer has read it too early"
         assert due <= row["visible_at"] < due + timedelta(seconds=120)  # some batches later on a busy machine
-
-
-@pytest.mark.parametrize("level", [1, 2, 3, 4])
-def test_each_message_of_a_level_is_visible_after_its_own_delay(played: Played, level: int) -> None:
-    rows = played.visible()
-    for result in played.levels[level]:
-        row = rows[result.msg_id]
-        due = row["stored_at"] + timedelta(seconds=LEVELS_S[level - 1])
-        assert row["visible_at"] >= due
-        assert played.seen[result.msg_id] > due
-
-
-def test_what_is_due_later_is_never_visible_in_an_earlier_batch(played: Played) -> None:
-    due = {row["message_id"]: row["deliver_at"] for row in played.rows("deliveries")}
-    timely = [one for level in (3, 4) for one in played.levels[level]]  # landed before they were due
-    rows = played.visible()
-    in_order = sorted((due[one.msg_id], rows[one.msg_id]["batch_id"]) for one in timely)
-    batches = [batch for _, batch in in_order]
-    assert batches == sorted(batches)
-    assert len(set(batches)) >= 2, "levels 3 and 4 are twenty seconds apart"
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -195,37 +157,11 @@ def test_a_time_with_a_zone_is_due_then(played: Played) -> None:
     assert played.visible()[sent]["visible_at"] >= played.absolute
 
 
-def test_what_is_due_in_the_past_or_now_is_delivered_at_once(played: Played) -> None:
-    ends = {row["message_id"]: row["state"] for row in played.rows("deliveries")}
-    rows = played.visible()
-    for name in ("past", "now"):
-        row = rows[played.sent[name].msg_id]
-        assert ends[row["message_id"]] == "DELIVERED"
-        assert row["batch_id"] <= min(rows[one.msg_id]["batch_id"] for one in played.levels[2])
-
-
 @pytest.mark.parametrize("name", LONG)
 def test_what_is_due_in_hours_or_weeks_waits(played: Played, name: str) -> None:
     row = played.delayed()[played.sent[name].msg_id]
     assert row["deliver_at"] - row["stored_at"] == LONG[name][1]
     assert row["message_id"] not in played.visible()
-
-
-@pytest.mark.parametrize(
-    "delay",
-    [
-        {"delay_seconds": 40 * 86_400 + 1},
-        {"delay_milliseconds": 40 * 86_400_000 + 1},
-        {"deliver_at": int((time.time() + 41 * 86_400) * 1_000)},
-        {"deliver_at": datetime.now(UTC) + timedelta(days=41)},
-    ],
-)
-def test_a_longer_delay_than_allowed_is_refused_before_it_is_sent(
-    producer: DefaultMQProducer, delay: dict[str, Any]
-) -> None:
-    with pytest.raises(MQClientException) as error:
-        producer.send(Message(TOPIC, "too long", **delay))
-    assert error.value.reason == "DELAY_TOO_LONG"
 
 
 def test_recalled_messages_never_appear_whatever_their_delay(played: Played) -> None:
@@ -238,13 +174,6 @@ def test_recalled_messages_never_appear_whatever_their_delay(played: Played) -> 
     assert all(ends[result.msg_id]["deliver_at"] <= last for result in played.recalled[1:]), "they would be visible now"
 
 
-def test_a_recall_by_another_id_or_topic_or_of_nothing_takes_nothing_back(played: Played) -> None:
-    wrong = wrong_recalls(played)
-    wait_for(lambda: set(wrong) <= set(played.refusals()))
-    assert {played.refusals()[recall] for recall in wrong} == {"NO_DELAYED_MESSAGE"}
-    assert played.sent["level beats all"].msg_id in played.visible()
-
-
 def test_a_recall_that_is_too_late_is_rejected_and_a_second_one_is_not(
     played: Played, producer: DefaultMQProducer
 ) -> None:
@@ -254,23 +183,6 @@ def test_a_recall_that_is_too_late_is_rejected_and_a_second_one_is_not(
     wait_for(lambda: decode_handle(late) in played.refusals())
     assert played.refusals()[decode_handle(late)] == "RECALL_TOO_LATE"
     assert decode_handle(again) not in played.refusals()
-
-
-def test_a_delay_in_a_transaction_counts_from_its_commit(played: Played, producer: TransactionMQProducer) -> None:
-    with producer.begin_transaction() as transaction:
-        at_once = transaction.send(Message(TOPIC, "at once"))
-        later = transaction.send(Message(TOPIC, "later", delay_seconds=2))
-        dropped = transaction.send(Message(TOPIC, "past", deliver_at=1))
-    wait_for(lambda: {at_once.msg_id, later.msg_id, dropped.msg_id} <= set(played.visible()))
-    rows = played.visible()
-    ends = {row["message_id"]: row for row in played.rows("transactions")}
-    ops = {(row["queue"], row["op_offset"]): row["stored_at"] for row in played.rows("op") if not row["admin"]}
-    end = ends[later.msg_id]
-    committed = ops[end["op_queue"], end["op_offset"]]
-    assert end["deliver_at"] == committed + timedelta(seconds=2)
-    assert rows[later.msg_id]["visible_at"] >= end["deliver_at"]
-    assert ends[at_once.msg_id]["deliver_at"] is None
-    assert rows[at_once.msg_id]["batch_id"] == rows[dropped.msg_id]["batch_id"] == end["batch_id"]
 
 
 def visible_batches(warehouse: str, topic: str) -> list[dict[tuple[int, int], list[dict[str, Any]]]]:
@@ -309,26 +221,3 @@ def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinato
         assert [(row["tags"], row["keys"]) for row in rows] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
         assert [dict(row["properties"]) for row in rows] == [{"buyerId": f"buyer {at}"} for at in range(10)]
         assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in rows}) == 1
-
-
-@pytest.mark.soak
-def test_a_list_of_forty_thousand_is_split_and_lands_whole(
-    coordinator: Coordinator, producer: DefaultMQProducer
-) -> None:
-    topic, total = "SplitTopic", 40_000
-    bodies = [f"Hello world {i} ".encode() * 8 for i in range(total)]
-    messages = [Message(topic, body, tags="Tag", keys="OrderID188") for body in bodies]
-    with pytest.raises(MQClientException) as error:
-        producer.send(messages)
-    assert error.value.reason == "BODY_TOO_LARGE"
-    parts = producer.split(messages)
-    for part in parts:
-        producer.send(part, timeout=20_000)
-    warehouse = coordinator.config.warehouse
-    wait_for(lambda: tables.count(warehouse, f"topics/{topic}") >= total)
-    rows = DeltaTable(f"{warehouse}/topics/{topic}").to_pyarrow_table(columns=["body", "source_queue", "source_offset"])
-    assert sorted(rows["body"].to_pylist()) == sorted(bodies)
-    assert rows.select(["source_queue", "source_offset"]).group_by(["source_queue", "source_offset"]).aggregate(
-        []
-    ).num_rows == len(parts)
-    assert 1 < len(parts) < 10

@@ -26,7 +26,7 @@ ERROR_WITHIN_S = 20
 @pytest.mark.parametrize(
     ("number", "send"),
     [
-        pytest.param(signal.SIGTERM, os.kill, id="SIGTERM to the process"),
+        pytest.param(signal.SIGTERM, os.kill, id="SIGTERM to the process", marks=pytest.mark.short(core_seconds=50)),
         pytest.param(signal.SIGINT, os.killpg, id="SIGINT to the group", marks=pytest.mark.soak),
     ],
 )
@@ -80,6 +80,7 @@ def assert_short_error(running: Coordinator, *words: str) -> None:
     assert len(running.said.splitlines()) <= 10, running.said
 
 
+@pytest.mark.short(core_seconds=30)
 def test_a_wrong_bootstrap_server_is_named(tmp_path: Path) -> None:
     with coordinator(tmp_path, kafka__bootstrap_servers="127.0.0.1:1") as running:
         assert_short_error(running, "127.0.0.1:1", "kafka.bootstrap_servers")
@@ -89,16 +90,6 @@ def test_a_warehouse_that_can_not_be_written_is_named(broker: EmbeddedBroker, tm
     (tmp_path / "warehouse").write_text("a file where a directory should be")
     with coordinator(tmp_path, kafka__bootstrap_servers=broker.bootstrap_servers) as running:
         assert_short_error(running, str(tmp_path / "warehouse"))
-
-
-def test_an_unknown_key_is_named_with_what_is_meant(tmp_path: Path) -> None:
-    with coordinator(tmp_path, transaction__timout="6s") as running:
-        assert_short_error(running, "transaction.timout", "transaction.timeout")
-
-
-def test_a_bad_value_is_named_with_what_is_allowed(tmp_path: Path) -> None:
-    with coordinator(tmp_path, transaction__timeout="soon") as running:
-        assert_short_error(running, "transaction.timeout", "soon")
 
 
 def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: int) -> None:

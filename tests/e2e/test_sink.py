@@ -38,7 +38,7 @@ def source(spark: SparkSession, tmp_path: Path) -> str:
 
 def run(spark: SparkSession, lake: Lake, topic: str, source: str, checkpoint: Path, **columns: str) -> None:
     """Works off the source; the sink is named as the topic."""
-    to = commitlake.sink(lake.settings, topic, name=topic, group="nightly", **{**COLUMNS, **columns})
+    to = commitlake.sink(lake.settings, topic, name=topic, group="nightly", **{**COLUMNS, **columns})  # type: ignore[arg-type]
     writer = spark.readStream.format("delta").load(source).writeStream.foreachBatch(to)
     writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 

@@ -21,6 +21,8 @@ from tests.support.lake import Lake
 from tests.support.polling import wait_for
 from tests.support.running import coordinator
 
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.forwarding import to_kafka
 from commitlake.errors import ConfigError, KafkaError, StreamError
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.encoding import Position
@@ -55,6 +57,8 @@ def sent(lake: Lake, target: str) -> list[dict[str, Any]]:
 
 
 MAINTAINED = ("vacuumed", "forgotten", "compacted")
+ERASED = ("erased", "changed")
+"""Topics of whose tables the owner deletes, or changes, a row."""
 REFUSED = ("wide", "narrow", "keyed")
 """Topics of which Kafka refuses some messages."""
 
@@ -101,11 +105,24 @@ class Story:
         compacted = self._with_many_commits("compacted", 18)
         self._what_kafka_may_refuse()
         self._commit("orders", "t1")
-        self._run("orders", *MAINTAINED, *REFUSED)
+        for topic in ERASED:
+            self._commit(topic, "0", queue_id=0)
+            self._commit(topic, "1", queue_id=0)
+        self._run("orders", *MAINTAINED, *REFUSED, *ERASED)
+        for topic in ERASED:
+            self._erase(topic)
+            self._commit(topic, "next", queue_id=0)
         compacted.table(topic_table("compacted")).optimize().executeCompaction()
         for topic in ("orders", *MAINTAINED):
             self._commit(topic, "next", queue_id=0)
-        self._run("orders", *MAINTAINED)  # what stands in the newest commit comes again
+        self._run("orders", *MAINTAINED, *ERASED)  # what stands in the newest commit comes again
+
+    def _erase(self, topic: str) -> None:
+        """What an owner may have to do with a person's data."""
+        warehouse = Warehouse(session.beside(self._spark, self.lake.config), self.lake.config.warehouse)
+        warehouse.set_property(topic_table(topic), "delta.appendOnly", "false")
+        table, row = warehouse.table(topic_table(topic)), "message_id = '0'"
+        table.delete(row) if topic == "erased" else table.update(row, {"body": F.lit(b"")})
 
     def _what_kafka_may_refuse(self) -> None:
         for topic in ("wide", "narrow"):
@@ -236,6 +253,12 @@ def test_a_version_whose_files_were_compacted_and_are_still_there_is_the_begin(s
     assert len(ids) <= 21
 
 
+@pytest.mark.parametrize("topic", ERASED)
+def test_a_row_that_its_owner_deletes_or_changes_is_sent_as_it_was_and_all_others_go(story: Story, topic: str) -> None:
+    """Each later start ended with DELTA_SOURCE_TABLE_IGNORE_CHANGES, or DELTA_SOURCE_IGNORE_DELETE."""
+    assert list(dict.fromkeys(story.ids(topic))) == ["0", "1", "next"]
+
+
 @pytest.mark.parametrize(("topic", "count"), [("wide", 2), ("narrow", 3)])
 def test_a_message_too_large_for_the_topic_is_left_out_and_all_others_go(story: Story, topic: str, count: int) -> None:
     ids = story.ids(topic)
@@ -261,6 +284,34 @@ def test_what_ends_a_forwarder_names_it(story: Story, spark: SparkSession) -> No
         file.unlink()
     with pytest.raises(StreamError, match=r"the to-kafka-broken query failed: .*NoSuchFile"):
         story.lake.run(spark, topics_to_kafka={"broken": story.target("broken")})
+
+
+@pytest.mark.timeout(300)
+def test_a_forwarder_that_fails_stops_its_own_topic_only_and_is_tried_again(
+    lake: Lake, spark: SparkSession, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All topics ended with it, landing too."""
+    monkeypatch.setattr(to_kafka, "_FIRST_PAUSE_S", 0.5)
+    monkeypatch.setattr(to_kafka, "_LONGEST_PAUSE_S", 1.0)
+    targets = {topic: f"out-{prefix}{topic}" for topic in ("broken", "orders")}
+
+    def ids(topic: str) -> set[str]:
+        return {record["UNIQ_KEY"] for record in sent(lake, targets[topic])}
+
+    for topic in targets:
+        lake.message("a", topic=topic)
+    lake.run(spark)
+    (file,) = lake.warehouse.glob("topics/broken/queue_id=*/*.parquet")
+    hidden = file.rename(file.with_suffix(".hidden"))
+    with Coordinator(spark, lake.configured(topics_to_kafka=targets)).start() as running:
+        wait_for(lambda: caplog.text.count("to-kafka-broken has ended") > 1, why=lambda: caplog.text)
+        assert running._forwarders.failed() == {"broken": True, "orders": False}
+        lake.message("b", topic="orders")
+        wait_for(lambda: ids("orders") == {"a", "b"}, why=lambda: running.await_termination(0))
+        hidden.rename(file)
+        wait_for(lambda: ids("broken") == {"a"}, why=lambda: caplog.text)
+        assert not running.await_termination(0)
+    assert not [each.name for each in spark.streams.active if each.name and each.name.startswith("to-kafka")]
 
 
 @pytest.mark.soak

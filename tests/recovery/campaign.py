@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -29,14 +30,14 @@ from pathlib import Path
 from typing import Self
 
 from pyspark.sql import SparkSession
-from tests.support.campaign_run import TOO_LONG, Run, Runs, UnsteadyBroker
 from tests.support.kafka_log import KafkaLog
-from tests.support.killing import delete_checkpoints
+from tests.support.killing import KILLED, TOO_LONG, Run, Runs, delete_checkpoints
 from tests.support.lake import Lake
 from tests.support.live_state import Rebuilds, different, without_parked
 from tests.support.misfortune import Action, Fate, Misfortune
 from tests.support.mixed_traffic import MixedTraffic
 from tests.support.oracle import Oracle, Seen
+from tests.support.pausing import UnsteadyBroker
 from tests.support.polling import patience
 from tests.support.shop import Shop
 from tests.support.small_disk import SmallDisk
@@ -124,16 +125,36 @@ class Campaign:
     def round(self, wrong: Misfortune) -> None:
         """Traffic, a start in which something goes wrong, a comparison."""
         begun, until = self._begin(), 0
-        if wrong.deletes_checkpoints:
-            delete_checkpoints(self.lake)
+        self._spoil_checkpoints(wrong.checkpoints)
         self.traffic.burst(self._chosen.choice([3, 10, 30]))
         until = now_ms()
         run = self._runs.next(kills=wrong.kills)
-        run.begin(wrong.plan())
+        run.begin(**wrong.plan())
         outcome = self._under_way(run, wrong)
         state = run.said("OPEN")
         compared = self._compare(outcome, wrong, until, state)
         self._tell(f"queue {self.traffic.queue}; {wrong} -> {outcome[:100]}; {compared}", begun)
+
+    def _spoil_checkpoints(self, how: str) -> None:
+        """They vanish, or become those of an earlier round, or those of another query."""
+        there, kept = self.lake.root / "checkpoints", self._place / "older"
+        if how:
+            delete_checkpoints(self.lake)
+        if how == "older" and kept.exists():
+            shutil.copytree(kept, there)
+        if how == "foreign":
+            self._swap(kept, there)
+        if not how and there.exists():
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(there, kept)
+
+    def _swap(self, kept: Path, there: Path) -> None:
+        """Each query finds directories of the other, with names of epochs to come."""
+        others = {"landing": "coordination", "coordination": "landing"}
+        for place in (place for name in others for place in kept.glob(f"*/{name}/*")):
+            other = others[place.parent.name]
+            epoch = len(self.lake.rows("epochs")) + self._chosen.choice([1, 2, 3])
+            shutil.copytree(place, there / place.parts[-3] / other / f"{epoch}-{place.name.partition('-')[2]}")
 
     def _tell(self, what: str, begun: float) -> None:
         print(f"round {self._number} seed {self._seed}: {what}; {time.monotonic() - begun:.1f} s", flush=True)
@@ -193,7 +214,7 @@ class Campaign:
     def _bad_end(self, outcome: str, wrong: Misfortune) -> Iterator[str]:
         if outcome == TOO_LONG and not wrong.kills:
             yield f"round {self._number} {outcome}: {wrong}"
-        if outcome not in ("clean", "killed", TOO_LONG) and wrong.is_harmless:
+        if outcome not in ("clean", KILLED, TOO_LONG) and wrong.is_harmless:
             yield f"round {self._number} failed: {outcome[:300]}: {wrong}"
 
     def _readers(self, seen: Seen) -> str:
@@ -239,7 +260,7 @@ class Campaign:
             _until(self._shop.later.is_idle, 10)
         until = now_ms() + (5_000 if quietly else 0)
         run = self._runs.next(kills=False)
-        run.begin(Misfortune(serves=True, most=_ALL).plan())
+        run.begin(**Misfortune(serves=True, most=_ALL).plan())
         _until(lambda: run.has_ended() or run.said("READY") is not None, READY_S * _patience())
         with nullcontext() if quietly else self.traffic.steadily(0.5):
             left = self._wait_until_there(run, until)

@@ -79,6 +79,7 @@ def fill(place: Path, batches: range) -> list[str]:
     return numbers + [f"messages-0-{10_000 + batch}-0" for batch in batches]
 
 
+@pytest.mark.short
 def test_a_consumer_that_is_killed_again_and_again_misses_nothing(tmp_path: Path) -> None:
     expected = fill(tmp_path, range(60))
     chance = random.Random(7)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.killing import Successive, delete_checkpoints, error_line, killed_at
+from tests.support.killing import KILLED, Run, Runs, delete_checkpoints, killed_at
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 from tests.support.traffic import HASTY, Traffic
@@ -37,17 +36,17 @@ def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
         yield opened
 
 
+@pytest.mark.short(core_seconds=90)  # a JVM for each kill
 @pytest.mark.timeout(1_200)
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["first", "more"])
+@pytest.mark.parametrize("kills", [KILLS, MORE_KILLS], ids=["first", "more"])
 def test_kills_at_step_after_step_end_every_transaction_once(
     spark: SparkSession, lake: Lake, kills: list[tuple[str, str, int]]
 ) -> None:
     traffic = Traffic(lake)
-    with Successive(lake) as coordinators:
+    with Runs(lake.settings, lake.root) as coordinators:
         for number, (step, moment, nth) in enumerate(kills, 1):
             traffic.send()
-            child = coordinators.run(step=step, moment=moment, nth=nth, is_last=number == len(kills))
-            assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
+            assert coordinators.killed_at(step, moment, nth, is_last=number == len(kills)) == KILLED, step
             if number % 2 == 0:
                 delete_checkpoints(lake)
     traffic.settle(spark)
@@ -62,19 +61,18 @@ def test_a_kill_around_a_resume_reopens_once(spark: SparkSession, lake: Lake) ->
     traffic.settle(spark)
     traffic.resume()
     for moment in ("before", "after"):
-        child = killed_at(lake, "coordination:reentries", moment, transaction_timeout="1h")
-        assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]
+        assert killed_at(lake, "coordination:reentries", moment, transaction_timeout="1h") == KILLED
     traffic.commit_resumed()
     lake.run(spark, transaction_timeout="1h")
     traffic.assert_outcome()
 
 
+@pytest.mark.short
 def test_a_second_coordinator_names_the_first_and_ends(spark: SparkSession, lake: Lake) -> None:
-    with Coordinator(spark, lake.config).start() as first:
-        child = killed_at(lake, "", "before")
-        assert child.returncode == 1
-        assert f"host {socket.gethostname()}, pid {os.getpid()}, epoch {first.epoch}" in error_line(child.stderr)
-        assert "Traceback" not in child.stderr
+    with Coordinator(spark, lake.config).start() as first, Run(lake.settings, lake.root) as second:
+        error = second.begin().end()
+        assert error.startswith("error: FencedError: ")
+        assert f"host {socket.gethostname()}, pid {os.getpid()}, epoch {first.epoch}" in error
         lake.op("COMMIT", "t", lake.half("t"))
         wait_for(lambda: lake.topic("orders"), why=lambda: first.await_termination(timeout=0))
     assert len(lake.rows("epochs")) == 1

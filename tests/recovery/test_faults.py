@@ -19,7 +19,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.support import producer_child
-from tests.support.killing import ENVIRONMENT, Child, kill
+from tests.support.killing import ENVIRONMENT, Run, kill
 from tests.support.lake import Lake
 from tests.support.polling import WAIT_S, patience, wait_for
 from tests.support.traffic import HASTY, Traffic
@@ -167,31 +167,25 @@ def test_a_full_disk_ends_the_coordinator_and_a_restart_goes_on(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     traffic = Traffic(lake)
-    with Child(lake, tmp_path / "landing") as child:
-        wait_for(child.is_ready)
-        no_file_above(200_000, child.process.pid)
+    with Run(lake.settings, tmp_path) as child:
+        wait_for(child.begin(serves=True).is_ready)
+        no_file_above(200_000, child.jvm)
         traffic.send()
         commit = traffic.large(1_000_000)  # a body of which `half` gets a file of this size
-        assert child.end() == 1
-        assert f"cannot write to the table at {lake.root}/warehouse/half: " in child.error()
-        assert "File too large" in child.error()
-    with Child(lake, tmp_path / "coordination") as child:
+        error = child.end(120)
+        assert f"cannot write to the table at {lake.root}/warehouse/half: " in error
+        assert "File too large" in error
+    with Run(lake.settings, tmp_path) as child:
+        child.begin(serves=True)
         wait_for(lambda: any(len(row["body"]) == 1_000_000 for row in lake.rows("half")))
-        no_file_above(200_000, child.process.pid)
+        no_file_above(200_000, child.jvm)
         commit()
         traffic.send()
-        assert child.end() == 1
-        assert f"cannot write to the table at {lake.root}/warehouse/topics/a: " in child.error()
+        assert f"cannot write to the table at {lake.root}/warehouse/topics/a: " in child.end(120)
     traffic.settle(spark, **AT_ONCE)
     traffic.assert_outcome()
 
 
-def no_file_above(size: int, python: int) -> None:
+def no_file_above(size: int, jvm: int) -> None:
     """Takes a full disk's part without its privileges: what the JVM writes to a file beyond `size` bytes fails."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        name, _, fields = stat.read_text().rpartition(")")
-        if name.endswith("(java") and int(fields.split()[1]) == python:
-            resource.prlimit(int(stat.parent.name), resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-            return
-    msg = f"process {python} has no JVM"
-    raise AssertionError(msg)
+    resource.prlimit(jvm, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.killing import Successive
+from tests.support.killing import KILLED, Runs
 from tests.support.lake import Lake
 
 from commitlake.tools.audit.audit import audit
@@ -24,11 +23,10 @@ KILLS = [
 @pytest.mark.timeout(600)
 def test_kills_between_the_commits_of_topics_show_each_message_once(spark: SparkSession, lake: Lake) -> None:
     sent: Counter[str] = Counter()
-    with Successive(lake) as coordinators:
+    with Runs(lake.settings, lake.root) as coordinators:
         for number, (step, moment, nth) in enumerate(KILLS, 1):
             sent.update(send(lake, number))
-            child = coordinators.run(step=step, moment=moment, nth=nth, is_last=number == len(KILLS))
-            assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
+            assert coordinators.killed_at(step, moment, nth, is_last=number == len(KILLS)) == KILLED, step
     sent.update(send(lake, len(KILLS) + 1))
     lake.run(spark)
     shown = Counter(row["body"].decode() for topic in TOPICS for row in lake.topic(topic))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Container
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from tests.support.killing import Prepared
+from tests.support.killing import KILLED, Runs
 from tests.support.landing import CUT_SHORT, cut_at, land
 
 from commitlake import config
@@ -131,19 +130,18 @@ def test_a_landing_goes_on_where_the_one_before_ended(landed: tuple[Config, Ware
     ("step", "moment", "nth"),
     [
         pytest.param("landing:op", "after", 1, marks=pytest.mark.soak),
-        ("landing:rejected", "before", 1),
+        pytest.param("landing:rejected", "before", 1, marks=pytest.mark.short(core_seconds=30)),
         pytest.param("landing:topic", "after", 2, marks=pytest.mark.soak),
         pytest.param("landing:positions", "before", 2, marks=pytest.mark.soak),  # the first is of the start
     ],
 )
 def test_a_killed_landing_is_completed_and_lands_each_record_once(
-    spark: SparkSession, settings: dict[str, Any], step: str, moment: str, nth: int
+    spark: SparkSession, settings: dict[str, Any], tmp_path: Path, step: str, moment: str, nth: int
 ) -> None:
     loaded, warehouse = prepare(spark, settings)
     send(loaded)
-    with Prepared(settings) as child:
-        ended = child.run(step=step, moment=moment, nth=nth)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2_000:]
+    with Runs(settings, tmp_path) as coordinators:
+        assert coordinators.killed_at(step, moment, nth, is_last=True) == KILLED
     shutil.rmtree(loaded.checkpoints)
     send(loaded)
     land(spark, loaded, warehouse)

@@ -9,12 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.killing import Child, jvm_of
+from tests.support.killing import Run
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
@@ -44,52 +45,37 @@ def test_the_jvm_holds_the_lock_until_it_is_released_whatever_it_collects(spark:
         assert other.is_free()
 
 
-class Orphan:
-    """The JVM of a coordinator whose Python was killed; it is stopped, so it surely lives."""
-
-    def __init__(self, child: Child) -> None:
-        self.python = child.process.pid
-        self.pid = jvm_of(self.python)
-        os.kill(self.pid, signal.SIGSTOP)
-        os.kill(self.python, signal.SIGKILL)
-        child.process.wait()
-
-    def go_on(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def is_gone(self) -> bool:
-        stat = Path(f"/proc/{self.pid}/stat")
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
 @pytest.fixture
-def orphan(lake: Lake, tmp_path: Path) -> Iterator[Orphan]:
-    with Child(lake, tmp_path / "log") as child:
-        wait_for(child.is_ready)
-        left = Orphan(child)
-        yield left
-        if not left.is_gone():
-            os.kill(left.pid, signal.SIGKILL)
+def orphan(lake: Lake, tmp_path: Path) -> Iterator[Run]:
+    """The JVM of a coordinator whose Python was killed; it is stopped, so it surely lives."""
+    with Run(lake.settings, tmp_path) as run:
+        wait_for(run.begin(serves=True).is_ready)
+        os.kill(run.jvm, signal.SIGSTOP)
+        run.kill("python")
+        wait_for(run.is_gone)
+        yield run
+        with suppress(ProcessLookupError):
+            os.kill(run.jvm, signal.SIGKILL)
 
 
 @pytest.mark.timeout(600)
 def test_nobody_starts_while_the_jvm_of_a_killed_coordinator_lives(
-    spark: SparkSession, lake: Lake, orphan: Orphan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, lake: Lake, orphan: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder = f"another coordinator runs on this warehouse: host {socket.gethostname()}, pid {orphan.python}, epoch 1"
+    holder = f"another coordinator runs on this warehouse: host {socket.gethostname()}, pid {orphan.pid}, epoch 1"
     with monkeypatch.context() as patch:
         patch.setattr(jvm_lock, "WAIT_S", 2)
-        with pytest.raises(FencedError, match=f"{holder}.*JVM.*{orphan.pid}"):
+        with pytest.raises(FencedError, match=f"{holder}.*JVM.*{orphan.jvm}"):
             Coordinator(spark, lake.config).start()
         assert [row["epoch"] for row in lake.rows("epochs")] == [1]
     stands_by = threading.Thread(target=Coordinator(spark, lake.config).stand_by)
     stands_by.start()
     stands_by.join(5)
     assert stands_by.is_alive()
-    threading.Timer(3, orphan.go_on).start()
+    threading.Timer(3, os.kill, (orphan.jvm, signal.SIGCONT)).start()
     lake.op("COMMIT", "t", lake.half("t"))
     with Coordinator(spark, lake.config).start(available_now=True):
-        assert orphan.is_gone()
+        assert not orphan.has_jvm()
         assert [row["body"] for row in lake.topic("orders")] == [b"t"]
     stands_by.join(60)
     assert not stands_by.is_alive()

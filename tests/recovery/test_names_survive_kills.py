@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.killing import Successive
+from tests.support.killing import KILLED, Runs
 from tests.support.lake import Lake
 
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -38,11 +37,10 @@ def test_kills_never_show_a_name_twice_or_not_at_all(
     spark: SparkSession, lake: Lake, kills: list[tuple[str, str, int]]
 ) -> None:
     sent: dict[str, set[str]] = {}
-    with Successive(lake) as coordinators:
+    with Runs(lake.settings, lake.root) as coordinators:
         for number, (step, moment, nth) in enumerate(kills, 1):
             sent |= send(lake, number)
-            child = coordinators.run(step=step, moment=moment, nth=nth, is_last=number == len(kills))
-            assert child.returncode == -signal.SIGKILL, f"{step} was not reached: {child.stderr[-2_000:]}"
+            assert coordinators.killed_at(step, moment, nth, is_last=number == len(kills)) == KILLED, step
     sent |= send(lake, len(kills) + 1)
     lake.run(spark)
     lake.run(spark)  # what was due later

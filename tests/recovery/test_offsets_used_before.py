@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
-from tests.support.killing import killed_at
+from tests.support.killing import KILLED, killed_at
 from tests.support.lake import Lake, Record
 from tests.support.landing import begin
 
@@ -97,8 +97,7 @@ def test_each_record_at_an_offset_that_was_used_before_is_told_once(spark: Spark
     assert told(lake) == Counter()
 
     expected = use_again(lake, "x")
-    ended = killed_at(lake, "landing:rejected", "after")
-    assert ended.returncode == -9, ended.stderr[-2_000:]
+    assert killed_at(lake, "landing:rejected", "after") == KILLED
     assert told(lake) == expected, "the landing was cut short before its position"
     expected += use_again(lake, "y")
     n2 = lake.message("n2", topic="orders")
@@ -132,8 +131,7 @@ def test_what_a_cut_short_landing_has_written_is_not_taken_for_what_gets_its_off
         shutil.copytree(broker.data_dir, made.copy)
         made.start()
         lake.op("COMMIT", "c", lake.half("c"))
-        ended = killed_at(lake, "landing:positions", "before")
-        assert ended.returncode == -9, ended.stderr[-2_000:]
+        assert killed_at(lake, "landing:positions", "before") == KILLED
         made.restore()
         expected = use_again(lake, "x")
         lake.op("COMMIT", "y", lake.half("y"))

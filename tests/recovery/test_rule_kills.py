@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from tests.support import running
-from tests.support.invariants import assert_invariants
 from tests.support.killing import kill
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -60,4 +59,3 @@ def test_a_coordinator_that_is_killed_while_rules_answer_ends_each_transaction_o
     assert {row["transaction_id"]: row["state"] for row in ends} == wanted
     visible = sorted(row["transaction_id"] for row in lake.rows("topics/orders"))
     assert visible == sorted(name for name, state in states.items() if state == "PAID")
-    assert_invariants(lake)

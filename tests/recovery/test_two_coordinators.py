@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.support.killing import Child
+from tests.support.killing import Run
 from tests.support.lake import Lake
 from tests.support.landing import CUT_SHORT, cut_at, land
 from tests.support.polling import wait_for
@@ -56,11 +56,17 @@ def shows(lake: Lake, traffic: Traffic) -> Callable[[], bool]:
     return lambda: any(row["body"] == name for row in lake.topic("a"))
 
 
-def ends_naming(child: Child, pid: int, epoch: int) -> None:
+def held_up_at(step: str, moment: str, nth: int) -> dict[str, Any]:
+    """A plan."""
+    fault = {"step": step, "moment": moment, "effect": "hold up", "nth": nth}
+    return {"serves": True, "elsewhere": True, "writes": [fault]}
+
+
+def ends_naming(child: Run, pid: int, epoch: int) -> None:
     child.go_on()
-    assert child.end() == 1
     other = f"host {socket.gethostname()}, pid {pid}, epoch {epoch}"
-    assert f"has taken over this warehouse: {other}" in child.error()
+    assert f"has taken over this warehouse: {other}" in child.end(120)
+    child.kill("both")  # its JVM would go on beside the next ones
 
 
 @pytest.mark.timeout(900)
@@ -69,14 +75,13 @@ def test_a_paused_coordinator_that_was_replaced_ends_without_a_write(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     traffic = Traffic(lake)
-    held_up: list[Child] = []
+    held_up: list[Run] = []
     with ExitStack() as children:
         for epoch, (step, moment) in enumerate(PAUSES, 1):
-            plan = {"step": step, "moment": moment, "nth": 2, "number": signal.SIGSTOP, "elsewhere": True}
-            held_up.append(children.enter_context(Child(lake, tmp_path / f"{epoch}.log", **plan)))
-            send_until(traffic, held_up[-1].is_paused)  # so it has taken over, and got on with the load
+            held_up.append(children.enter_context(Run(lake.settings, tmp_path)).begin(**held_up_at(step, moment, 2)))
+            send_until(traffic, held_up[-1].is_held_up)  # so it has taken over, and got on with the load
             if epoch > 1:
-                ends_naming(held_up[-2], held_up[-1].process.pid, epoch)
+                ends_naming(held_up[-2], held_up[-1].pid, epoch)
         with Coordinator(spark, lake.config).start() as last:
             ends_naming(held_up[-1], os.getpid(), last.epoch)
             send_until(traffic, shows(lake, traffic))
@@ -88,19 +93,19 @@ def test_a_paused_coordinator_that_was_replaced_ends_without_a_write(
 @pytest.mark.soak
 def test_of_two_coordinators_with_the_same_epoch_one_goes_on(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     traffic = Traffic(lake)
-    plan = {"step": "epochs", "moment": "before", "number": signal.SIGSTOP, "elsewhere": True}
-    with Child(lake, tmp_path / "log", **plan) as first:
-        send_until(traffic, first.is_paused)
+    with Run(lake.settings, tmp_path) as first:
+        first.begin(**held_up_at("epochs", "before", 1))
+        send_until(traffic, first.is_held_up)
         with Coordinator(spark, lake.config).start() as second:
             send_until(traffic, shows(lake, traffic))
             wait_for(traffic.is_written)  # Delta's commit is not atomic between processes here: nobody else may write
             first.go_on()
             wait_for(first.is_ready)
-            with pytest.raises(FencedError, match=f"pid {first.process.pid}, epoch {second.epoch};"):
+            with pytest.raises(FencedError, match=f"pid {first.pid}, epoch {second.epoch};"):
                 send_until(traffic, lambda: second.await_termination(timeout=0.2))
         send_until(traffic, shows(lake, traffic))
-        os.kill(first.process.pid, signal.SIGTERM)
-        assert first.end() == 0
+        first.stop()
+        assert first.end(120) == "clean"
     assert [row["epoch"] for row in lake.rows("epochs")] == [1, 1]
     traffic.settle(spark, **AT_ONCE)
     traffic.assert_outcome()
@@ -118,6 +123,7 @@ def guarded(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest)
     spark.sql("DROP DATABASE two_coordinators CASCADE")
 
 
+@pytest.mark.short
 def test_what_an_older_coordinator_lands_meanwhile_is_not_landed_again(spark: SparkSession, lake: Lake) -> None:
     """It had the append under way when the newer one looked for what was left over, and committed it then."""
     warehouse = Warehouse(spark, lake.config.warehouse)
@@ -160,6 +166,7 @@ def test_an_append_planned_before_a_newer_epoch_began_fails(spark: SparkSession,
     assert guarded.read("batches").count() == 2
 
 
+@pytest.mark.short
 def test_an_append_under_way_when_a_newer_epoch_fences_the_table_fails(
     spark: SparkSession, guarded: Warehouse, tmp_path: Path
 ) -> None:

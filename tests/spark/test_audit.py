@@ -180,6 +180,7 @@ def findings(damaged: Copy) -> tuple[Finding, ...]:
     return damaged.audit().findings
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(("finding", "message"), [(finding, message) for finding, message, _ in DAMAGES])
 def test_each_damage_is_found_and_named_once(
     story: Story, findings: tuple[Finding, ...], finding: str, message: str
@@ -198,11 +199,13 @@ def test_a_batch_that_is_complete_twice_or_never_is_found(story: Story, findings
     ]
 
 
+@pytest.mark.short
 def test_nothing_else_is_found_than_what_was_damaged(findings: tuple[Finding, ...]) -> None:
     assert sum(len(finding.examples) for finding in findings) == len(DAMAGES) + 2
     assert sum(finding.count for finding in findings) == len(DAMAGES) + 2
 
 
+@pytest.mark.short
 def test_a_warehouse_with_every_kind_of_end_is_well(story: Story, well: AuditReport) -> None:
     assert well.findings == ()
     assert [counts.topic for counts in well.topics] == story.lake.topics()

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
-from tests.support.invariants import assert_invariants
 from tests.support.lake import Record
 from tests.support.story import COMMITTED, DELAYED, DELIVERED, DISCARDED, REJECTED, Story
 
 from commitlake.protocol.encoding import Position
+
+pytestmark = pytest.mark.short
 
 CHECK_MAX = [
     *("unknown", "wrong id", "wrong group", "whole", "foreign", "missing", "late to a deadline"),
@@ -292,7 +293,3 @@ def test_a_recalled_or_waiting_message_is_not_visible(story: Story, visible: Any
 def test_a_start_that_finds_nothing_to_decide_writes_no_batch(story: Story) -> None:
     """What it found is a half message whose op and deadline are to come."""
     assert story.until["again"] == story.until["expired"]
-
-
-def test_the_invariants_hold_at_every_batch(story: Story) -> None:
-    assert_invariants(story.lake)

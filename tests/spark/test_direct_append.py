@@ -70,6 +70,7 @@ def topics(warehouse: Warehouse) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.short
 def test_an_append_is_as_one_of_deltas_writer(spark: SparkSession, warehouse: Warehouse, plain: Warehouse) -> None:
     for each in (warehouse, plain):
         each.append(rows(spark, "a", "b"), NAME, MARKER)

@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from chispa import assert_df_equality
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.support.lake import Lake, newest
@@ -105,6 +109,35 @@ def test_only_what_is_open_undelivered_or_resumable_stays(story: Story, maintain
     delayed = places(story.lake.rows("delayed"))
     waiting = {at for at in delayed if ("messages", *at) not in delivered}
     assert places(maintained.rows("delayed")) == waiting | highest(delayed)
+
+
+def test_what_an_op_repeats_long_after_the_end_stays(story: Story, maintained: Lake, copied: Lake) -> None:
+    gone = places(story.lake.rows("half")) - places(maintained.rows("half"))
+    op = next(
+        row for row in story.lake.rows("op")
+        if row["decision"] == "COMMIT" and Position(*row["half_messages"][0].values()) in gone
+    )  # fmt: skip
+    table = DeltaTable(f"{copied.warehouse}/op")
+    same = pc.equal(pc.field("queue"), op["queue"]) & pc.equal(pc.field("op_offset"), op["op_offset"])
+    repeated = table.to_pyarrow_dataset().to_table(filter=same)
+    for name, value in {"op_offset": 1_000_000, "stored_at": datetime.now(UTC) + timedelta(hours=1)}.items():
+        at, kind = repeated.schema.get_field_index(name), repeated.schema.field(name).type
+        repeated = repeated.set_column(at, name, pa.array([value] * len(repeated), kind))
+    write_deltalake(table, repeated, mode="append")
+    maintenance(story.spark, copied).run()
+    assert Position(*op["half_messages"][0].values()) in places(copied.rows("half"))
+
+
+def test_without_saved_rows_nothing_is_deleted(
+    spark: SparkSession, copied: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise WarehouseError("the disk is full")
+
+    monkeypatch.setattr(rebuild, "save_snapshot", fails)
+    report = maintenance(spark, copied).run()
+    assert (report.deleted, report.kept) == ({}, "none, what is open could not be saved")
+    assert report.failed == ["saving what is open: the disk is full"]
 
 
 def test_topic_tables_keep_every_row(story: Story, maintained: Lake) -> None:

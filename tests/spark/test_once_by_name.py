@@ -16,6 +16,8 @@ from commitlake.reading.questions.history import history as transaction_history
 from commitlake.reading.questions.tables import opened
 from commitlake.tools.audit.audit import audit
 
+pytestmark = pytest.mark.short
+
 DEDUP = {
     "orders": {"by": "keys", "window": "30d"},
     "packs": {"window": "1d"},

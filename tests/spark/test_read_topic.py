@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from commitlake import config
 from commitlake.clients.consumer import unfinished
 from commitlake.clients.consumer.spark import LAST_COMPLETE
 from commitlake.errors import ConsumerError, NoTableError
+from commitlake.tables import Warehouse
 
 if TYPE_CHECKING:
     from commitlake.kafka.embedded import EmbeddedBroker
@@ -133,3 +135,24 @@ def test_the_stream_of_the_how_to_books_each_message_and_leaves_receipts(
     assert spark.read.format("delta").load(f"{tmp_path}/lake/points").count() == 2
     left = unfinished.unfinished(config.of(conf), "orders", "docs")
     assert sorted(left["message_id"].to_pylist()) == ["b1", "b2", "t0"]
+
+
+def test_a_stream_goes_on_past_a_row_that_the_owner_deletes(
+    spark: SparkSession, conf: dict[str, object], tmp_path: Path
+) -> None:
+    """It ended in DELTA_SOURCE_TABLE_IGNORE_CHANGES, and each time that it was started again."""
+    shutil.copytree(str(conf["warehouse"]), tmp_path / "copy")
+    copied = {**conf, "warehouse": str(tmp_path / "copy")}
+    seen: list[int] = []
+
+    def run() -> None:
+        stream = commitlake.read_topic(spark, copied, "orders", stream=True).writeStream
+        stream = stream.foreachBatch(lambda rows, _: seen.append(rows.count())).trigger(availableNow=True)
+        stream.option("checkpointLocation", str(tmp_path / "seen")).start().awaitTermination()
+
+    run()
+    warehouse = Warehouse(spark, str(tmp_path / "copy"))
+    warehouse.set_property("topics/orders", "delta.appendOnly", "false")
+    warehouse.table("topics/orders").delete("message_id = 'normal'")
+    run()
+    assert sum(seen) == len(ALL)

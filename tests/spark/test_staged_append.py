@@ -61,6 +61,7 @@ def log_of(place: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in commits[-1].read_text().splitlines()]
 
 
+@pytest.mark.short
 def test_all_rows_are_there_and_read_as_after_plain_appends(
     spark: SparkSession, warehouse: Warehouse, plain: Warehouse
 ) -> None:

@@ -11,7 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.errors import WarehouseError
+from commitlake.reading.table import location
 from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
 from commitlake.tables.creation import create_at_path
 from commitlake.tables.schemas import TableLayout
@@ -25,6 +27,7 @@ def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     return created
 
 
+@pytest.mark.short
 def test_tables_have_the_schema_of_the_contract_and_plain_delta_features(
     warehouse: Warehouse,
 ) -> None:
@@ -42,6 +45,7 @@ def test_a_topic_with_a_percent_sign_has_a_path_that_any_reader_can_open(warehou
     assert warehouse.topics() == {"%RETRY%g"}
 
 
+@pytest.mark.short
 def test_an_append_puts_columns_in_order_and_remembers_its_marker(spark: SparkSession, warehouse: Warehouse) -> None:
     rows = spark.sql("select timestamp'2026-01-01' as completed_at, 7 as batch_id, 'more' as other")
     before = warehouse.version("batches")
@@ -67,6 +71,7 @@ def test_a_foreign_table_is_refused_by_name(spark: SparkSession, tmp_path: Path)
         Warehouse(spark, str(tmp_path)).create()
 
 
+@pytest.mark.short
 def test_tables_of_an_older_version_get_new_columns_and_keep_rows(spark: SparkSession, tmp_path: Path) -> None:
     older = TableLayout(
         StructType([field for field in TABLES["delayed"].schema if field.name != "delay_ms"]), ("queue",)
@@ -94,12 +99,30 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
             "orders",
             "TopicTest",
         ]
+        topics = Topics(warehouse, 10, lambda _: None)
+        sent = "select 'half' as target, topic, timestamp_millis(at) as stored_at from values {} as (topic, at)"
+        topics.admit(spark.sql(sent.format("('ORDERS', 1), ('New', 3), ('new', 2), ('other', 4)")))
+        assert topics.names == {"orders", "TopicTest", "new", "other"}, "case does not count there"
+        assert Warehouse(spark, warehouse.root).topics() == topics.names
         warehouse.append(spark.sql("select 1 as batch_id, current_timestamp() as completed_at"), "batches", {"n": 1})
-        assert Warehouse(spark, warehouse.root).topics() == {"orders", "TopicTest"}
         assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
         assert warehouse.read(topic_table("orders")).columns == TOPIC.columns
     finally:
         spark.sql("drop database tables_in_catalog cascade")
+
+
+def test_a_table_stays_where_an_older_version_has_put_it(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = Warehouse(spark, str(tmp_path))
+    warehouse.create()
+    warehouse.ensure_topic("_events")
+    (tmp_path / "topics" / "topic._events").rename(older := tmp_path / "topics" / "_events")
+    upgraded = Warehouse(spark, str(tmp_path))
+    assert upgraded.found_topics() == {"_events"}
+    upgraded.add_topics(["_events", "_new"])
+    assert upgraded.locate("topics/_events") == location(str(tmp_path), "topics/_events") == str(older)
+    assert {path.name for path in (tmp_path / "topics").iterdir()} == {"_events", "topic._new"}
+    assert {row["table"] for row in upgraded.read("destinations").collect()} == {"topics/_events", "topics/topic._new"}
+    assert upgraded.read("topics/_new").count() == upgraded.read("topics/_events").count() == 0
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,9 @@ class KafkaLog:
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._names = {lake.config.kafka.topic(source): source for source in SOURCES}
-        self._consumer = KafkaConsumer(bootstrap_servers=lake.config.kafka.bootstrap_servers)
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=lake.config.kafka.bootstrap_servers, isolation_level="read_committed"
+        )
         parts = [TopicPartition(name, n) for name in self._names for n in self._consumer.partitions_for_topic(name)]
         self._consumer.assign(parts)
         self._consumer.seek_to_beginning()

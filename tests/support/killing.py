@@ -1,4 +1,4 @@
-"""Processes that are killed: those a test starts, and coordinators that end or are held up at one of their writes."""
+"""Processes that are killed: those a test starts, and coordinators in which something goes wrong."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from tests.support.lake import Lake
+from tests.support.polling import wait_for
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
+KILLED, TOO_LONG = "killed", "did not end"
+_UP_S, _END_S = 120, 400
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
@@ -26,127 +31,180 @@ def kill(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def jvm_of(python: int) -> int:
-    """The process id of the JVM that a Python process has started."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            number, _, fields = stat.read_text().partition(" (java) ")
-            if fields and int(fields.split()[1]) == python:
-                return int(number)
-    msg = f"no JVM among the children of {python}"
-    raise AssertionError(msg)
+class Run:
+    """A process in a group of its own that runs one coordinator after the other, each with its plan.
 
+    For plans see `coordinator_child`. Its JVM takes some 10 s to come up; until then it takes no plan.
+    """
 
-def killed_at(lake: Lake, step: str, moment: str, nth: int = 1, **changes: object) -> subprocess.CompletedProcess[str]:
-    """Runs a coordinator in a process of its own that kills itself at a step; for the arguments see `Plan`."""
-    with Prepared(lake.changed(**changes)) as child:
-        return child.run(step=step, moment=moment, nth=nth)
-
-
-def command(settings: Mapping[str, object]) -> list[str]:
-    """The command of `coordination_child`, which reads its plan from its input."""
-    return [sys.executable, "-m", "tests.support.coordination_child", json.dumps(settings)]
-
-
-class Prepared:
-    """A coordinator whose JVM is up, some 10 s of its life, and that waits for its plan."""
-
-    def __init__(self, settings: Mapping[str, object]) -> None:
-        self._process = subprocess.Popen(
-            command(settings),
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, **plan: object) -> subprocess.CompletedProcess[str]:
-        """Works off what is there, up to where the plan ends it."""
-        _, output = self._process.communicate(json.dumps(plan), timeout=400)
-        return subprocess.CompletedProcess(self._process.args, self._process.returncode, stderr=output)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        kill(self._process)
-
-
-class Successive:
-    """Coordinators one after another; while one runs, the JVM of the next comes up: a third less time on 2 cores."""
-
-    def __init__(self, lake: Lake) -> None:
-        self._settings = lake.settings
-        self._next: Prepared | None = None
-
-    def run(self, *, is_last: bool = False, **plan: object) -> subprocess.CompletedProcess[str]:
-        """Runs the next one; with `is_last` none is prepared to follow it."""
-        with self._next or Prepared(self._settings) as child:
-            self._next = None if is_last else Prepared(self._settings)
-            return child.run(**plan)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._next:
-            self._next.__exit__()
-
-
-class Child:
-    """A coordinator in a process of its own that goes on until it fails or gets SIGTERM."""
-
-    def __init__(self, lake: Lake, log: Path, **plan: object) -> None:
-        self._log = log
-        with log.open("w") as file:
-            self.process = subprocess.Popen(
-                command(lake.settings),
+    def __init__(self, settings: Mapping[str, object], logs: Path) -> None:
+        self._log, self._from = logs / f"coordinator-{uuid.uuid4()}.log", 0
+        with self._log.open("w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.coordinator_child", json.dumps(settings)],
                 env=ENVIRONMENT,
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        assert self.process.stdin is not None
-        with self.process.stdin as stdin:
-            stdin.write(json.dumps({"stays": True, **plan}).encode())
+        self.pid, self.jvm = self._process.pid, 0
+
+    def begin(self, **plan: Any) -> Self:
+        """Hands the next plan over, once the JVM is up."""
+        self._from = 0
+        wait_for(lambda: self.is_gone() or self.said("JVM"), _UP_S, lambda: self.output[-2_000:])
+        self.jvm, self._from = int(self.said("JVM") or 0), self._log.stat().st_size
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps(plan)}\n".encode())
+            self._process.stdin.flush()
+        return self
 
     @property
     def output(self) -> str:
-        return self._log.read_text()
+        """What it has printed since its plan."""
+        return self._log.read_bytes()[self._from :].decode(errors="replace")
 
-    def is_paused(self) -> bool:
-        """Whether it has stopped itself; fails when it has ended instead."""
-        assert self.process.poll() is None, self.output[-4_000:]
-        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    def said(self, word: str) -> str | None:
+        """What follows a word at the begin of a line; None where no line has it."""
+        lines = (line for line in self.output.splitlines() if line.split(" ")[0] == word)
+        return next((line.removeprefix(word).strip() or word for line in lines), None)
+
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def has_ended(self) -> bool:
+        """Whether the coordinator has."""
+        return self.is_gone() or self.said("ENDED") is not None
 
     def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.output[-4_000:]
-        return "READY" in self.output
+        """Whether all its queries run; fails when it has ended instead."""
+        assert not self.has_ended(), self.output[-4_000:]
+        return self.said("READY") is not None
+
+    def is_held_up(self) -> bool:
+        """Whether it has stopped itself; fails when it has ended instead."""
+        assert not self.has_ended(), self.output[-4_000:]
+        return _state(self.pid) == "T"
+
+    def kill(self, target: str) -> None:
+        """SIGKILL to `python`, `jvm` or `both`."""
+        self._signal(target, signal.SIGKILL)
+
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP to all of it, and SIGCONT after some time."""
+        self._signal("both", signal.SIGSTOP)
+        time.sleep(seconds)
+        self.go_on()
 
     def go_on(self) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
+        """SIGCONT to all of it."""
+        self._signal("both", signal.SIGCONT)
 
-    def end(self, seconds: float = 120) -> int:
-        """Waits for the end; returns the exit code."""
-        return self.process.wait(seconds)
+    def stop(self) -> None:
+        """Asks for a clean end."""
+        if not self.has_ended():
+            self._signal("python", signal.SIGTERM)
 
-    def error(self) -> str:
-        """The one line that says why it ended."""
-        return error_line(self.output)
+    def _signal(self, target: str, number: int) -> None:
+        if self.is_gone():
+            return
+        if target == "both":
+            os.killpg(self.pid, number)
+        elif target == "python":
+            self._process.send_signal(number)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self.jvm, number)
+
+    def end(self, seconds: float = _END_S) -> str:
+        """How the coordinator ended: `clean`, `KILLED`, the line with its error, or `TOO_LONG`."""
+        deadline = time.monotonic() + seconds
+        while not self.has_ended():
+            if time.monotonic() > deadline:
+                self._give_up()
+                return TOO_LONG
+            time.sleep(0.05)
+        how = self.said("ENDED") or (KILLED if self._process.returncode == -signal.SIGKILL else self._last_line())
+        if how != "clean" and not self.has_jvm():
+            self._signal("both", signal.SIGKILL)  # only Python is left, which can start no coordinator any more
+            self._process.wait()
+        return how
+
+    def _give_up(self) -> None:
+        self._signal("python", signal.SIGUSR1)  # it writes where each thread is to its log
+        time.sleep(1)
+        self._signal("both", signal.SIGKILL)
+        self._process.wait()
+
+    def has_jvm(self) -> bool:
+        """Whether the JVM lives."""
+        return _state(self.jvm) not in ("", "Z")
+
+    def _last_line(self) -> str:
+        lines = self.output.splitlines() or [""]
+        return next((line for line in lines if line.startswith("error: ")), lines[-1])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        kill(self.process)
+        """A JVM that outlives its Python ends by itself."""
+        kill(self._process)
 
 
-def error_line(output: str) -> str:
-    """The line with the error; all the rest of the output where there is none."""
-    return next((line for line in output.splitlines() if line.startswith("error: ")), output[-4_000:])
+def _state(process: int) -> str:
+    """The letter that says what a process does; none where there is no process."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+class Runs:
+    """Processes one after another; while the faults of one may kill it, the JVM of the next comes up.
+
+    On 2 cores that takes a third less time.
+    """
+
+    def __init__(self, settings: Mapping[str, object], logs: Path) -> None:
+        self._settings, self._logs = settings, logs
+        self._current: Run | None = None
+        self._spare: Run | None = None
+
+    def next(self, *, kills: bool) -> Run:
+        """The one that takes the next plan; `kills` says whether another has to follow this one."""
+        if self._current is None or self._current.is_gone():
+            self._current, self._spare = self._spare or Run(self._settings, self._logs), None
+        if kills and self._spare is None:
+            self._spare = Run(self._settings, self._logs)
+        return self._current
+
+    def killed_at(self, step: str, moment: str, nth: int = 1, *, is_last: bool = False) -> str:
+        """Works off what is there, up to a write at which it kills itself; returns how it ended, for an assert."""
+        return _killed_at(self.next(kills=not is_last), step, moment, nth)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for run in (self._current, self._spare):
+            if run is not None:
+                run.__exit__()
+
+
+def killed_at(lake: Lake, step: str, moment: str, nth: int = 1, **changes: object) -> str:
+    """Runs a coordinator that kills itself at a step (`faults.WriteFault`); returns how it ended."""
+    with Run(lake.changed(**changes), lake.root) as run:
+        return _killed_at(run, step, moment, nth)
+
+
+def _killed_at(run: Run, step: str, moment: str, nth: int) -> str:
+    how = run.begin(writes=[{"step": step, "moment": moment, "nth": nth}]).end()
+    if how == KILLED:
+        wait_for(lambda: not run.has_jvm())  # it dies some moments after Python, and writes until then
+    return how
 
 
 def delete_checkpoints(lake: Lake) -> None:

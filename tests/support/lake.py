@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -90,6 +91,20 @@ class Lake:
             yield copy
 
     # what producers and administrators do
+
+    @contextmanager
+    def relay(self, timeout_ms: int = 10_000) -> Iterator[Lake]:
+        """Sends within Kafka transactions, as Connect and Streams do; one is open, and Kafka ends it after a time."""
+        other = copy.copy(self)
+        name = self.config.kafka.topic("relay")
+        servers = self.config.kafka.bootstrap_servers
+        with closing(
+            KafkaProducer(bootstrap_servers=servers, transactional_id=name, transaction_timeout_ms=timeout_ms)
+        ) as own:
+            other.producer = own
+            own.init_transactions()
+            own.begin_transaction()
+            yield other
 
     def send(self, source: str, encoded: wire.Encoded, partition: int) -> Record:
         """Writes a record and waits until it is there; each gets an append time of its own, so the order is certain."""

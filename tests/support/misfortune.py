@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tests.support.faults import OTHERS, TABLES, WriteFault
@@ -41,7 +41,8 @@ class Misfortune:
         serves: whether the coordinator serves for `seconds`, or works off what is there.
         maintains: whether tables are maintained after a clean end; a run that serves ends before its own has ended.
         most: records that a landing takes.
-        clock: as in `campaign_child.Plan`.
+        clock: as in `coordinator_child.Plan`.
+        checkpoints: whether they are `deleted`, `older` ones, or those of the other query, `foreign`; "" for neither.
     """
 
     serves: bool
@@ -51,12 +52,12 @@ class Misfortune:
     writes: list[WriteFault] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     clock: Sequence[float] = ()
-    deletes_checkpoints: bool = False
+    checkpoints: str = ""
 
     def plan(self) -> dict[str, Any]:
         """What the coordinator's process has to know."""
         writes = [asdict(each) for each in self.writes]
-        how = {"serves": self.serves, "maintains": self.maintains, "most": self.most}
+        how = {"serves": self.serves, "maintains": self.maintains, "most": self.most, "vacuums": False}
         return {**how, "writes": writes, "clock": list(self.clock)}
 
     @property
@@ -76,8 +77,8 @@ class Misfortune:
         if self.clock:
             ahead_ms, begin_s, seconds = self.clock
             wrong.append(f"clock {ahead_ms / _DAY_MS:+.0f} day from {begin_s:.0f} s for {seconds:.0f} s")
-        if self.deletes_checkpoints:
-            wrong.append("checkpoints deleted")
+        if self.checkpoints:
+            wrong.append(f"checkpoints {self.checkpoints}")
         return f"{way}; {', '.join(wrong) or 'nothing wrong'}"
 
 
@@ -122,7 +123,9 @@ class Fate:
         return WriteFault(self._table(), moment, effect, nth, seconds)
 
     def _kill_at_write(self, found: Misfortune) -> None:
-        found.writes.append(self._write(f"kill {self._chosen.choice(_TARGETS)}"))
+        fault = self._write(f"kill {self._chosen.choice(_TARGETS)}")
+        is_within = fault.effect == "kill both" and fault.step != "staged" and self._chosen.random() < 0.5
+        found.writes.append(replace(fault, moment="within") if is_within else fault)
 
     def _kill_at_any_time(self, found: Misfortune) -> None:
         found.actions.append(Action(self._at(), f"kill {self._chosen.choice(_TARGETS)}"))
@@ -150,7 +153,7 @@ class Fate:
         found.clock = (ahead, self._chosen.choice([0, 2]), self._chosen.choice([2, 60]))
 
     def _checkpoints(self, found: Misfortune) -> None:
-        found.deletes_checkpoints = True
+        found.checkpoints = self._chosen.choice(["deleted", "older", "foreign"])
 
     def _disk(self, found: Misfortune) -> None:
         if self._has_disk:

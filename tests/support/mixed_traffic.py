@@ -49,6 +49,7 @@ class MixedTraffic:
             self._batch: 1,
             self._delayed: 5,
             self._recalled: 4,
+            self._relayed: 2,
             self._wrong: 1,
             self._hostile: 1,
         }
@@ -184,6 +185,16 @@ class MixedTraffic:
         early_s = self.chosen.choice([-0.3, 0.05, 0.3, 0.8, 1.5, 3.0])
         wait_s = max(0.0, delay_ms / 1_000 - early_s)
         self._soon(lambda: self.lake.recall(tid, at, topic=topic), wait_s, wait_s)
+
+    def _relayed(self, tid: str) -> None:
+        """Within a Kafka transaction, which may be aborted."""
+        with self.lake.relay() as relay:
+            at = relay.half(tid, self.queue, msg_id=tid, topic=self.chosen.choice(TOPICS), group=GROUP)
+            relay.op("COMMIT", tid, at)
+            relay.message(f"{tid} beside", self.queue, topic=self.chosen.choice(TOPICS))
+            self.shop.decide(tid, "COMMIT")
+            end = self.chosen.choice([relay.producer.commit_transaction, relay.producer.abort_transaction])
+            end()
 
     def _wrong(self, tid: str) -> None:
         """An op with another transaction id; the half message stays as it is."""

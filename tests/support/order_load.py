@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.invariants import assert_invariants
 from tests.support.lake import Lake, newest
 from tests.support.producer_child import QUICK, Orders
 
@@ -124,13 +123,8 @@ class OrderLoad:
         return f"{self._ends()} in Kafka, {len(halves)} in half, {len(ended)} ended, {len(self.shown())} shown"
 
     def assert_outcome(self) -> None:
-        """The tables fit together, nothing was rejected, and consumers see what they should."""
-        assert_invariants(self.lake)
-        assert self.lake.rows("rejected") == []
-        self.assert_shown()
-
-    def assert_shown(self) -> None:
         """Each booked order is shown once and no other, each acknowledged notice once, none that was not sent."""
+        assert self.lake.rows("rejected") == []
         shown, booked = self.shown(), self.booked()
         assert [key for key, times in shown.items() if times > 1] == []
         assert {key for key in shown if key.startswith("order-")} == booked

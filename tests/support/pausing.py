@@ -1,13 +1,16 @@
-"""A broker that hangs: it takes connections and bytes, and answers nothing."""
+"""A broker that hangs: it takes connections and bytes, and answers nothing; or that is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from tests.support.polling import wait_for
 
 from commitlake.kafka.embedded import EmbeddedBroker
 
@@ -28,3 +31,28 @@ def paused(broker: EmbeddedBroker, seconds: float | None = None) -> Iterator[Non
         if timer:
             timer.cancel()
         os.killpg(pid, signal.SIGCONT)
+
+
+class UnsteadyBroker(EmbeddedBroker):
+    """A broker that can go away for a while."""
+
+    def freeze(self, seconds: float) -> None:
+        """It answers nobody for some time."""
+        with paused(self):
+            time.sleep(seconds)
+
+    def crash(self) -> None:
+        """It is killed, and starts again on its log: some 10 s, as it waits for its own old session."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)  # it leads the group of its JVM
+        wait_for(self._is_gone, 10)
+        self.restart()
+
+    def _is_gone(self) -> bool:
+        """Whether its port is free: the kill of a JVM takes some moments."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", self.port))
+                return True
+        return False

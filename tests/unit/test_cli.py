@@ -27,6 +27,7 @@ QUESTIONS = (
     "topics",
     "stats",
     "doctor",
+    "backup",
     "report",
     "delayed",
     "recall",

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from tests.support.message_values import Name, Number
 
 from commitlake import config
 from commitlake.config.keys import KEYS
@@ -247,3 +248,23 @@ def test_a_secret_of_databricks_is_read_where_there_is_one(monkeypatch: pytest.M
     assert options.resolved_options() == {"sasl.jaas.config": "the password"}
     with pytest.raises(ConfigError, match="cannot read the secret commitlake/other: KeyError"):
         load("kafka.options.sasl.jaas.config=secret:commitlake/other").kafka.resolved_options()
+
+
+def test_members_of_enums_are_what_they_stand_for() -> None:
+    given = {
+        "warehouse": Name.PAID,
+        "topics": {"allowed": [Name.ORDERS], "max": Number.MANY},
+        "topics.dedup": {Name.ORDERS: {"by": "keys", "window": "1d"}},
+        "topics.to_kafka": {Name.ORDERS: Name.PAID},
+        "checks": {Name.PAID: {"table": "delta-log"}},
+        "kafka": {"topic_prefix": Name.PAID, "check_topics": (Name.PAID,)},
+    }
+    plain = {
+        "warehouse": "paid",
+        "topics": {"allowed": ["orders"], "max": 10_000},
+        "topics.dedup": {"orders": {"by": "keys", "window": "1d"}},
+        "topics.to_kafka": {"orders": "paid"},
+        "checks": {"paid": {"table": "delta-log"}},
+        "kafka": {"topic_prefix": "paid", "check_topics": ("paid",)},
+    }
+    assert repr(config.from_mapping(given)) == repr(config.from_mapping(plain))

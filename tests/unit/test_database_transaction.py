@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext, suppress
 from threading import Thread
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from tests.support import postgres
 from tests.support.polling import wait_for
 
-from commitlake import Message, UncertainSend
+from commitlake import Message, RefusedSend, UncertainSend
 from commitlake.coordinator.resolving.database import answers
 from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import MQClientException
@@ -118,48 +118,35 @@ def test_messages_become_visible_with_the_rows_of_the_block(
     assert database.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
-def test_an_exception_in_the_block_rolls_both_back(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+def sold_out(_: Any) -> None:
+    raise ValueError("sold out")
+
+
+def with_a_swallowed_error(database: Any) -> None:
+    with suppress(psycopg.Error):
+        database.execute("SELECT nothing")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (sold_out, ValueError),
+        (lambda database: database.execute("INSERT INTO points VALUES ('17')"), psycopg.errors.UniqueViolation),
+        (with_a_swallowed_error, psycopg.errors.InFailedSqlTransaction),
+    ],
+    ids=["an exception in the block", "a commit that the database refuses", "an error that the block has swallowed"],
+)
+def test_what_goes_wrong_in_the_block_rolls_both_back(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer, wrong: Any, error: type[Exception]
 ) -> None:
     message = Message("orders", "a book")
-    with pytest.raises(ValueError, match="sold out"), producer.begin_transaction(database=database) as transaction:
+    with pytest.raises(error), producer.begin_transaction(database=database) as transaction:
         database.execute(INSERT)
         transaction.send(message)
-        raise ValueError("sold out")
+        wrong(database)
     assert ids(server) == []
     assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
     assert answer(server, lake, message) == "ROLLBACK"
-
-
-def test_a_commit_that_the_database_refuses_rolls_back(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
-    message = Message("orders", "a book")
-    with (
-        pytest.raises(psycopg.errors.UniqueViolation),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
-        database.execute("INSERT INTO points VALUES ('17')")
-        transaction.send(message)
-    assert ids(server) == []
-    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
-
-
-def test_an_error_that_the_block_has_swallowed_commits_nothing(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
-    message = Message("orders", "a book")
-    with (
-        pytest.raises(psycopg.errors.InFailedSqlTransaction),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
-        transaction.send(message)
-        with suppress(psycopg.Error):
-            database.execute("SELECT nothing")
-    assert ids(server) == []
-    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
 
 
 def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(
@@ -351,6 +338,168 @@ def test_connections_and_sessions_of_sqlalchemy_do(
     assert [answer(server, lake, message) for message in (first, second)] == ["COMMIT", "ROLLBACK"]
     assert engine.pool.checkedout() == 0
     engine.dispose()
+
+
+class Client:
+    """A connection of psycopg, or of SQLAlchemy: a statement, a savepoint of the client's own, a transaction."""
+
+    def __init__(self, kind: str, server: postgres.Server) -> None:
+        engine = sqlalchemy.create_engine(server.url().replace(":", "+psycopg:", 1), poolclass=sqlalchemy.pool.NullPool)
+        self.made = {
+            "psycopg": lambda: psycopg.connect(server.url()),
+            "connection": engine.connect,
+            "session": lambda: orm.Session(engine),
+        }[kind]()
+        self.savepoint = getattr(self.made, "begin_nested", None) or self.made.transaction
+
+    def insert(self, name: str = "17") -> None:
+        self.sql(f"INSERT INTO orders VALUES ('{name}')")
+
+    def sql(self, text: str) -> None:
+        self.made.execute(text if isinstance(self.made, psycopg.Connection) else sqlalchemy.text(text))
+
+
+Steps = Callable[[Client, Callable[[], object]], None]
+
+
+def released(client: Client, send: Callable[[], object]) -> None:
+    with client.savepoint():
+        client.insert()
+    send()
+
+
+def released_with_a_send(client: Client, send: Callable[[], object]) -> None:
+    with client.savepoint(), client.savepoint():
+        client.insert()
+        send()
+
+
+def raised_after(client: Client, send: Callable[[], object]) -> None:
+    released(client, send)
+    raise ValueError("sold out")
+
+
+def raised_before_the_send(client: Client, send: Callable[[], object]) -> None:
+    with client.savepoint():
+        client.insert()
+    raise ValueError("sold out")
+
+
+def sent_and_rolled_back(client: Client, send: Callable[[], object]) -> None:
+    with suppress(ValueError), client.savepoint():
+        client.insert()
+        send()
+        raise ValueError
+
+
+def sent_and_rolled_back_from_outside(client: Client, send: Callable[[], object]) -> None:
+    send()
+    with suppress(ValueError), client.savepoint():
+        with client.savepoint():
+            client.insert()
+            send()
+        raise ValueError
+
+
+def sent_and_rolled_back_by_sql(client: Client, send: Callable[[], object]) -> None:
+    client.sql("SAVEPOINT here")
+    client.insert()
+    send()
+    client.sql("ROLLBACK TO here")
+
+
+def sent_after_what_was_rolled_back(client: Client, send: Callable[[], object]) -> None:
+    sent_and_rolled_back(client, send)
+    send()
+
+
+def rolled_back_without_a_send(client: Client, send: Callable[[], object]) -> None:
+    send()
+    client.insert()
+    with suppress(ValueError), client.savepoint():
+        client.insert("18")
+        raise ValueError
+    send()
+
+
+def ended_before_the_send(client: Client, send: Callable[[], object]) -> None:
+    client.insert()
+    client.made.commit()
+    send()
+
+
+LOST = "a savepoint of the database in which a message was sent was rolled back"
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "connection", "session"])
+@pytest.mark.parametrize(
+    ("steps", "rows", "error"),
+    [
+        (released, ["17"], None),
+        (released_with_a_send, ["17"], None),
+        (raised_after, [], "sold out"),
+        (raised_before_the_send, [], "sold out"),
+        (sent_and_rolled_back, [], LOST),
+        (sent_and_rolled_back_from_outside, [], LOST),
+        (sent_and_rolled_back_by_sql, [], LOST),
+        (sent_after_what_was_rolled_back, [], LOST),
+        (rolled_back_without_a_send, ["17"], None),
+        (ended_before_the_send, ["17"], "was ended within the block"),
+    ],
+)
+def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
+    server: postgres.Server,
+    database: Any,
+    lake: Lake,
+    producer: InMemoryProducer,
+    kind: str,
+    steps: Steps,
+    rows: list[str],
+    error: str | None,
+) -> None:
+    client = Client(kind, server)
+    expected = nullcontext() if error is None else pytest.raises((ValueError, MQClientException), match=error)
+    with closing(client.made), expected, producer.begin_transaction(database=client.made) as transaction:
+        steps(client, lambda: transaction.send(Message("orders", "a book")))
+    assert ids(server) == rows
+    assert bool(lake.messages("orders")) == (rows == ["17"] and error is None)
+    assert lake.pending == []
+
+
+def test_a_send_that_is_refused_in_a_savepoint_ties_nothing_to_it(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    with producer.begin_transaction(database=database) as transaction:
+        database.execute(INSERT)
+        transaction.send(Message("orders", "a book"))
+        with suppress(RefusedSend), database.transaction():
+            transaction.send(Message("no topic!", "a pen"))
+    assert (ids(server), len(lake.messages("orders"))) == (["17"], 1)
+
+
+def test_a_block_of_the_client_around_the_transaction(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    with (
+        pytest.raises(MQClientException, match=r"within a block `with connection.transaction\(\)`"),
+        database.transaction(),
+    ):
+        database.execute(INSERT)
+        producer.begin_transaction(database=database)
+    assert ids(server) == []
+    engine = sqlalchemy.create_engine(server.url().replace(":", "+psycopg:", 1))
+    with engine.begin() as connection, producer.begin_transaction(database=connection) as transaction:
+        connection.execute(sqlalchemy.text(INSERT))
+        transaction.send(Message("orders", "a book"))
+    with (  # SQLAlchemy itself refuses to begin within
+        pytest.raises(sqlalchemy.exc.InvalidRequestError),
+        engine.connect() as connection,
+        producer.begin_transaction(database=connection),
+        connection.begin(),
+    ):
+        pass
+    engine.dispose()
+    assert (ids(server), len(lake.messages("orders"))) == (["17"], 1)
 
 
 def test_a_message_made_of_a_received_one_does_not_name_its_transaction() -> None:

@@ -10,13 +10,15 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 import commitlake
-from commitlake import ConfigError, Message
+from commitlake import ConfigError, Message, RefusedSend
 from commitlake.clients.delta import delta_transaction as module
+from commitlake.errors import WarehouseError
 from commitlake.testing import InMemoryCoordinator
 
 ROWS = pa.table({"id": [1]})
 CONF = {"kafka.bootstrap_servers": "kafka:9092"}
 NO_SPARK: Any = None
+NO_FRAME: Any = None
 
 
 @pytest.fixture
@@ -98,6 +100,13 @@ def test_an_error_before_anything_is_sent_leaves_nothing(lake: InMemoryCoordinat
     assert lake.messages("orders-ready") == []
 
 
+def test_a_sink_whose_marks_are_forgotten_says_so_and_sends_nothing(tmp_path: Path) -> None:
+    conf = {"kafka.bootstrap_servers": "127.0.0.1:1", "warehouse": str(tmp_path / "lake")}
+    send = commitlake.sink(conf, "orders", name="nightly", group="nightly")
+    with pytest.raises(WarehouseError, match=r"whether micro-batch 7 was sent.*after 30 days.*say begins=7"):
+        send(NO_FRAME, 7)
+
+
 def test_options_for_several_tables_come_in_one_call(lake: InMemoryCoordinator, places: list[str]) -> None:
     with (
         pytest.raises(ConfigError, match=r"its half messages are sent, .*call delta_options\(\) last"),
@@ -107,3 +116,19 @@ def test_options_for_several_tables_come_in_one_call(lake: InMemoryCoordinator, 
         tx.delta_options(places[0])
         tx.delta_options(places[1])
     assert lake.messages("orders-ready") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [(None, "allowed is a Message"), (Message("orders", "x", tags="a||b"), "no filter can select")],
+)
+def test_what_can_not_land_is_refused_before_a_table_has_its_rows(
+    lake: InMemoryCoordinator, places: list[str], given: Any, error: str
+) -> None:
+    with (
+        pytest.raises(RefusedSend, match=error),
+        commitlake.delta_transaction(NO_SPARK, CONF, "nightly") as tx,
+    ):
+        tx.send(given)
+        tx.delta_options(*places)
+    assert (lake.pending, lake.messages("orders"), lake.rejected) == ([], [], [])

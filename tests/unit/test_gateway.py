@@ -153,6 +153,7 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(body=gzip.compress(b"x" * 100)[:-9], body_encoding=d.GZIP), "MESSAGE_CORRUPTED"),
         (message(tag="a|b"), "ILLEGAL_MESSAGE_TAG"),
         (message(tag=" "), "ILLEGAL_MESSAGE_TAG"),
+        (message(tag="a "), "ILLEGAL_MESSAGE_TAG"),
         (message(keys=["a", " "]), "ILLEGAL_MESSAGE_KEY"),
         (message(message_group=" "), "ILLEGAL_MESSAGE_GROUP"),
         (message(kind=d.FIFO), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
@@ -166,6 +167,7 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(kind=d.TRANSACTION, properties={"FIRST_HALF\0": "0-1"}), "BAD_REQUEST"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 9_999_999_999}), "ILLEGAL_DELIVERY_TIME"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 2**62}), "ILLEGAL_DELIVERY_TIME"),
+        (message(kind=d.DELAY, delivery_timestamp={"seconds": 1_767_225}), "ILLEGAL_DELIVERY_TIME"),
     ],
 )
 def test_what_is_refused_has_rocketmqs_code(given: Any, expected: str) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -284,6 +285,35 @@ def test_a_producer_group_has_1_to_255_characters(group: Any) -> None:
         with pytest.raises(MQClientException) as error:
             kind(group, bootstrap_servers="127.0.0.1:1")
         assert error.value.reason == "MISSING_PRODUCER_GROUP"
+
+
+@pytest.mark.parametrize(
+    ("named", "error"),
+    [
+        ({"bootstrap_servers": None}, "bootstrap_servers: None is not allowed; allowed is host:port"),
+        ({"bootstrap_servers": "kafka:abc"}, "bootstrap_servers: 'kafka:abc' is not allowed"),
+        ({"bootstrap_servers": ["kafka:1", 5]}, "bootstrap_servers: "),
+        ({"bootstrap_servers": "embedded"}, "bootstrap_servers: 'embedded' is not allowed"),
+        ({"topic_prefix": None}, "topic_prefix: None is not allowed"),
+        ({"options": ["acks"]}, "options is not allowed; allowed is a map"),
+        ({"options": {"ssl.key.password": ["secret"]}}, "options is not allowed; allowed is a map"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_told(named: dict[str, Any], error: str) -> None:
+    with pytest.raises(MQClientException, match=re.escape(error)) as told:
+        DefaultMQProducer("group", **{"bootstrap_servers": "kafka:9092", **named})
+    assert "secret" not in str(told.value)
+
+
+def test_addresses_may_be_a_list_and_options_numbers() -> None:
+    made = DefaultMQProducer(
+        "group",
+        bootstrap_servers=["one:9092", "two:9092"],
+        options={"request.timeout.ms": 500, "a": True},  # type: ignore[dict-item]
+    )
+    kafka = made._link.kafka
+    assert kafka.bootstrap_servers == "one:9092,two:9092"
+    assert dict(kafka.options) == {"request.timeout.ms": "500", "a": "true"}
 
 
 def test_a_recall_handle_names_its_message() -> None:

@@ -10,6 +10,7 @@ import pytest
 from commitlake.clients.delta.row_messages import message_of
 from commitlake.clients.delta.sink import sink
 from commitlake.errors import RecordError, RefusedSend
+from commitlake.testing import InMemoryCoordinator
 
 
 def row(**given: Any) -> dict[str, Any]:
@@ -42,3 +43,17 @@ def test_a_row_that_ends_its_query_does_so_with_an_error_that_is_a_name_of_the_p
     with pytest.raises(RefusedSend, match=r"^sink export: row 3 .*: its body is NULL; leave such rows out") as refused:
         to._unfit(3, row(), RecordError("its body is NULL", "NULL_BODY"))  # type: ignore[attr-defined]
     assert refused.value.reason == "NULL_BODY"
+
+
+def test_a_row_whose_tag_no_filter_can_select_is_unfit_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    conf = {"warehouse": str(tmp_path / "warehouse"), "kafka.bootstrap_servers": "localhost:9092"}
+    to: Any = sink(conf, "orders", name="export", group="nightly", unfit="skip")
+    lake, sent, unfit = InMemoryCoordinator(), dict[str, Any](), list[str]()
+    with lake.producer("nightly") as producer:
+        to._send(producer, enumerate([row(tags="a||b"), row(tags="a")]), sent, unfit)
+        for transaction in sent.values():
+            transaction.commit()
+    assert [message.tags for message in lake.messages("orders")] == ["a"]
+    assert len(unfit) == 1
+    assert "row 0" in unfit[0]
+    assert "no filter can select" in unfit[0]

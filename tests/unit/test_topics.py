@@ -72,6 +72,20 @@ def test_a_percent_is_a_tilde_on_disk() -> None:
     assert topic_names.from_path_name("~RETRY~g") == "%RETRY%g"
 
 
+@pytest.mark.parametrize("topic", ["_samples", "_", "__HIVE__", "_%_", "topic_x", "%_samples", "%5F"])
+def test_a_directory_that_would_be_hidden_has_a_name_of_its_own(topic: str) -> None:
+    """Delta takes none called `_samples` for a table: a message to it ended the coordinator, and each start."""
+    name = topic_names.path_name(topic)
+    assert not name.startswith(("_", "."))
+    assert topic_names.from_path_name(name) == topic
+    assert (topic_names.older_path_name(topic) is None) == (topic[0] != "_" or topic == "_samples")
+
+
+def test_a_twin_differs_in_case_only() -> None:
+    assert topic_names.has_twin("Orders", {"orders", "points"})
+    assert not topic_names.has_twin("orders", {"orders", "order"})
+
+
 def test_no_two_fixed_tables_write_their_checkpoints_at_once() -> None:
     assert len({TableName(name).layout.checkpoint_interval for name in TABLES}) == len(TABLES)
 

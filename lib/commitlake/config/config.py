@@ -22,7 +22,7 @@ from commitlake.config.sections import (
     TopicsConfig,
     TransactionConfig,
 )
-from commitlake.config.values import duration
+from commitlake.config.values import duration, plain
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import duration_text
 from commitlake.protocol.wire import Settings
@@ -153,7 +153,7 @@ def from_mapping(values: Mapping[str, object]) -> Config:
         ConfigError: a key is unknown or a value is not allowed.
     """
     flat: dict[str, object] = {}
-    _override(flat, _flatten(values).items())
+    _override(flat, _flatten(plain(values)).items())
     return _build(flat)
 
 

@@ -13,6 +13,8 @@ from commitlake.config.keys import OPTIONS_KEY, masked
 from commitlake.config.secret_references import resolve
 from commitlake.config.values import EMBEDDED, Dedup
 
+_COMMITTED = "read_committed"
+
 
 @dataclass(frozen=True)
 class KafkaConfig:
@@ -41,6 +43,16 @@ class KafkaConfig:
     def is_embedded(self) -> bool:
         """Whether the coordinator starts a broker of its own."""
         return self.bootstrap_servers == EMBEDDED
+
+    @property
+    def isolation_level(self) -> str:
+        """Which records of Kafka transactions land: by default those of committed ones."""
+        return self.options.get("isolation.level", _COMMITTED)
+
+    @property
+    def reads_committed(self) -> bool:
+        """Whether landing waits for the end of Kafka transactions."""
+        return self.isolation_level == _COMMITTED
 
     def topic(self, name: str) -> str:
         """Return the full name of the Kafka topic `name`, for example `commitlake.half`."""

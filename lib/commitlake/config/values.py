@@ -5,9 +5,10 @@ A parser raises ValueError, whose text says what is allowed.
 
 from __future__ import annotations
 
+import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import yaml
 
 from commitlake.config.locations import has_scheme
 from commitlake.protocol.durations import DAY_MS, duration_ms, duration_text
+from commitlake.protocol.encoding import plain_text
 from commitlake.protocol.topic_names import NAME
 
 EMBEDDED = "embedded"
@@ -27,6 +29,17 @@ _SIZE_BYTES = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST_MESSAGE = 15 << 20
 """Bytes. Spark reads the JSON of a batch as a VARIANT, which holds 16 MiB: a larger batch would be malformed."""
 _SERVER = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+
+
+def plain(value: Any) -> Any:
+    """What a program gives, as a file has it: of a member of `class Topic(str, Enum)` its text, also within."""
+    if isinstance(value, Mapping):
+        return {plain(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return operator.index(value)
+    return plain_text(value) if isinstance(value, str) else value
 
 
 def text(value: object) -> str:

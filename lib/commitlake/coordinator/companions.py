@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -15,6 +15,7 @@ from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import SetupError
+from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.kafka_topics import LANDED
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,13 @@ _ASK_MS = 2_000
 
 
 @contextmanager
-def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[], str | None]) -> Iterator[None]:
+def telling(
+    config: Config,
+    scheduler: Scheduler,
+    epoch: int,
+    health: Callable[[], str | None],
+    failed: Callable[[], Mapping[str, bool]],
+) -> Iterator[None]:
     """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.
 
     Raises:
@@ -36,7 +43,9 @@ def telling(config: Config, scheduler: Scheduler, epoch: int, health: Callable[[
     with _extra("metrics.port"):
         from commitlake.coordinator.metrics import collect, server
     ends = partial(landing_start.ends, config, LANDED, timeout_ms=_ASK_MS)
-    sources = collect.Sources(config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch)
+    sources = collect.Sources(
+        config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch, failed
+    )
     with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
         yield
 
@@ -58,7 +67,7 @@ def standing_by(config: Config) -> Iterator[None]:
         yield
 
 
-def answer_by_rules(config: Config, stop: threading.Event) -> None:
+def answer_by_rules(config: Config, clock: BrokerClock, stop: threading.Event) -> None:
     """Answer checks by the rules of `checks`, in a thread, until told to stop.
 
     Raises:
@@ -70,7 +79,7 @@ def answer_by_rules(config: Config, stop: threading.Event) -> None:
     with _extra("checks"):
         from commitlake.coordinator.resolving.resolve import Resolver
 
-        run = partial(Resolver(config).run, stop)
+        run = partial(Resolver(config, clock).run, stop)
     threading.Thread(target=run, name="commitlake-rules", daemon=True).start()
 
 

@@ -146,6 +146,8 @@ class Coordinator:
         """
         self._own()  # step 1
         is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
+        if not is_new:
+            self.warehouse.must_be_of_one_moment()
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
         rules = classify.LandingRules.of(self.config)
@@ -211,7 +213,7 @@ class Coordinator:
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
-        self._forwarders.start(self.warehouse, self.config, self._scratch, self._keep, available_now=available_now)
+        self._forwarders.start(self.warehouse, self.config, self._scratch, available_now=available_now)
 
     def _keep(self, started: StreamingQuery) -> StreamingQuery:
         self._queries.append(started)
@@ -236,10 +238,12 @@ class Coordinator:
 
     def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
         health = partial(self._health, scheduler)
-        self._stack.enter_context(companions.telling(self.config, scheduler, self.epoch, health))
-        companions.answer_by_rules(self.config, self._stopping)
+        self._stack.enter_context(
+            companions.telling(self.config, scheduler, self.epoch, health, self._forwarders.failed)
+        )
+        companions.answer_by_rules(self.config, self._clock, self._stopping)
         tell = partial(settings.tick, self.warehouse.topics)
-        steps = [tell, scheduler.tick, self._forwarders.save_at_times, self._report_failure]
+        steps = [tell, scheduler.tick, self._forwarders.tick, self._report_failure]
         threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
@@ -314,8 +318,7 @@ class Coordinator:
             cause = None if each.isActive else each.exception()
             if cause is not None:
                 return self._explained(each.name, cause)
-        failure = self._scheduler.failure if self._scheduler else None
-        return failure if isinstance(failure, IdentityError) else None
+        return failure if isinstance(failure := self._scheduler and self._scheduler.failure, IdentityError) else None
 
     def _explained(self, name: str, cause: Exception) -> CommitLakeError:
         try:
@@ -323,7 +326,6 @@ class Coordinator:
         except CommitLakeError as error:
             return error
         failure = self._scheduler.failure if self._scheduler else None
-        failure = self._forwarders.failures().get(name, failure)
         if isinstance(failure, CommitLakeError):
             return failure
         explained = StreamError(name, root_reason(failure or cause))
@@ -351,7 +353,7 @@ class Coordinator:
         try:
             for each in reversed(self._queries):
                 _stop_quietly(each)
-            self._forwarders.save()
+            self._forwarders.stop()
         finally:
             self._stack.close()
 

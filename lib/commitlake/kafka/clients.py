@@ -67,9 +67,13 @@ def spark_options(kafka: KafkaConfig) -> dict[str, str]:
 
 
 def spark_source_limits(config: Config) -> dict[str, str]:
-    """Return the fetch sizes that let Spark's Kafka source read the largest record, and how long it waits for Kafka."""
+    """Return how Spark's Kafka source reads: the largest record, no aborted one, and how long it waits for Kafka.
+
+    They count before the same ones of `kafka.options`.
+    """
     largest = max_record_bytes(config)
     return {
+        "kafka.isolation.level": config.kafka.isolation_level,
         "kafka.max.partition.fetch.bytes": str(max(largest, 4 << 20)),
         "kafka.fetch.max.bytes": str(max(largest, 50 << 20)),
         # After each fetch Spark asks for the log's end, on a connection on which the client has asked for the next

@@ -10,6 +10,7 @@ from kafka import KafkaAdminClient
 from commitlake.config import Config
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import connect
+from commitlake.kafka.held_back import OpenTransactions
 from commitlake.kafka.log_ends import LogEnds, cuts, deposed
 from commitlake.kafka.topics import log_ends
 from commitlake.protocol.kafka_topics import LANDED
@@ -29,6 +30,7 @@ class Held:
         self._config, self._sources, self._known, self._tell = config, sources, known, tell
         self._stack = ExitStack()
         self._client: KafkaAdminClient | None = None
+        self._open = OpenTransactions(config)
 
     def ends(self) -> dict[str, dict[int, int]]:
         """The next offset that each partition gets, by source.
@@ -43,6 +45,7 @@ class Held:
             self._refuse_deposed(now)
             for source, lost in cuts(client, self._config, self._known, now).items():
                 self._refuse(source, lost)
+            self._open.look(client, now)
         except KafkaError:
             self.close()
             raise

@@ -11,6 +11,7 @@ from typing import Any
 from kafka import KafkaAdminClient, TopicPartition
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
+from kafka.protocol.consumer import IsolationLevel
 
 from commitlake.config import Config
 from commitlake.config.values import LARGEST_MESSAGE
@@ -355,16 +356,21 @@ def earliest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable
     return _offsets(_all_ends(client, config, sources, OffsetSpec.EARLIEST))
 
 
-def log_ends(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, LogEnd]]:
-    """Return the next offsets with the epochs of the leaders, otherwise as `latest_offsets`."""
-    return _all_ends(client, config, sources, OffsetSpec.LATEST)
+def log_ends(
+    client: KafkaAdminClient, config: Config, sources: Iterable[str], *, stable: bool = False
+) -> dict[str, dict[int, LogEnd]]:
+    """Return the next offsets with the epochs of the leaders, otherwise as `latest_offsets`.
+
+    With `stable` that is at most the first offset of a Kafka transaction that is open.
+    """
+    return _all_ends(client, config, sources, OffsetSpec.LATEST, stable)
 
 
 def _all_ends(
-    client: KafkaAdminClient, config: Config, sources: Iterable[str], spec: Any
+    client: KafkaAdminClient, config: Config, sources: Iterable[str], spec: Any, stable: bool = False
 ) -> dict[str, dict[int, LogEnd]]:
     topics = [config.kafka.topic(source) for source in sources]
-    found = _ends(client, topics, spec)
+    found = _ends(client, topics, spec, stable)
     missing = sorted(set(topics) - set(found))
     if missing:
         msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
@@ -376,10 +382,13 @@ def _offsets(ends: Mapping[str, Mapping[int, LogEnd]]) -> dict[str, dict[int, in
     return {topic: {number: end.offset for number, end in numbers.items()} for topic, numbers in ends.items()}
 
 
-def _ends(client: KafkaAdminClient, topics: Iterable[str], spec: Any) -> dict[str, dict[int, LogEnd]]:
+def _ends(
+    client: KafkaAdminClient, topics: Iterable[str], spec: Any, stable: bool = False
+) -> dict[str, dict[int, LogEnd]]:
     partitions = _partitions(client, topics, _LATE_S)
     wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
-    found = client.list_partition_offsets(wanted) if wanted else {}
+    level = {"isolation_level": IsolationLevel.READ_COMMITTED} if stable else {}
+    found = client.list_partition_offsets(wanted, **level) if wanted else {}
     ends: dict[str, dict[int, LogEnd]] = {topic: {} for topic in partitions}
     for partition in sorted(found):
         epoch = found[partition].leader_epoch

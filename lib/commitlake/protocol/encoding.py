@@ -112,6 +112,11 @@ def texts(headers: Headers) -> dict[str, str]:
     return {name: value.decode(errors="replace") for name, value in headers if value is not None}
 
 
+def plain_text(text: str) -> str:
+    """A `str`, of one of a subclass its content: `str()` of a member of `class Topic(str, Enum)` is its name."""
+    return str.__str__(text)
+
+
 def utf8(text: str) -> bytes:
     """UTF-8 bytes, or `RecordError` for a lone surrogate."""
     try:

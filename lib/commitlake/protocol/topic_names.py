@@ -62,11 +62,34 @@ def check_admitted(topic: str, allowed: Sequence[str], known: Collection[str], m
         raise RecordError(msg, "TOPIC_NOT_ALLOWED")
 
 
-def path_name(topic: str) -> str:
-    """Name of the topic's directory: Hadoop would decode a `%`, and no topic's name has a `~`."""
+_VISIBLE = "topic."
+"""Before a name that begins with `_`: what does is hidden to Spark and Hive, or Delta's own, as `_samples`."""
+
+
+def plain_name(topic: str) -> str:
+    """The topic's name without `%`, which Hadoop would decode; no topic's name has a `~`."""
     return topic.replace("%", "~")
+
+
+def path_name(topic: str) -> str:
+    """Name of the topic's directory."""
+    return f"{_VISIBLE}{plain_name(topic)}" if topic.startswith("_") else plain_name(topic)
+
+
+def older_path_name(topic: str) -> str | None:
+    """Name of the directory that an older version gave to a topic, where that is another one.
+
+    Delta takes none of the name `_samples` for a table.
+    """
+    return plain_name(topic) if topic.startswith("_") and topic != "_samples" else None
 
 
 def from_path_name(name: str) -> str:
     """The topic whose directory is `name`."""
-    return name.replace("~", "%")
+    return name.removeprefix(_VISIBLE).replace("~", "%")
+
+
+def has_twin(topic: str, known: Collection[str]) -> bool:
+    """Whether a catalog, or a file system that ignores case, takes another one of these topics for `topic`."""
+    folded = topic.lower()
+    return any(other != topic and other.lower() == folded for other in known)

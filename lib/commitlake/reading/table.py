@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from commitlake.config.locations import is_local, local_path
 from commitlake.config.object_store import storage_options
 from commitlake.errors import NoTableError, WarehouseError
-from commitlake.protocol.topic_names import path_name
+from commitlake.protocol import topic_names
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -24,6 +24,7 @@ NO_SPARK = (
     "commitlake.read_topic"
 )
 _PARTITION = "partition."
+_TOPICS = "topics/"
 _FIRST_COMMIT = f"_delta_log/{0:020}.json"
 Options = Mapping[str, str] | None
 
@@ -37,7 +38,18 @@ def location(warehouse: str, name: str) -> str:
     if warehouse.startswith(("schema:", "hdfs:", "dbfs:", "viewfs:")):
         msg = f"warehouse: {warehouse} can't be read here; {NO_SPARK}"
         raise WarehouseError(msg)
-    return f"{warehouse.rstrip('/')}/{path_name(name)}"
+    topic = name.removeprefix(_TOPICS)
+    older = None if topic == name else topic_names.older_path_name(topic)
+    if older is not None and _is_table(place := f"{warehouse.rstrip('/')}/{_TOPICS}{older}"):
+        return place
+    return f"{warehouse.rstrip('/')}/{name if topic == name else _TOPICS + topic_names.path_name(topic)}"
+
+
+def _is_table(place: str) -> bool:
+    try:
+        return bool(DeltaTable.is_deltatable(place, storage_options(None)))
+    except (DeltaError, OSError):  # whoever opens the other place is told
+        return False
 
 
 def folders(place: str, options: Options = None) -> list[str]:

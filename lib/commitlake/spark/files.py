@@ -66,6 +66,10 @@ class FileSystem:
         """Whether there is such a file."""
         return bool(self._system.exists(self._path(name)))
 
+    def has_in_other_letters(self, folder: str, name: str) -> bool:
+        """Whether what a file system that ignores case has under this name in a directory is called otherwise."""
+        return self.exists(f"{folder}/{name}") and name not in self.names(folder)
+
     def delete(self, name: str) -> None:
         """Deletes a file, or a directory with all that is in it, if it is there."""
         self._system.delete(self._path(name), True)

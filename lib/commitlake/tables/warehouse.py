@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -18,12 +18,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from commitlake.errors import NoTableError, WarehouseError
-from commitlake.protocol.topic_names import from_path_name
+from commitlake.protocol import topic_names
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import direct_append, kept_versions
+from commitlake.tables import direct_append, kept_versions, together
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
@@ -85,7 +85,9 @@ class Warehouse:
         self._in_catalog = root.startswith(_CATALOG)
         self._lock = threading.Lock()
         self._known_topics: set[str] = set()
+        self._older: dict[str | None, bool] = {}
         self._staged: StagedAppend | None = None
+        self._written = together.Written()
         self.guard = AppendGuard()
 
     def beside(self, spark: SparkSession) -> Warehouse:
@@ -139,7 +141,7 @@ class Warehouse:
             return set(self._catalog_topics())
         if not is_classic(self.spark):
             return set()  # no directory can be listed: the topics of an older version show once it was upgraded
-        names = map(from_path_name, FileSystem(self.spark, self.root).directories("topics"))
+        names = map(topic_names.from_path_name, FileSystem(self.spark, self.root).directories("topics"))
         return {topic for topic in names if self.holds(TableName.of_topic(topic))}
 
     def add_topics(self, topics: Iterable[str]) -> None:
@@ -153,13 +155,15 @@ class Warehouse:
         listed = of_rows(self.spark, rows, TABLES["destinations"].schema)
         self.append(listed.withColumn("created_at", F.current_timestamp()), "destinations")
 
-    def may_hold(self, topic: str) -> bool:
-        """Whether the topic's name can be part of a table's name here."""
+    def may_hold(self, topic: str, others: Collection[str] = ()) -> bool:
+        """Whether there can be a table of a new topic here, of its own, beside those of others."""
+        has_twin = topic_names.has_twin(topic, others)
         if not self._in_catalog:
-            return True
+            name = topic_names.path_name(topic)
+            return not (has_twin and FileSystem(self.spark, self.root).has_in_other_letters("topics", name))
         catalog, dot, _ = self.root.removeprefix(_CATALOG).partition(".")
         is_narrow = not dot or catalog in _NARROW_CATALOGS
-        return not is_narrow or re.fullmatch(r"[A-Za-z0-9_]+", topic) is not None
+        return not has_twin and (not is_narrow or re.fullmatch(r"[A-Za-z0-9_]+", topic) is not None)
 
     def ensure_topic(self, topic: str) -> None:
         """Creates the topic's table when it is missing; cheap when it is known."""
@@ -188,8 +192,8 @@ class Warehouse:
         return rows if self._has_grown(name) else rows.where("false")
 
     def stream(self, name: str, **options: str) -> DataFrame:
-        """Reads a table that only grows as a stream; `options` are Delta's."""
-        return self._opened(name, self.spark.readStream.format("delta").options(**options))
+        """Reads what is appended to a table as a stream; `options` are Delta's. What an owner changes is skipped."""
+        return self._opened(name, self.spark.readStream.format("delta").options(skipChangeCommits="true", **options))
 
     def _opened(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame:
         with self._must_be_there(name):
@@ -226,7 +230,7 @@ class Warehouse:
         Raises:
             WarehouseError: The table can't be written.
         """
-        direct = self._direct()
+        direct, marker = self._direct(), self._written.note(name, marker)
         if direct is not None:
             telling(self.locate(name), partial(direct.append, self._own(df, name), self.locate(name), marker))
             return
@@ -250,6 +254,8 @@ class Warehouse:
         staged = telling(self.root, self._staging) if len(topics) > _SIDE_BY_SIDE else None
         if staged is not None:
             places = {topic: self.locate(TableName.of_topic(topic)) for topic in topics}
+            for topic in topics:
+                self._written.note(TableName.of_topic(topic), marker)
             staged.append(rows, places, marker)
             return
         own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
@@ -259,11 +265,23 @@ class Warehouse:
     def _has_grown(self, name: str) -> bool:
         if self._in_catalog or not is_classic(self.spark):
             return True
-        log = FileSystem(self.spark, f"{self.locate(name)}/_delta_log")
+        log = self._log(name)
         if log.exists(f"{1:020}.json") or log.exists("_last_checkpoint"):
             return True
         first = log.read(f"{0:020}.json")
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
+
+    def _log(self, name: str) -> FileSystem:
+        return FileSystem(self.spark, f"{self.locate(name)}/_delta_log")
+
+    def must_be_of_one_moment(self) -> None:
+        """Refuses a copy that was made while a coordinator ran; in a catalog nobody looks.
+
+        Raises:
+            WarehouseError: a table lacks what another one says is complete.
+        """
+        if not self._in_catalog:
+            together.check(self._log)
 
     def _direct(self) -> DirectAppend | None:
         """What appends by Delta's own transactions; None where Delta's writer has to."""
@@ -334,7 +352,7 @@ class Warehouse:
 
     def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
         """Markers of a table's last `limit` commits, newest first; commits without one are left out."""
-        parsed = (_parse_marker(row["userMetadata"]) for row in self._history(name, limit))
+        parsed = (together.parsed(row["userMetadata"]) for row in self._history(name, limit))
         return [marker for marker in parsed if marker is not None]
 
     def locate(self, name: str) -> str:
@@ -345,7 +363,12 @@ class Warehouse:
         return f"{self.root}/{self._name(TableName(name))}"
 
     def _name(self, table: TableName) -> str:
-        return table.in_catalog if self._in_catalog else table.path
+        if self._in_catalog:
+            return table.in_catalog
+        older = topic_names.older_path_name(table.topic or "")
+        if older is not None and older not in self._older:
+            self._older[older] = DeltaTable.isDeltaTable(self.spark, f"{self.root}/topics/{older}")
+        return f"topics/{older}" if self._older.get(older) else table.path
 
     def _create(self, name: TableName) -> None:
         if self._in_catalog:
@@ -374,13 +397,4 @@ class Warehouse:
         schema = self.root.removeprefix(_CATALOG)
         for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
             properties = self._properties(f"{schema}.`{row['tableName']}`")
-            yield properties.get(_TOPIC) or from_path_name(row["tableName"].removeprefix("topic_"))
-
-
-def _parse_marker(text: str | None) -> dict[str, Any] | None:
-    """Reads a commit's userMetadata; other tools may have put anything there."""
-    try:
-        marker = json.loads(text or "null")
-    except ValueError:
-        return None
-    return marker if isinstance(marker, dict) else None
+            yield properties.get(_TOPIC) or topic_names.from_path_name(row["tableName"].removeprefix("topic_"))

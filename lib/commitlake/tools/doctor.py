@@ -13,7 +13,10 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.config.terminal import counted
 from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
+from commitlake.kafka.admin_client import connect
+from commitlake.kafka.held_back import held_back
 from commitlake.protocol.clock import now_ms
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
@@ -121,10 +124,16 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
     if config.kafka.is_embedded:
         return Diagnosis("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
+    with connect(config) as client:
+        ends = topics.log_ends(client, config, LANDED)
+        waiting = held_back(client, config, ends)
     lag = sum(
-        max(0, end - landed.get((config.kafka.source(topic), queue), 0))
-        for topic, ends in topics.end_offsets(config).items()
-        for queue, end in ends.items()
+        max(0, end.offset - landed.get((source, queue), 0))
+        for source, numbers in ends.items()
+        for queue, end in numbers.items()
     )
     text = f"{config.kafka.bootstrap_servers}: {counted(lag, 'record') if lag else 'nothing'} still to land"
+    if waiting:
+        names = ", ".join(f"{config.kafka.topic(source)}-{queue}" for source, queue in sorted(waiting))
+        text += f", behind Kafka transactions that are open in {names}"
     return Diagnosis("kafka", lag <= _MOST_LAG, text if lag <= _MOST_LAG else f"{text}; does a coordinator run?")

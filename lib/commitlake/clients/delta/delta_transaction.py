@@ -18,6 +18,7 @@ from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
 from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of, warn_without_rule
 from commitlake.clients.delta.properties import properties
 from commitlake.clients.producer.message import Message
+from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.config import Conf, Config
 from commitlake.errors import CommitLakeError, ConfigError, RecordError, WarehouseError
@@ -94,6 +95,7 @@ class DeltaTransaction:
     def send(self, message: Message) -> None:
         """Send a message when the transaction commits; its body is read then."""
         self._need_open()
+        topic_of(message)
         self._messages.append(message)
 
     def append(self, rows: DataFrame, place: str) -> None:
@@ -152,7 +154,8 @@ class DeltaTransaction:
             marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
         told = properties(named, self._deadline_ms)
         for message in self._messages:
-            message.properties |= told
+            if isinstance(message.properties, dict):  # the producer refuses others
+                message.properties |= told
             self._send(message)
 
     def _send(self, message: Message) -> None:

@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 _THREADS = 8
 """A send waits for its acknowledgement, some milliseconds."""
 _UNFIT = ("fail", "skip")
-_OF_ONE_ROW = "BODY_TOO_LARGE"
-"""The only refusal of a send that is about the row; all others, such as of a topic, are about every row."""
+_KEPT = "30 days"
+_OF_ONE_ROW = ("BODY_TOO_LARGE", "ILLEGAL_MESSAGE_TAG")
+"""The refusals of a send that are about the row; all others, such as of a topic, are about every row."""
 
 
 def sink(
@@ -53,6 +54,7 @@ def sink(
     sharding_key: str | None = None,
     deadline: Duration = "1h",
     unfit: str = "fail",
+    begins: int = 0,
 ) -> Callable[[DataFrame, int], None]:
     """What `writeStream.foreachBatch` calls: sends each row of a micro-batch as a message of the topic, once.
 
@@ -70,8 +72,9 @@ def sink(
         tags: SQL of the tags.
         sharding_key: SQL of what keeps an order; a binary one may hold any bytes.
         deadline: how long a micro-batch may take, such as `1h`; a driver that comes later sends nothing.
-        unfit: what becomes of a row that can't be a message (its body is NULL or too large, its keys are not UTF-8):
-            `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
+        unfit: what becomes of a row that can't be a message (its body is NULL or too large, its keys are not UTF-8, its
+            tag has `||`): `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
+        begins: the first micro-batch that is sent: 0, or a later one of a query that had another sink before.
 
     Raises:
         ConfigError: the Kafka address is `embedded`, the deadline is no duration, or `unfit` is none of these.
@@ -83,7 +86,7 @@ def sink(
     ms = deadline_ms("sink", settings, deadline)
     warn_without_rule("sink", settings, group)
     columns = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key}
-    return _Sink(settings, topic, name, group, columns, ms, unfit == "skip")
+    return _Sink(settings, topic, name, group, columns, ms, unfit == "skip", begins)
 
 
 class _Sink:
@@ -96,16 +99,26 @@ class _Sink:
         columns: Mapping[str, str | None],
         deadline_ms: int,
         skips: bool,
+        begins: int,
     ) -> None:
         self._settings, self._topic, self._name, self._group = settings, topic, name, group
+        self._begins = begins
         self._columns, self._deadline_ms, self._skips = columns, deadline_ms, skips
         self._place = absolute(f"{settings.receipts_place}/{SINKS}")
         _create(self._place)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Send the rows of a micro-batch, unless that was done before."""
-        if marks.reached(self._place, self._name) >= batch_id:
+        reached = marks.reached(self._place, self._name)
+        if reached >= batch_id:
             return
+        if reached < 0 and batch_id > self._begins:
+            msg = (
+                f"sink {self._name}: nothing says whether micro-batch {batch_id} was sent: no mark of this name is in "
+                f"{self._place}, which forgets them after {_KEPT}. If it was, start the query from a new checkpoint; "
+                f"if it was not, or another sink was here before, say begins={batch_id}"
+            )
+            raise WarehouseError(msg)
         rows = enumerate(selected(frame, self._columns).toLocalIterator())
         unfit: list[str] = []
         with producer_of(self._settings, self._group) as producer:
@@ -159,7 +172,7 @@ class _Sink:
             RefusedSend: it is not to be left out.
             MQClientException: the error is not about this row.
         """
-        if isinstance(error, MQClientException) and error.reason != _OF_ONE_ROW:
+        if isinstance(error, MQClientException) and error.reason not in _OF_ONE_ROW:
             raise error
         shown = ", ".join(f"{field} {row[field]!r:.80}" for field in ("keys", "tags", "sharding_key"))
         found = printable(f"row {number} ({shown}): {error}")
@@ -180,7 +193,7 @@ class _Sink:
 
 def _create(place: str) -> None:
     """The table of marks; it has no rows."""
-    keep = {"delta.setTransactionRetentionDuration": "interval 30 days"}
+    keep = {"delta.setTransactionRetentionDuration": f"interval {_KEPT}"}
     DeltaTable.create(
         place, pa.schema([("name", pa.string())]), mode="ignore", configuration=keep, storage_options=storage_options()
     )

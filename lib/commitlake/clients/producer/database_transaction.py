@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
 from commitlake.clients.producer.postgresql import LocalDatabase
+from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
 from commitlake.protocol.postgresql import TRANSACTION, Xact
 
@@ -39,20 +40,23 @@ class DatabaseTransaction(Transaction):
         """Send one more half message and wait for its acknowledgement; see `Transaction.send`.
 
         Raises:
-            MQClientException: the block has ended the database's transaction itself, or the database may lose what it
-                commits. Nothing was sent.
+            MQClientException: the block has ended the database's transaction itself, or has rolled back a savepoint in
+                which a message was sent, or the database may lose what it commits. Nothing was sent.
         """
+        topic_of(message)
         with self._lock:
             self._check_open()
             if self._xact is None:
                 self._xact = self._database.begin()
             else:  # a message of the database's next transaction would end as the first one has
-                self._database.check(self._xact)
-            message.properties[TRANSACTION] = str(self._xact)
+                self._database.check(len(self._halves))
+            self._database.sends(len(self._halves) + 1)
+            properties = message.properties if isinstance(message.properties, dict) else {}  # others are refused
+            properties[TRANSACTION] = str(self._xact)
             try:
                 return super().send(message)
             finally:  # it is that of this attempt: the same object may be sent in another transaction, or in none
-                del message.properties[TRANSACTION]
+                del properties[TRANSACTION]
 
     def commit(self) -> None:
         """Commit the database's transaction, and make all messages visible; does nothing the second time.
@@ -61,7 +65,8 @@ class DatabaseTransaction(Transaction):
 
         Raises:
             MQClientException: it was rolled back, or is rolled back now: a send was uncertain, the block has ended the
-                database's transaction itself, or the database may lose what it commits.
+                database's transaction itself, or has rolled back a savepoint in which a message was sent, or the
+                database may lose what it commits.
         """
         with self._lock:
             if self._ended is None and self._uncertain is None:
@@ -82,7 +87,7 @@ class DatabaseTransaction(Transaction):
 
     def _commit_database(self) -> None:
         try:
-            self._database.commit(self._xact)
+            self._database.commit(len(self._halves))
         except BaseException:
             self._give_up()
             raise

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import yaml
 
 from commitlake.clients import tracing
 from commitlake.clients.producer.link import KafkaLink, Late
 from commitlake.clients.producer.message import Message, SendResult, SendStatus
-from commitlake.clients.producer.record_maker import RecordMaker, check_group
+from commitlake.clients.producer.plain import shown
+from commitlake.clients.producer.record_maker import RecordMaker, check_group, topic_of
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
-from commitlake.config import KafkaConfig
+from commitlake.config import KafkaConfig, values
 from commitlake.errors import MQClientException, RecordError, RefusedSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import MESSAGES, OP
 from commitlake.protocol.recall_handle import decode_handle, encode_handle
+
+T = TypeVar("T")
 
 SHUTDOWN_MS = 30_000
 _LOOK_S = 0.2
@@ -36,7 +41,7 @@ class DefaultMQProducer:
 
     Args:
         group: producer group, 1 to 255 characters.
-        bootstrap_servers: Kafka's `host:port,...`.
+        bootstrap_servers: Kafka's `host:port,...`, or a list of them.
         topic_prefix: the coordinator's `kafka.topic_prefix`.
         options: the coordinator's `kafka.options`, in the Java client's names.
         client_options: more keyword arguments of kafka-python's clients, for example `compression_type`, or
@@ -51,7 +56,7 @@ class DefaultMQProducer:
         self,
         group: str,
         *,
-        bootstrap_servers: str,
+        bootstrap_servers: str | Sequence[str],
         topic_prefix: str = "commitlake.",
         options: Mapping[str, str] | None = None,
         client_options: Mapping[str, Any] | None = None,
@@ -61,7 +66,12 @@ class DefaultMQProducer:
     ) -> None:
         self.group = check_group(group)
         self.send_msg_timeout = milliseconds("send_msg_timeout", send_msg_timeout)
-        kafka = KafkaConfig(bootstrap_servers, topic_prefix, queues=1, options=dict(options or {}))
+        kafka = KafkaConfig(
+            _checked("bootstrap_servers", _addresses, bootstrap_servers),
+            _checked("topic_prefix", values.prefix, topic_prefix),
+            queues=1,
+            options=_checked("options", values.options, options or {}),
+        )
         self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {}, engine)
         self._running = False
         self._switch = threading.RLock()  # a signal handler may call `shutdown` in the middle of `start` or another
@@ -121,7 +131,7 @@ class DefaultMQProducer:
         timeout = None if timeout is None else milliseconds("timeout", timeout)
         if isinstance(message, Message):
             return self._send_one(message, timeout)
-        return self._send_batch(list(message), timeout)
+        return self._send_batch(list(message) if isinstance(message, Iterable) else [message], timeout)
 
     def split(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
@@ -129,8 +139,11 @@ class DefaultMQProducer:
         Raises:
             RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
         """
+        listed = list(messages)
+        for each in listed:
+            topic_of(each)
         with self._refusing(tracing.reserved()) as maker:
-            return list(maker.split(messages))
+            return list(maker.split(listed))
 
     def recall(self, recall_handle: str) -> str:
         """Recall a delayed message, and return its id.
@@ -167,8 +180,8 @@ class DefaultMQProducer:
             UncertainSend: Kafka did not acknowledge one of the two.
         """
         topic = decode_handle(recall_handle).topic
-        if message.topic != topic:
-            msg = f"the message is for {message.topic}, what is to be replaced is in {topic}; nothing was sent"
+        if topic_of(message) != topic:
+            msg = f"the message is for {message.topic!r:.200}, what is to be replaced is in {topic}; nothing was sent"
             raise RefusedSend(msg)
         result = self._send_one(message, None if timeout is None else milliseconds("timeout", timeout))
         self.recall(recall_handle)
@@ -184,7 +197,7 @@ class DefaultMQProducer:
         self.shutdown()
 
     def _send_one(self, message: Message, timeout: int | None) -> SendResult:
-        with tracing.sending(message.topic) as span:
+        with tracing.sending(topic_of(message)) as span:
             with self._refusing(tracing.carried()) as maker:
                 record = maker.message(message)
                 encoded = wire.encode_message(record)
@@ -200,7 +213,8 @@ class DefaultMQProducer:
         )
 
     def _send_batch(self, messages: list[Message], timeout: int | None) -> SendResult:
-        with tracing.sending(messages[0].topic if messages else "", len(messages)):
+        topics = [topic_of(each) for each in messages]
+        with tracing.sending(topics[0] if topics else "", len(topics)):
             with self._refusing(tracing.carried()) as maker:
                 record, ids = maker.batch(messages)
                 encoded = wire.encode_message(record)
@@ -228,3 +242,26 @@ class DefaultMQProducer:
         except RecordError as error:
             msg = f"{error.reason or 'refused'}: {error}; nothing was sent"
             raise RefusedSend(msg, error.reason) from error
+
+
+def _addresses(given: object) -> str:
+    """Parse addresses of Kafka, as one text or as a list."""
+    is_list = isinstance(given, list) and all(isinstance(each, str) for each in given)
+    try:
+        found = values.servers(",".join(given) if is_list else given)  # type: ignore[arg-type]
+    except ValueError:
+        found = values.EMBEDDED  # which only a coordinator can start
+    if found == values.EMBEDDED:
+        msg = "host:port,host:port,... or a list of these"
+        raise ValueError(msg)
+    return found
+
+
+def _checked(name: str, parse: Callable[[object], T], given: object) -> T:
+    """An argument as the configuration reads its key."""
+    try:
+        return parse(values.plain(given))
+    except (ValueError, yaml.YAMLError) as error:
+        what = name if name == "options" else f"{name}: {shown(given)}"  # options may hold a password
+        msg = f"{what} is not allowed; allowed is {error}"
+        raise MQClientException(msg) from None

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
+from commitlake.clients.producer.plain import data, free, id_of, named, shown
 from commitlake.clients.producer.timeouts import Timeout
-from commitlake.errors import MQClientException
+from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.durations import Duration
-from commitlake.protocol.encoding import MAX_ID_LENGTH, natural
+from commitlake.protocol.encoding import natural, plain_text
 from commitlake.protocol.postgresql import TRANSACTION
 
 _POSITIONAL = 2
 _KINDS: dict[str, tuple[type, ...]] = {
     "topic": (str,),
-    "body": (bytes, str),
+    "body": (bytes, str, bytearray, memoryview),
     "tags": (str, type(None)),
     "keys": (str, type(None)),
 }
@@ -57,32 +60,19 @@ class SendStatus(enum.Enum):
     SEND_OK = "SEND_OK"
 
 
-def id_problem(message_id: object) -> str | None:
-    """What is wrong with a message id, None when nothing is."""
-    if not isinstance(message_id, str) or not 1 <= len(message_id) <= MAX_ID_LENGTH:
-        wrong = f"{len(message_id)} characters" if isinstance(message_id, str) else type(message_id).__name__
-    elif any("\ud800" <= letter <= "\udfff" for letter in message_id):
-        wrong = "a lone surrogate, which UTF-8 can't write"
-    else:
-        return None
-    return (
-        f"Message.message_id is {message_id!r:.100} ({wrong}), allowed is a string of 1 to {MAX_ID_LENGTH} characters; "
-        "shorten it, for example to a hash of it, or leave it out for a new id"
-    )
-
-
 @_shows_the_order
 @dataclass(eq=False)
 class Message:
     """A message for `topic`; the delays and the immunity may be set before it is sent.
 
     An object is one message: sent again, after an error or not, it keeps its id, and a topic of `topics.dedup` by
-    `message_id` shows it once. For another message make another object, or set `message_id` to None.
+    `message_id` shows it once. For another message make another object, or set `message_id` to None. A copy, by `copy`,
+    `pickle` or `dataclasses.replace`, is another message; it keeps only an id that the application has set.
 
     Attributes:
         topic: 1 to 127 of letters, digits, `%`, `_`, `-`.
-        body: bytes; a string is sent as UTF-8.
-        tags: what consumers filter by.
+        body: bytes, of a bytearray or memoryview a copy; a string is sent as UTF-8.
+        tags: what consumers filter by; no `||`, and no blanks at its ends.
         keys: business keys, several separated by spaces.
         properties: user properties, see `put_user_property`.
         queue_id: destination queue; by default that of the Kafka partition.
@@ -90,7 +80,7 @@ class Message:
         delay_time_level: 1 to 18 by default (1s 5s 10s 30s 1m ... 2h); takes precedence over the three below.
         delay_seconds: delay in s, as text (`3h`) or `timedelta`, from the append time or from the op that commits.
         delay_milliseconds: the same, where a number is one of ms.
-        deliver_at: absolute time, ms since epoch (UTC) or an aware datetime.
+        deliver_at: absolute time, ms since epoch (UTC) or an aware datetime, at most a year ago.
         check_immunity_seconds: a half message is not checked before this age, in s, as text (`60s`) or `timedelta`; a
             part of a second counts as one.
         transaction_id: set by a transactional send unless the application has set it; another one for each attempt.
@@ -112,6 +102,7 @@ class Message:
     transaction_id: str | None = field(default=None, kw_only=True)
     message_id: str | None = field(default=None, kw_only=True)
     _made_transaction_id: str | None = field(default=None, kw_only=True, repr=False)
+    _made_id: str | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -119,15 +110,28 @@ class Message:
             if not isinstance(value, kinds):
                 allowed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 message = (
-                    f"Message.{name} is {value!r:.100}, allowed is {allowed}; the order is Message(topic, body, *, "
+                    f"Message.{name} is {shown(value)}, allowed is {allowed}; the order is Message(topic, body, *, "
                     "tags=, keys=), where RocketMQ's is (topic, tags, keys, body)"
                 )
                 raise MQClientException(message)
-        if self.message_id is not None and (problem := id_problem(self.message_id)):
-            raise MQClientException(problem, "MISSING_UNIQ_KEY")
-        given, self.properties = self.properties, {}
+        self.message_id, self._made_id = self._chosen_id, None
+        try:
+            self.body = self.body if isinstance(self.body, str) else data("Message.body", self.body)
+            id_of("Message.message_id", self.message_id)
+        except RecordError as error:
+            raise MQClientException(str(error), error.reason) from error
+        given: object = self.properties
+        self.properties = {}
+        if not isinstance(given, Mapping):
+            message = f"Message.properties is {shown(given)}, allowed is a map of strings to strings"
+            raise MQClientException(message)
         for name, value in given.items():
             self.put_user_property(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `copy` and `pickle` take over: another message, as with `dataclasses.replace`."""
+        new = {"message_id": self._chosen_id, "_made_id": None, "properties": copy.copy(self.properties)}
+        return self.__dict__ | new
 
     @property
     def msg_id(self) -> str | None:
@@ -138,6 +142,17 @@ class Message:
     def chosen_transaction_id(self) -> str | None:
         """The transaction id that the application has set; None for what a producer set when it sent the message."""
         return None if self.transaction_id == self._made_transaction_id else self.transaction_id
+
+    @property
+    def _chosen_id(self) -> str | None:
+        """The message id that the application has set; None for one that a producer has made."""
+        return None if self._made_id is not None and self.message_id == self._made_id else self.message_id
+
+    def take_id(self, message_id: str) -> str:
+        """Keep an id that a producer has made, unless there is one; returns the message's."""
+        if self.message_id is None:
+            self.message_id = self._made_id = message_id
+        return plain_text(self.message_id)
 
     def take_part_in(self, transaction_id: str) -> None:
         """Set the transaction id of one attempt; the next one gets another."""
@@ -152,20 +167,14 @@ class Message:
         Raises:
             MQClientException: the name belongs to the protocol, or name or value is not a string or empty.
         """
-        if not (isinstance(name, str) and isinstance(value, str) and name and value):
-            msg = f"property {name!r} is {value!r}; its name and value must be strings of at least one character"
-            raise MQClientException(msg)
-        if name == headers.CHECK_IMMUNITY:
-            self.check_immunity_seconds = natural(value)
-        elif name == TRANSACTION:
-            return  # copied from a received message, it would let that one's transaction answer for this one
-        elif name in headers.RESERVED_HEADERS:
-            own = {headers.KEYS: "keys", headers.TAGS: "tags", headers.UNIQ_KEY: "message_id"}.get(name)
-            instead = f"give it as {own}=" if own else "choose another name"
-            msg = f"property {name!r} has a name of the protocol; {instead}"
-            raise MQClientException(msg)
-        else:
-            self.properties[name] = value
+        try:
+            name, value = named(name, value)
+            if name == headers.CHECK_IMMUNITY:
+                self.check_immunity_seconds = natural(value)
+            elif name != TRANSACTION:  # copied from a received message, it would let that one's transaction answer
+                self.properties[free(name)] = value
+        except RecordError as error:
+            raise MQClientException(str(error)) from error
 
     def get_user_property(self, name: str) -> str | None:
         """Value of a user property, None when it is not there."""

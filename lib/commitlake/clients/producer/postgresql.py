@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import uuid
 from typing import Any
 
 from commitlake.errors import MQClientException, SetupError
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, Xact, answer_of, judged, question, xact
 
 _SYNCHRONOUS = "current_setting('synchronous_commit')"
-_XID = f"SELECT {_SYNCHRONOUS}, {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text"
-_NOW = f"SELECT {_SYNCHRONOUS}, pg_current_xact_id_if_assigned()::text"
+_XID = f"SELECT {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text"
+_MARK = "set_config('commitlake.block', '{}', true)"
+"""A setting of this transaction: its end, and the rollback of a savepoint that was there before, take it back."""
+_MARKED = f"SELECT {_SYNCHRONOUS}, current_setting('commitlake.block', true)"
 _RECORD = "pg_logical_emit_message(true, 'commitlake', '')"
 _FLUSH = f"SELECT pg_logical_emit_message(false, 'commitlake', '', {_RECORD} IS NOT NULL)"
 _FLUSHES_SINCE = 170000
@@ -34,41 +37,63 @@ class LocalDatabase:
         except ModuleNotFoundError as error:
             msg = f"database= needs the module {error.name}; install it with pip install 'commitlake[postgresql]'"
             raise SetupError(msg) from error
-        if self._connection().autocommit:
+        connection = self._connection()
+        if connection.autocommit:
             msg = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
             raise MQClientException(msg)
+        if getattr(connection, "_num_transactions", 0):
+            msg = (
+                "database= is within a block `with connection.transaction()`, which ends its transaction itself; open "
+                "such a block within that of begin_transaction, or leave it out"
+            )
+            raise MQClientException(msg)
+        if not getattr(given, "in_transaction", lambda: True)():
+            given.begin()  # SQLAlchemy's, which a block `with connection.begin()` would end by itself
+        self._block = uuid.uuid4().hex
+        self._mark(0)
 
     def begin(self) -> Xact:
         """Take the transaction's id, which no other will have, even when the server crashes now.
 
         Raises:
-            MQClientException: the transaction may be lost after its commit.
+            MQClientException: the transaction has ended, or may be lost after its commit.
         """
-        setting, *names = self._row(_XID)
-        _check_synchronous(setting)
+        self.check(0)
+        names = self._row(_XID)
         self._make_durable()
         return xact(*names)
 
-    def check(self, taken: Xact) -> None:
-        """Refuse what comes after the end of the transaction that was taken.
+    def sends(self, number: int) -> None:
+        """Tie a message, counted from 1, to the savepoint that is open."""
+        self._mark(number)
+
+    def check(self, sent: int) -> None:
+        """Refuse what comes after the end of the transaction that was open at first, or of a savepoint with messages.
 
         Raises:
-            MQClientException: it has ended, or may be lost after its commit.
+            MQClientException: it has ended, or may be lost after its commit, or not all that were sent stand in it.
         """
-        setting, now = self._row(_NOW)
-        if now != str(taken.xid):
-            msg = f"the transaction {taken} of the database was ended within the block; leave its end to the block"
+        setting, mark = self._row(_MARKED)
+        block, _, number = (mark or "").partition(" ")
+        if block != self._block:
+            msg = "the transaction of the database was ended within the block; leave its end to the block"
+            raise MQClientException(msg)
+        if int(number) < sent:
+            msg = (
+                "a savepoint of the database in which a message was sent was rolled back, so the message has lost its "
+                "rows, and all is rolled back; send when a savepoint is released, or let its error end the block"
+            )
             raise MQClientException(msg)
         _check_synchronous(setting)
 
-    def commit(self, taken: Xact | None) -> None:
-        """Commit, if it still is the transaction that was taken, or none was.
+    def commit(self, sent: int) -> None:
+        """Commit; where messages were sent, only with all of them.
 
         Raises:
             MQClientException: see `check`.
         """
-        if taken is not None:
-            self.check(taken)
+        if sent:
+            self.check(sent)
         self._given.commit()
 
     def rollback(self) -> None:
@@ -81,6 +106,9 @@ class LocalDatabase:
             return judged(taken, answer_of(*self._row(question([taken.xid]))))[0]
         finally:
             self._given.rollback()
+
+    def _mark(self, number: int) -> None:
+        self._row(f"SELECT {_MARK.format(f'{self._block} {number}')}")
 
     def _make_durable(self) -> None:
         """Have a log record on disk that has this id, or a later one.

@@ -39,6 +39,7 @@ from commitlake.clients.producer.message import (
     TransactionSendResult,
 )
 from commitlake.clients.producer.postgresql import LocalDatabase
+from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
 from commitlake.errors import MQClientException, RefusedSend, UncertainSend
@@ -85,7 +86,7 @@ class TransactionMQProducer(DefaultMQProducer):
         group: str,
         listener: TransactionListener | None = None,
         *,
-        bootstrap_servers: str,
+        bootstrap_servers: str | Sequence[str],
         topic_prefix: str = "commitlake.",
         options: Mapping[str, str] | None = None,
         client_options: Mapping[str, Any] | None = None,
@@ -236,7 +237,7 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
         """Send a half message after the first one of its transaction, None for that itself."""
-        with tracing.sending(message.topic) as span:
+        with tracing.sending(topic_of(message)) as span:
             return self._send_half(message, first, span)
 
     def _send_half(self, message: Message, first: HalfMessage | None, span: tracing.Traced) -> HalfMessage:

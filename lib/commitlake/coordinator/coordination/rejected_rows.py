@@ -114,7 +114,7 @@ def _read(warehouse: Warehouse, config: Config, ranges: Mapping[str, Mapping[int
     ends = {topic: {number: span.high + 1 for number, span in each.items()} for topic, each in ranges.items()}
     found: DataFrame = (
         warehouse.spark.read.format("kafka")
-        .options(**spark_options(config.kafka), **spark_source_limits(config))
+        .options(**spark_options(config.kafka) | spark_source_limits(config))
         .options(includeHeaders="true", failOnDataLoss="false")
         .option("assign", json.dumps({topic: list(each) for topic, each in ranges.items()}))
         .option("startingOffsets", json.dumps(begins))

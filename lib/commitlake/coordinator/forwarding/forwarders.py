@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-
-from pyspark.errors import PySparkException
-from pyspark.sql.streaming.query import StreamingQuery
+import threading
+from collections.abc import Callable, Iterable
 
 from commitlake.config import Config
 from commitlake.coordinator.forwarding.to_kafka import ToKafka
-from commitlake.errors import CommitLakeError
+from commitlake.errors import ConfigError, StreamError
 from commitlake.kafka import topics
-from commitlake.protocol.topic_names import path_name
 from commitlake.tables import Warehouse
-
-log = logging.getLogger(__name__)
 
 
 class Forwarders:
-    """Starts what forwards topics, and saves how far it came."""
+    """Starts what forwards topics, and keeps it going: what ends one of them ends no other."""
 
     def __init__(self) -> None:
         self._all: list[ToKafka] = []
+        self._lock = threading.Lock()
+        self._stopped = False
 
     def start(
         self,
         warehouse: Warehouse,
         config: Config,
         scratch: Callable[[str], str],
-        keep: Callable[[StreamingQuery], StreamingQuery],
         *,
         available_now: bool,
     ) -> None:
@@ -39,43 +34,64 @@ class Forwarders:
             warehouse: the tables.
             config: the configuration.
             scratch: makes the checkpoint of a query.
-            keep: is told of each query, before it is waited for.
             available_now: send what is there, then end.
 
         Raises:
+            ConfigError: there can be no table of such a topic.
             KafkaError: a Kafka topic is not there and can't be created.
-            StreamError: a query can't start, or failed.
+            StreamError: with `available_now`: a query failed. Those of the other topics have ended well.
         """
         wanted = config.topics.to_kafka
         if not wanted:
             return
         partitions = topics.ensure_targets(config)
+        _refuse_unfit(warehouse, wanted)
         warehouse.add_topics(wanted)
-        for topic, target in wanted.items():
-            forwarder = ToKafka(warehouse, config, topic, target, partitions[target])
-            self._all.append(forwarder)
-            query = keep(forwarder.start(scratch(f"to-kafka/{path_name(topic)}"), available_now=available_now))
-            if available_now:
-                forwarder.finish(query)
+        self._all = [
+            ToKafka(warehouse, config, topic, target, partitions[target], scratch, waits=not available_now)
+            for topic, target in wanted.items()
+        ]
+        if available_now:
+            self._finish()
+        else:
+            self.tick()
 
-    def save_at_times(self) -> None:
-        """Save how far they came, when that was not done for a while."""
+    def _finish(self) -> None:
+        failed: list[StreamError] = []
         for each in self._all:
-            _quietly(each.save_at_times)
+            try:
+                with self._lock:
+                    if self._stopped:
+                        return
+                    each.start()
+                each.finish()
+            except StreamError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
-    def save(self) -> None:
-        """Save how far they came."""
+    def tick(self) -> None:
+        """Start those that do not run, and save how far the others came."""
         for each in self._all:
-            _quietly(each.save)
+            with self._lock:
+                if not self._stopped:
+                    each.tick()
 
-    def failures(self) -> dict[str, Exception | None]:
-        """What ended each query, by its name."""
-        return {each.name: each.failure for each in self._all}
+    def failed(self) -> dict[str, bool]:
+        """Whether the forwarding of each topic has failed, and is tried again later."""
+        return {each.topic: each.has_failed for each in self._all}
+
+    def stop(self) -> None:
+        """End all of them, and save how far they came."""
+        with self._lock:
+            self._stopped = True
+        for each in self._all:
+            each.stop()
 
 
-def _quietly(save: Callable[[], None]) -> None:
-    """Without it the messages of the last seconds go to Kafka once more."""
-    try:
-        save()
-    except (CommitLakeError, PySparkException) as error:
-        log.debug("saving how far the messages went to Kafka: %s", error)
+def _refuse_unfit(warehouse: Warehouse, topics: Iterable[str]) -> None:
+    known = warehouse.listed_topics()
+    unfit = sorted(topic for topic in set(topics) - known if not warehouse.may_hold(topic, known))
+    if unfit:
+        msg = f"topics.to_kafka: {unfit} can have no tables of their own in {warehouse.root}; take others"
+        raise ConfigError(msg)

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,12 +24,15 @@ from commitlake.coordinator.forwarding.patience import WAIT, telling
 from commitlake.coordinator.forwarding.records import records
 from commitlake.errors import StreamError, root_reason
 from commitlake.kafka import sink
+from commitlake.protocol.topic_names import path_name
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TABLES, Warehouse, topic_table
 
 log = logging.getLogger(__name__)
 
 _SAVE_S = 10.0
+_FIRST_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 600.0
 _ALL = str((1 << 31) - 1)  # files
 
 
@@ -42,51 +45,110 @@ class ToKafka:
         topic: the topic, whose table exists.
         target: the Kafka topic.
         partitions: how many the Kafka topic has.
+        scratch: makes the checkpoint of a query.
+        waits: go on for ever, also while Kafka is away; else send what is there, then end.
     """
 
-    def __init__(self, warehouse: Warehouse, config: Config, topic: str, target: str, partitions: int) -> None:
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        config: Config,
+        topic: str,
+        target: str,
+        partitions: int,
+        scratch: Callable[[str], str],
+        *,
+        waits: bool,
+    ) -> None:
         self._warehouse, self._config = warehouse, config
-        self._topic, self._target, self._partitions = topic, target, partitions
+        self.topic, self._target, self._partitions = topic, target, partitions
+        self._scratch, self._waits = scratch, waits
         self._saved = -1
         self._saved_at = time.monotonic()
         self._saving = threading.Lock()
-        self._waits = True
         self._query: StreamingQuery | None = None
+        self._started_at, self._again_at, self._pause_s = 0.0, 0.0, _FIRST_PAUSE_S
         self.name = f"to-kafka-{topic}"
-        self.failure: Exception | None = None
+        self._failure: Exception | None = None
         """What ended the query; Spark reports it as the text of a stack trace only."""
 
-    def start(self, checkpoint: str, *, available_now: bool) -> StreamingQuery:
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is tried again later."""
+        return self._query is None and self._again_at > 0
+
+    def tick(self) -> None:
+        """Save how far the query came, when that was not done for a while; start it where it does not run."""
+        try:
+            if self._query is None:
+                if time.monotonic() >= self._again_at:
+                    self.start()
+            elif not self._query.isActive:
+                self.finish()
+                self._pause(StreamError(self.name, "it was stopped"))
+            else:
+                self._quietly(self.save_at_times)
+        except Exception as error:  # one topic's failure stops its own forwarding only
+            self._pause(error)
+
+    def _pause(self, error: Exception) -> None:
+        """Others go on meanwhile; a query that ran for long had got over what ended the one before."""
+        now = time.monotonic()
+        self._quietly(self.save)
+        self._query, is_new = None, now - self._started_at > _LONGEST_PAUSE_S
+        self._pause_s = _FIRST_PAUSE_S if is_new else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._again_at = now + self._pause_s
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        reason = root_reason(self._failure or cause)
+        log.error(
+            "%s has ended; all else goes on, and it is tried again in %.0f s: %s", self.name, self._pause_s, reason
+        )
+
+    def start(self) -> None:
         """Start the query where the last one came to.
 
         Raises:
             StreamError: it can't start.
         """
-        self._waits = not available_now
+        self._failure, self._started_at = None, time.monotonic()
+        checkpoint = self._scratch(f"to-kafka/{path_name(self.topic)}")
         with self._named():
-            stream = self._warehouse.stream(topic_table(self._topic), **self._begin())
+            stream = self._warehouse.stream(topic_table(self.topic), **self._begin())
             writer = stream.writeStream.queryName(self.name).foreachBatch(self._send)
             writer = writer.option("checkpointLocation", checkpoint)
             interval = f"{self._config.trigger_interval_ms} milliseconds"
-            trigger = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)
+            trigger = writer.trigger(processingTime=interval) if self._waits else writer.trigger(availableNow=True)
             self._query = trigger.start()
-            return self._query
 
-    def finish(self, query: StreamingQuery) -> None:
-        """Wait until all that was there is sent, where the query was started for that.
+    def finish(self) -> None:
+        """Wait until the query has ended, as it does when all is sent that was there and it was started for that.
 
         Raises:
             StreamError: it failed.
         """
         with self._named():
-            query.awaitTermination()
+            if self._query is not None:
+                self._query.awaitTermination()
+
+    def stop(self) -> None:
+        """End the query, and save how far it came."""
+        if self._query is not None:
+            self._quietly(self._query.stop)
+            self._quietly(self.save)
+
+    def _quietly(self, work: Callable[[], None]) -> None:
+        """Where saving fails, the messages of the last seconds go to Kafka once more."""
+        try:
+            work()
+        except Exception as error:  # of the JVM, which may be gone
+            log.debug("%s: %s", self.name, error)
 
     def save(self) -> None:
         """Save how far the query came, where that is more than is saved."""
         with self._saving:
             version = None if self._query is None else _next_version(self._query.lastProgress)
             if version is not None and version > self._saved:
-                row = {"topic": self._topic, "target": self._target, "next_version": version}
+                row = {"topic": self.topic, "target": self._target, "next_version": version}
                 rows = of_rows(self._warehouse.spark, [row], TABLES["forwarded"].schema)
                 self._warehouse.append(rows, "forwarded")
                 self._saved = version
@@ -101,13 +163,13 @@ class ToKafka:
             self.save()
 
     def _send(self, messages: DataFrame, _: int) -> None:
-        found = records(messages, self._topic, self._target, self._partitions)
+        found = records(messages, self.topic, self._target, self._partitions)
         try:
             self.save_at_times()
             with telling(self._config, f"the query {self.name}", self._target):
                 sink.write(self._config, found, WAIT if self._waits else {})
         except Exception as error:
-            self.failure = error
+            self._failure = error
             raise
 
     @contextmanager
@@ -115,7 +177,7 @@ class ToKafka:
         try:
             yield
         except PySparkException as error:
-            raise StreamError(self.name, root_reason(self.failure or error)) from error
+            raise StreamError(self.name, root_reason(self._failure or error)) from error
 
     def _begin(self) -> dict[str, str]:
         """Where to begin: at the version after the last one sent, or at the first row.
@@ -123,8 +185,8 @@ class ToKafka:
         Version by version rows come in the order of their batches. Where that is no longer possible, all rows of the
         table are one batch, which is sorted.
         """
-        name = topic_table(self._topic)
-        sent = self._warehouse.read("forwarded").where(f"topic = '{self._topic}' AND target = '{self._target}'")
+        name = topic_table(self.topic)
+        sent = self._warehouse.read("forwarded").where(f"topic = '{self.topic}' AND target = '{self._target}'")
         last = sent.agg({"next_version": "max"}).collect()[0][0]
         # Delta refuses a version that is not there yet. Of one that was sent, all rows come again.
         first = 0 if last is None else min(last, self._warehouse.version(name))
@@ -136,7 +198,7 @@ class ToKafka:
             log.warning(
                 "all of the topic %s goes to the Kafka topic %s again: its table no longer has all files since version "
                 "%d; readers drop repeats by MESSAGE_POSITION",
-                *(self._topic, self._target, first),
+                *(self.topic, self._target, first),
             )
         return {"maxFilesPerTrigger": _ALL}
 

@@ -140,7 +140,8 @@ def close_topics(classified: DataFrame, admitted: Collection[str]) -> DataFrame:
     classified_later = F.col("reason").isNull() | F.col("reason").isin(*_AFTER_TOPIC_NOT_ALLOWED)
     refused = ~F.col("source").isin("op", "admin") & classified_later & ~F.col("topic").isin(*admitted)
     detail = F.concat(
-        F.lit("more topics than topics.max allows, or no name for a table of this catalog: "), F.col("topic")
+        F.lit("more topics than topics.max allows, or no name for a table of its own here: "),
+        F.col("topic"),
     )
     return rejecting(classified, refused, "TOPIC_NOT_ALLOWED", detail)
 

@@ -40,7 +40,7 @@ def start(
     begins = {config.kafka.topic(source): numbers for source, numbers in offsets.items()}
     raw = (
         spark.readStream.format("kafka")
-        .options(**spark_options(config.kafka), **spark_source_limits(config))
+        .options(**spark_options(config.kafka) | spark_source_limits(config))
         .option("subscribe", ",".join(begins))
         .option("startingOffsets", json.dumps(begins))
         .option("maxOffsetsPerTrigger", MAX_RECORDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
+from commitlake.kafka.held_back import HeldBack, held_back
 from commitlake.kafka.log_ends import Place, cuts, deposed
 from commitlake.kafka.topics import earliest_offsets, latest_offsets, log_ends
 from commitlake.tables import Warehouse, topic_table
@@ -76,6 +77,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
         held = log_ends(client, config, SOURCES)
         first = earliest_offsets(client, config, SOURCES)
         cut = cuts(client, config, comparable, held)
+        waiting = held_back(client, config, held)
     if any(first[source].keys() != held[source].keys() for source in SOURCES):  # asked of two brokers
         msg = f"the brokers of Kafka at {config.kafka.bootstrap_servers} tell different partitions; start again"
         raise KafkaError(msg)
@@ -95,6 +97,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
             log_now = (first[source][number], last[source][number], low)
             known = _compared(known, source, number, log_now, config)
     _refuse_earlier(earlier, config)
+    _check_open(waiting, known, config)
     _warn_of_lost(known, cut, config)
     is_new = bool(others or earlier) or (known.offsets, known.again) != (before.offsets, before.again)
     if is_new:
@@ -104,6 +107,19 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
     kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
     return Begin(known, offsets, last)
+
+
+def _check_open(waiting: Mapping[Place, HeldBack], known: LandingPosition, config: Config) -> None:
+    """Spark takes an end below where it begins for lost data; what was landed uncommitted may lie above that."""
+    for (source, number), (offset, records) in waiting.items():
+        what = f"{config.kafka.topic(source)}-{number} has a Kafka transaction that is open since offset {offset}"
+        if offset < known.reads(source, number):
+            msg = (
+                f"{what}, but {known.reads(source, number)} is the next to read, as uncommitted records landed; "
+                "start again when it has ended, or set kafka.options.isolation.level: read_uncommitted until then"
+            )
+            raise KafkaError(msg)
+        log.warning("%s, with %d records that wait for its end", what, records)
 
 
 def _refuse_earlier(places: Sequence[Place], config: Config) -> None:

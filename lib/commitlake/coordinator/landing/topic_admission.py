@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -43,9 +44,16 @@ class Topics:
         )
         first = named.groupBy("topic").agg(F.min("stored_at").alias("first_stored")).orderBy("first_stored", "topic")
         found = [row["topic"] for row in first.limit(2 * room).collect()]
-        # A catalog may have no room for a table of that name; the topic is not admitted then.
         new = [topic for topic in found if self._warehouse.may_hold(topic)][:room]
-        self._warehouse.add_topics(new)
-        if new:
-            self._names.update(new)
+        # Two that differ in case only may share a place, which shows when the first one has its table.
+        places = Counter(topic.lower() for topic in self._names.union(new))
+        twins = [topic for topic in new if places[topic.lower()] > 1]
+        self._add([topic for topic in new if topic not in twins])
+        for topic in twins:
+            self._add([topic] if self._warehouse.may_hold(topic, self._names) else [])
+        if self._names.intersection(new):
             self._on_new(self.names)
+
+    def _add(self, topics: Collection[str]) -> None:
+        self._warehouse.add_topics(topics)
+        self._names.update(topics)

@@ -183,12 +183,19 @@ class _Old:
         return every.where("every").select(*_FIRST).join(self._named_by_kept_ops(), _FIRST, "left_anti")
 
     def _named_by_kept_ops(self) -> DataFrame:
-        """What an op that stays is about stays too, or the op would look like one that waits."""
-        op = self._stored("op")
-        partition = ["queue", "admin"]
+        """What an op that stays is about stays too, or the op would look like one that waits.
+
+        A decision may be repeated long after the end. Of the young ops, mostly about young half messages, those count
+        that are about a queue's old part.
+        """
+        op, partition, first = self._stored("op"), ["queue", "admin"], F.col("half_messages")[0]
         kept = op.join(F.broadcast(_highest(op, partition, "op_offset")), [*partition, "op_offset"], "left_semi")
-        first = F.col("half_messages")[0]
-        return kept.select(first["queue"], first["offset"]).toDF(*_FIRST)
+        young = self._read("op").where(~self._cut.stored("stored_at"))
+        named = kept.unionByName(young).select(first["queue"], first["offset"]).toDF(*_FIRST)
+        until = _highest(self._stored("half"), ["first_queue"], "first_offset").toDF("first_queue", "until")
+        waits = _highest(self._stored("delayed"), ["queue"], "queue_offset").toDF("first_queue", "until")
+        ends = until.unionByName(waits).groupBy("first_queue").agg(F.max("until").alias("until"))
+        return named.join(F.broadcast(ends), "first_queue").where("first_offset <= until").select(*_FIRST)
 
     def _ended_for_good(self) -> DataFrame:
         """Each half message with an old end, and whether the newest of those is final and, with a delay, delivered.

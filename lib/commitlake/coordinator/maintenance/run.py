@@ -101,12 +101,14 @@ class Maintenance:
         context.setLocalProperty("spark.scheduler.pool", "maintenance")
         context.setJobGroup(self._jobs, "maintenance")
         save = partial(rebuild.save_snapshot, self._warehouse, self._config.transaction)
-        self._try(save, "saving what is open", report)
+        if not self._try(save, "saving what is open", report):
+            # A start would work out what is open from all of history, which must be there then.
+            report.kept = "none, what is open could not be saved"
         with self._pause():
             # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM
             # takes for left behind is.
             pass
-        if now >= self._next_delete:
+        if now >= self._next_delete and not report.kept:
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
             self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
         for shown, name, keep_ms in self._tables():
@@ -118,12 +120,14 @@ class Maintenance:
         """Cancels the jobs of a run under way; what was not committed yet was never there, as after a kill."""
         self._files.spark.sparkContext.cancelJobGroup(self._jobs)
 
-    def _try(self, step: Callable[[], None], name: str, report: Report) -> None:
+    def _try(self, step: Callable[[], None], name: str, report: Report) -> bool:
         try:
             step()
         except (PySparkException, Py4JError, CommitLakeError) as error:
             if self._go_on():
                 report.failed.append(f"{name}: {root_reason(error)}")
+            return False
+        return True
 
     def _delete_old_rows(self, report: Report) -> None:
         timing, now = self._config, now_ms()

@@ -62,6 +62,7 @@ class Sources:
         position: how far landing came.
         ends: the next offset of each partition in Kafka, by topic without prefix.
         epoch: number of this start.
+        failed: whether the forwarding of each topic of `topics.to_kafka` has failed.
         names: topics that are told by name.
     """
 
@@ -71,6 +72,7 @@ class Sources:
     position: Callable[[], LandingPosition]
     ends: Callable[[], Mapping[str, Mapping[int, int]]]
     epoch: int
+    failed: Callable[[], Mapping[str, bool]] = dict
     names: MetricNames = field(default_factory=MetricNames)
 
 
@@ -80,6 +82,8 @@ def collect(sources: Sources) -> Iterable[Metric]:
     yield from of_counters(sources.counters)
     yield from of_lag(sources)
     yield from of_disk(sources)
+    text = "whether nothing of a topic goes to Kafka, until that is tried again"
+    yield _family("to_kafka_failed", text, "topic", sources.failed())
     try:
         with opened(sources.config.warehouse) as tables:
             yield from of_tables(tables, sources.names)

@@ -10,11 +10,13 @@ from pyspark.sql import functions as F
 from commitlake.config import Config
 from commitlake.coordinator.coordination import check_requests, topic_rows
 from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
+from commitlake.errors import WarehouseError
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import materialized
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 from commitlake.tables.spans import spans_of, within
+from commitlake.tables.together import COPIED
 
 _REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 knew none
 _SHOWN = ["source", "source_queue", "source_offset"]
@@ -44,8 +46,11 @@ def complete_last_batch(warehouse: Warehouse) -> int:
 def _newest_after(warehouse: Warehouse, complete: int) -> int | None:
     """The newest batch that has written rows, None when that is the complete one. Files of older ones are not read."""
     later = [warehouse.rows(table).where(F.col("batch_id") > complete).select("batch_id") for table in OF_BATCHES]
-    found: int | None = reduce(DataFrame.unionAll, later).agg(F.max("batch_id")).collect()[0][0]
-    return found
+    found = sorted(row["batch_id"] for row in reduce(DataFrame.unionAll, later).distinct().collect())
+    if len(found) > 1:
+        msg = f"batches ends with {complete}, and the ledger has {found[0]} to {found[-1]}: {COPIED}"
+        raise WarehouseError(msg)
+    return found[0] if found else None
 
 
 def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame, batch_id: int) -> None:

@@ -53,7 +53,8 @@ def answers(rule: CheckRule, xids: Iterable[int]) -> dict[int, Answer]:
     return {each.xid: each for each in found}
 
 
-_PATIENCE = {"connect_timeout": "10"}  # s; all rules wait for a host that is silent, and TCP gives up after minutes
+_PATIENCE = {"connect_timeout": "10", "options": "-c statement_timeout=60000 -c lock_timeout=10000"}
+"""s, and ms: a host that is silent, or a table that somebody has locked, is told and tried again."""
 
 
 @contextmanager

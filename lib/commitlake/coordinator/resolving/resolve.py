@@ -25,7 +25,7 @@ from commitlake.coordinator.resolving.rules import POSTGRESQL, CheckRule, rule_o
 from commitlake.errors import ConfigError, RecordError, WarehouseError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
-from commitlake.protocol.clock import now_ms
+from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, Xact, judged, xact_of
@@ -70,14 +70,15 @@ class Resolver:
 
     Args:
         config: of the coordinator; `checks` holds the rules.
+        clock: by which ages and deadlines count.
 
     Raises:
         ConfigError: a rule can't be used, or the warehouse can't be read without Spark.
         ModuleNotFoundError: a rule needs a module that is an extra.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, clock: BrokerClock) -> None:
+        self._config, self._clock = config, clock
         try:
             location(config.warehouse, "transactions")
         except WarehouseError as error:
@@ -105,21 +106,31 @@ class Resolver:
         return sent
 
     def _found(self, tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
+        now = self._clock.now_ms()
         if rule.database:
-            return by_database(tables, rule)
-        return by_log(tables, rule, self._allowed[rule.group]) if rule.table == DELTA_LOG else decided(tables, rule)
+            return by_database(tables, rule, now)
+        if rule.table == DELTA_LOG:
+            return by_log(tables, rule, self._allowed[rule.group], now)
+        return decided(tables, rule, now)
 
     def run(self, stop: threading.Event) -> None:
-        """Look at each rule at its own interval, until told to stop."""
-        for rule in self.rules:
-            if rule.database:  # it is asked only when a check is due, so a wrong login would be told minutes later
-                self._try(rule, partial(_ask_nothing, rule))
-        due = {rule.group: 0 for rule in self.rules}
-        while not stop.wait(0.5):
-            for rule in self.rules:
-                if due[rule.group] <= now_ms():
-                    self._try(rule, partial(self.once, [rule]))
-                    due[rule.group] = now_ms() + rule.every_ms
+        """Look at each rule at its own interval, until told to stop; in threads, as one may wait for a database."""
+        threads = [
+            threading.Thread(target=self._serve, args=(rule, stop), name=f"rule-{rule.group}", daemon=True)
+            for rule in self.rules
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _serve(self, rule: CheckRule, stop: threading.Event) -> None:
+        if rule.database:  # it is asked only when a check is due, so a wrong login would be told minutes later
+            self._try(rule, partial(_ask_nothing, rule))
+        wait_s = 0.5
+        while not stop.wait(wait_s):
+            self._try(rule, partial(self.once, [rule]))
+            wait_s = rule.every_ms / 1_000
 
     @staticmethod
     def _try(rule: CheckRule, work: Callable[[], object]) -> None:
@@ -143,15 +154,17 @@ class Resolver:
         return sent
 
 
-def decided(tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
+def decided(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, Any]]:
     """The transactions that a rule decides, with their decision. Where both conditions hold it decides nothing.
+
+    Ages are those at `now` (ms since epoch, UTC), here as below.
 
     Raises:
         ConfigError: the table has no such column.
     """
     try:
         sql = _DECISIONS.format(
-            commit=rule.commit, rollback=rule.rollback, on=rule.on, table=_table(tables, rule), now=now_ms(), due=_DUE,
+            commit=rule.commit, rollback=rule.rollback, on=rule.on, table=_table(tables, rule), now=now, due=_DUE,
             fits=_fits(rule),
         )  # fmt: skip
         rows = tables.rows(sql, group=rule.group).to_pylist()
@@ -162,12 +175,12 @@ def decided(tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
     return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
 
 
-def by_log(tables: Tables, rule: CheckRule, allowed: AllowedPlaces) -> list[Mapping[str, Any]]:
+def by_log(tables: Tables, rule: CheckRule, allowed: AllowedPlaces, now: int) -> list[Mapping[str, Any]]:
     """The transactions of `commitlake.delta_transaction` that the logs of their tables decide."""
     found: list[Mapping[str, Any]] = []
     for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
         try:
-            is_over = now_ms() > deadline_of(row["deadline"])
+            is_over = now > deadline_of(row["deadline"])
             places = [allowed.check(place) for place in places_of(row["places"])]
             decision = marks.decision(places, row["transaction_id"], is_over)
             if decision is None and is_over:
@@ -180,7 +193,7 @@ def by_log(tables: Tables, rule: CheckRule, allowed: AllowedPlaces) -> list[Mapp
     return found
 
 
-def by_database(tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
+def by_database(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, Any]]:
     """The transactions of `begin_transaction(database=...)` whose end the database tells.
 
     Raises:
@@ -189,7 +202,7 @@ def by_database(tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
     from commitlake.coordinator.resolving.database import answers
 
     asked: list[tuple[Mapping[str, Any], Xact]] = []
-    for row in tables.rows(_BY_DATABASE.format(now=now_ms()), group=rule.group, transaction=TRANSACTION).to_pylist():
+    for row in tables.rows(_BY_DATABASE.format(now=now), group=rule.group, transaction=TRANSACTION).to_pylist():
         try:
             asked.append((row, xact_of(row["xact"])))
         except RecordError as error:

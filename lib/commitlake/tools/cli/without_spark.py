@@ -87,6 +87,23 @@ def doctor(as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> Non
     raise typer.Exit(health.doctor(load(conf, sets), as_json))
 
 
+def backup(
+    to: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the copy goes; must not be there yet.")],
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Copy the warehouse as of one moment.
+
+    Its coordinator may run. Needs no Spark. A coordinator that starts on the copy goes on from the newest complete
+    batch, with what Kafka has since. Groups of consumers have come further: rewind them.
+    """
+    from commitlake.tools.backup import backup as copied
+
+    found = copied(load(conf, sets).warehouse, to)
+    until = f"all up to batch {found.batch_id} and landing {found.landing_id}"
+    typer.echo(f"{found.tables} tables, {found.bytes:,} bytes: {until}")
+
+
 def report(
     context: typer.Context,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the page there.")] = None,
@@ -256,5 +273,8 @@ def gateway(
     raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys, engine))
 
 
-COMMANDS = (demo, rejected, topics, stats, doctor, report, delayed, recall, unfinished, groups, send_again, gateway)
+COMMANDS = (
+    *(demo, rejected, topics, stats, doctor, backup, report),
+    *(delayed, recall, unfinished, groups, send_again, gateway),
+)
 """In the order in which `--help` lists them."""

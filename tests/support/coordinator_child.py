@@ -1,6 +1,6 @@
-"""Coordinators of the campaign, one after the other in one JVM, until one of them is killed.
+"""Coordinators, one after the other in one JVM, until one of them is killed; `killing` starts them.
 
-python -m tests.support.campaign_child CONFIG_JSON
+python -m tests.support.coordinator_child CONFIG_JSON
 
 Each line of its input is the plan of one, JSON with the fields of `Plan`. It prints `JVM <process id>`; of each plan
 `BEGUN`, `READY` once all queries run, `OPEN <json>`, what the state machine held at a clean end after all that was
@@ -41,20 +41,37 @@ class Plan:
     Attributes:
         serves: whether it goes on until SIGTERM, instead of working off what is there.
         maintains: whether the tables are maintained after that.
-        most: records that a landing takes.
+        most: records that a landing takes; None for as many as it is used to.
         writes: faults of writes, each with the fields of `faults.WriteFault`.
         clock: by how many ms Python's clock is ahead, from when on (s), and for how long (s); empty: it is right.
+        elsewhere: whether it takes the warehouse for one that is not on a local disk, where there is no lock.
+        vacuums: whether a start looks for files to delete in all tables.
     """
 
     serves: bool = False
     maintains: bool = False
-    most: int = 50
+    most: int | None = None
     writes: Sequence[Mapping[str, Any]] = ()
     clock: Sequence[float] = ()
+    elsewhere: bool = False
+    vacuums: bool = True
+
+    def arm(self, patch: pytest.MonkeyPatch, jvm: int, scratch: str) -> None:
+        """Lets all that happen in this process that is to go wrong."""
+        if self.most:
+            faults.land_at_most(patch, self.most)
+        if not self.vacuums:
+            faults.vacuum_nothing(patch)
+        if self.elsewhere:
+            patch.setattr(fencing, "is_local", lambda _: False)
+        if self.clock:
+            ahead_ms, begin_s, seconds = self.clock
+            faults.shift_clock(patch, int(ahead_ms), begin_s, seconds)
+        faults.WriteFaults((faults.WriteFault(**each) for each in self.writes), jvm, scratch).arm(patch)
 
 
 def run(arguments: Sequence[str]) -> None:
-    faulthandler.register(signal.SIGUSR1)  # the campaign asks a run that does not end where it hangs
+    faulthandler.register(signal.SIGUSR1)  # a run that does not end is asked where it hangs
     settings = config.from_mapping(json.loads(arguments[0]))
     spark = session.build(settings, master="local[2]", short_lived=True)
     gateway: Any = SparkContext._gateway
@@ -68,12 +85,7 @@ def coordinate(spark: SparkSession, settings: Config, plan: Plan, jvm: int) -> s
     """Runs one coordinator; returns how it ended."""
     tell("BEGUN")
     with pytest.MonkeyPatch.context() as patch:
-        faults.land_at_most(patch, plan.most)
-        faults.vacuum_nothing(patch)
-        faults.WriteFaults((faults.WriteFault(**each) for each in plan.writes), faults.killer(jvm)).arm(patch)
-        if plan.clock:
-            ahead_ms, begin_s, seconds = plan.clock
-            faults.shift_clock(patch, int(ahead_ms), begin_s, seconds)
+        plan.arm(patch, jvm, settings.checkpoints)
         try:
             serve(spark, settings) if plan.serves else work_off(spark, settings)
             if plan.maintains:

@@ -1,0 +1,230 @@
+"""What an application gives, as the plain values that a record holds, or a refusal before anything is sent.
+
+`str()` of a member of `class Topic(str, Enum)` is its name, and that of True is `True`. So each value of a message goes
+through here, on every path, and what comes out is exactly a `str`, an `int` or `bytes`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from commitlake.errors import RecordError
+from commitlake.protocol import headers
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.durations import DAY_MS, duration_ms
+from commitlake.protocol.encoding import MAX_ID_LENGTH, plain_text, utf8
+
+if TYPE_CHECKING:
+    from commitlake.clients.producer.message import Message
+
+_MOST = 10**18
+"""What is larger is as wrong as this is, and Python makes no text of a number of more than 4 300 digits."""
+_MOST_IMMUNITY_S = 2**31 - 1
+"""What the column holds; landing counts a number of more than 18 digits as absent."""
+_LONG_AGO_MS = 365 * DAY_MS
+_OF_MS = "ms from 0 up, a text such as '15s', or a timedelta"
+
+
+def shown(given: object) -> str:
+    """A value as an error names it, whatever its `repr` does."""
+    try:
+        return f"{given!r:.100}"
+    except Exception:  # of others: a long number's, or that of a row whose session is gone
+        return f"a {type(given).__name__}"
+
+
+def text(name: str, given: object, reason: str | None = None) -> str:
+    """A string of any kind as a plain one.
+
+    Args:
+        name: what it is, for the error.
+        given: what should be a string.
+        reason: that landing would give.
+
+    Raises:
+        RecordError: it is none.
+    """
+    if not isinstance(given, str):
+        msg = f"{name} is {shown(given)}; it must be a string"
+        raise RecordError(msg, reason)
+    return plain_text(given)
+
+
+def data(name: str, given: object, reason: str | None = None) -> bytes:
+    """Bytes, a copy of what others may change, or a string as UTF-8; arguments and errors as for `text`."""
+    if isinstance(given, str):
+        return utf8(plain_text(given))
+    try:
+        if isinstance(given, bytes | bytearray | memoryview):
+            return given if type(given) is bytes else memoryview(given).tobytes()
+    except ValueError:  # of a memoryview that was released
+        pass
+    msg = f"{name} is {shown(given)}; it must be bytes, which may be empty, or a string"
+    raise RecordError(msg, reason)
+
+
+def whole(given: Any) -> int | None:
+    """A whole number of any kind, at most 10^18 from 0; None for anything else, also True and 1.0."""
+    if isinstance(given, bool):
+        return None
+    try:
+        return max(-_MOST, min(operator.index(given), _MOST))
+    except TypeError:
+        return None
+
+
+def id_of(name: str, given: object) -> str | None:
+    """A message id or a transaction id; None for None.
+
+    Raises:
+        RecordError: `MISSING_UNIQ_KEY`, it is neither, or is not 1 to 255 characters long.
+    """
+    if given is None:
+        return None
+    found = plain_text(given) if isinstance(given, str) else ""
+    if not 1 <= len(found) <= MAX_ID_LENGTH:
+        wrong = f"{len(found)} characters" if isinstance(given, str) else type(given).__name__
+    elif any("\ud800" <= letter <= "\udfff" for letter in found):
+        wrong = "a lone surrogate, which UTF-8 can't write"
+    else:
+        return found
+    msg = (
+        f"{name} is {shown(given)} ({wrong}), allowed is a string of 1 to {MAX_ID_LENGTH} characters; "
+        "shorten it, for example to a hash of it, or leave it out for a new id"
+    )
+    raise RecordError(msg, "MISSING_UNIQ_KEY")
+
+
+def tags_of(message: Message) -> str | None:
+    """The tag of a message, which a filter can select; an empty one is as absent.
+
+    Raises:
+        RecordError: a filter would take it for several tags, or for another one.
+    """
+    tags = None if message.tags is None else text("Message.tags", message.tags) or None
+    if tags and (tags != tags.strip() or "||" in tags):
+        msg = f"the tag is {tags!r:.100}, which no filter can select; it must have no || and no blanks at its ends"
+        raise RecordError(msg, "ILLEGAL_MESSAGE_TAG")
+    return tags
+
+
+def keys_of(message: Message) -> str | None:
+    """The business keys of a message; empty ones are as absent."""
+    return None if message.keys is None else text("Message.keys", message.keys) or None
+
+
+def sharding_key_of(message: Message) -> bytes | None:
+    """The sharding key of a message."""
+    return None if message.sharding_key is None else data("Message.sharding_key", message.sharding_key)
+
+
+def properties_of(message: Message) -> dict[str, str]:
+    """The user properties of a message.
+
+    Raises:
+        RecordError: they are no map, or one is no user property.
+    """
+    given: object = message.properties
+    if not isinstance(given, Mapping):
+        msg = f"Message.properties is {shown(given)}; it must be a map of strings to strings"
+        raise RecordError(msg)
+    found = dict(named(*each) for each in given.items())
+    for name in headers.RESERVED_HEADERS.intersection(found):
+        free(name)
+    return found
+
+
+def named(name: object, value: object) -> tuple[str, str]:
+    """Name and value of a property, or `RecordError` unless they are strings of at least one character."""
+    if not (isinstance(name, str) and isinstance(value, str) and name and value):
+        msg = f"property {shown(name)} is {shown(value)}; its name and value must be strings of at least one character"
+        raise RecordError(msg)
+    return plain_text(name), plain_text(value)
+
+
+def free(name: str) -> str:
+    """The name of a user property, or `RecordError` when it belongs to the protocol."""
+    if name in headers.RESERVED_HEADERS:
+        own = {headers.KEYS: "keys", headers.TAGS: "tags", headers.UNIQ_KEY: "message_id"}.get(name)
+        instead = f"give it as {own}=" if own else "choose another name"
+        msg = f"property {shown(name)} has a name of the protocol; {instead}"
+        raise RecordError(msg)
+    return name
+
+
+def delays_of(message: Message) -> dict[str, str]:
+    """The delay headers of a message.
+
+    Raises:
+        RecordError: `BAD_DELAY`, landing would not take one, or the time to deliver was more than a year ago.
+    """
+    level, delayed, ms = message.delay_time_level, message.delay_seconds, message.delay_milliseconds
+    found = {
+        headers.DELAY: None if level is None else _needed("delay_time_level", level, whole(level), "a whole number"),
+        headers.TIMER_DELAY_SEC: whole(delayed),
+        headers.TIMER_DELAY_MS: None if ms is None else _needed("delay_milliseconds", ms, _delay_ms(ms), _OF_MS),
+        headers.TIMER_DELIVER_MS: None if message.deliver_at is None else _deliver_ms(message.deliver_at),
+    }
+    if delayed is not None and found[headers.TIMER_DELAY_SEC] is None:  # by its precedence it takes the place of the ms
+        allowed = "seconds from 0 up, a text such as '3h', or a timedelta"
+        found[headers.TIMER_DELAY_MS] = _needed("delay_seconds", delayed, _ms(delayed), allowed)
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def immunity_s(given: object) -> int | None:
+    """Whole seconds, as the protocol has them, and none too few: landing counts anything else as no immunity.
+
+    None, and -1 as in RocketMQ, for what has none of its own.
+    """
+    if given is None or whole(given) == -1:
+        return None
+    ms = _ms(given)
+    if ms is None:
+        msg = f"check_immunity_seconds is {shown(given)}; give seconds from 0 up, a text such as '60s', or a timedelta"
+        raise RecordError(msg)
+    return min(-(-ms // 1_000), _MOST_IMMUNITY_S)
+
+
+def _ms(given: Any, per_second: int = 1) -> int | None:
+    """Length in ms of a duration, where a number counts so many a second; None for what is none."""
+    number: float | None = whole(given)
+    if number is None and not isinstance(given, bool) and isinstance(given, Real):
+        with suppress(OverflowError, TypeError):  # a fraction that is too large, numpy's timedelta64
+            number = float(given) / per_second
+    return duration_ms(given if number is None else number)
+
+
+def _delay_ms(given: object) -> int | None:
+    """As RocketMQ has it, a negative whole number is as absent."""
+    number = whole(given)
+    return number if number is not None else _ms(given, 1_000)
+
+
+def _needed(name: str, given: object, found: int | None, allowed: str) -> int:
+    if found is None:
+        msg = f"{name} is {shown(given)}; give {allowed}"
+        raise RecordError(msg, "BAD_DELAY")
+    return min(found, _MOST)
+
+
+def _deliver_ms(given: object) -> int:
+    """Ms since epoch."""
+    if isinstance(given, datetime):
+        if given.tzinfo is None or given.utcoffset() is None:
+            msg = f"deliver_at is {given.isoformat()} without a time zone; set an aware datetime or ms since epoch"
+            raise RecordError(msg, "BAD_DELAY")
+        at = round(given.timestamp() * 1_000)
+    else:
+        at = _needed("deliver_at", given, whole(given), "an aware datetime, or whole ms since epoch (13 digits)")
+    if at < now_ms() - _LONG_AGO_MS:
+        msg = (
+            f"deliver_at is {given}, which is more than a year ago; give ms since epoch (13 digits, where seconds have "
+            "10) or an aware datetime, or leave it out to deliver at once"
+        )
+        raise RecordError(msg, "BAD_DELAY")
+    return at

@@ -1,0 +1,89 @@
+"""What Kafka's own transactions hold back: behind one that is open, no record of its partition lands."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import NamedTuple
+
+from kafka import KafkaAdminClient
+
+from commitlake.config import Config
+from commitlake.kafka.log_ends import LogEnds, Place
+from commitlake.kafka.topics import log_ends
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 10.0
+_LONG_S = 30.0
+"""Longer than the transaction of a program that works; by default Kafka itself ends one after 60 s."""
+_TELL_S = 60.0
+
+
+class HeldBack(NamedTuple):
+    """Records of a partition behind a Kafka transaction that is open.
+
+    Attributes:
+        offset: of the first one.
+        records: how many offsets they take.
+    """
+
+    offset: int
+    records: int
+
+
+def held_back(client: KafkaAdminClient, config: Config, ends: LogEnds) -> dict[Place, HeldBack]:
+    """What open transactions hold back; nothing where landing reads uncommitted records, too.
+
+    Args:
+        client: a connection.
+        config: has the prefix of the topics.
+        ends: where the logs ended just now.
+    """
+    if not config.kafka.reads_committed:
+        return {}
+    stable = log_ends(client, config, ends, stable=True)
+    return {
+        (source, number): HeldBack(low, end.offset - low)
+        for source, numbers in ends.items()
+        for number, end in numbers.items()
+        if (low := stable[source][number].offset) < end.offset
+    }
+
+
+class OpenTransactions:
+    """Warns of Kafka transactions that stay open; used by one thread at a time.
+
+    Args:
+        config: says where Kafka is.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._looked_at = self._told_at = float("-inf")
+        self._since: dict[tuple[Place, int], float] = {}
+
+    def look(self, client: KafkaAdminClient, ends: LogEnds) -> None:
+        """Look every few seconds, and warn where one holds a partition for long.
+
+        Args:
+            client: a connection.
+            ends: where the logs ended just now.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at, found = now, held_back(client, self._config, ends)
+        keys = [(place, each.offset) for place, each in found.items()]
+        self._since = {key: self._since.get(key, now) for key in keys}
+        long = sorted(key for key, since in self._since.items() if now - since >= _LONG_S)
+        if long and now - self._told_at >= _TELL_S:
+            self._told_at = now
+            log.warning(
+                "Kafka transactions are open for %.0f s and more: %s; until they end nothing behind them lands, no "
+                "check is sent and no deadline passes; kafka-transactions.sh describe-producers names who began one, "
+                "and abort ends it",
+                now - min(self._since[key] for key in long),
+                ", ".join(f"{self._config.kafka.topic(source)}-{number} from offset {offset} on"
+                          for (source, number), offset in long),
+            )  # fmt: skip

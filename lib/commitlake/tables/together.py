@@ -1,0 +1,91 @@
+"""Whether the tables of a warehouse are of one moment: a copy that was made while a coordinator ran may not be.
+
+`positions` comes last in a landing, `batches` in a batch. Their commits name the tables that were written before, each
+with its newest landing or batch; a table that has less was copied earlier, and what it lacks would never land again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from commitlake.errors import WarehouseError
+from commitlake.spark.files import FileSystem
+
+LAST = {"positions": "landing_id", "batches": "batch_id"}
+"""The table that comes last, and the field by which markers count what it ends."""
+_TABLES = "tables"
+COPIED = (
+    "this is a copy of a warehouse whose coordinator ran meanwhile; bring back one that was made by commitlake backup, "
+    "or while none ran"
+)
+_MOST = 100
+"""Tables that a commit names, those of the newest numbers: a warehouse may have thousands."""
+Marker = Mapping[str, Any]
+
+
+class Written:
+    """What this run has written: the newest landing and batch of each table."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, dict[str, int]] = {field: {} for field in LAST.values()}
+
+    def note(self, name: str, marker: Marker | None) -> Marker | None:
+        """Takes the marker of an append; returns it, with the tables before it where it comes last."""
+        if marker is None:
+            return None
+        if name in LAST:
+            newest = sorted(list(self._newest[LAST[name]].items()), key=lambda each: -each[1])
+            return {**marker, _TABLES: dict(newest[:_MOST])}
+        for field, newest_of in self._newest.items():
+            if field in marker:
+                newest_of[str(name)] = marker[field]
+        return marker
+
+
+def markers(log: FileSystem) -> Iterator[tuple[int, Marker]]:
+    """Version and marker of a table's commits, the newest first; without those that have none."""
+    for name in sorted((name for name in log.names("") if name.endswith(".json")), reverse=True):
+        marker = marker_of(log.read(name) or "")
+        if marker:
+            yield int(name.removesuffix(".json")), marker
+
+
+def marker_of(commit: str) -> Marker:
+    """The marker in the text of a commit, empty where there is none."""
+    for line in commit.splitlines():
+        if line.startswith('{"commitInfo"'):
+            return parsed(json.loads(line)["commitInfo"].get("userMetadata")) or {}
+    return {}
+
+
+def parsed(text: str | None) -> dict[str, Any] | None:
+    """Reads a commit's userMetadata; other tools may have put anything there."""
+    try:
+        marker = json.loads(text or "null")
+    except ValueError:
+        return None
+    return marker if isinstance(marker, dict) else None
+
+
+def check(log_of: Callable[[str], FileSystem]) -> None:
+    """Refuses tables of different moments.
+
+    Args:
+        log_of: the log of a table.
+
+    Raises:
+        WarehouseError: a table lacks what another one says is complete.
+    """
+    for last, field in LAST.items():
+        named: Mapping[str, int] = next((marker.get(_TABLES, {}) for _, marker in markers(log_of(last))), {})
+        for name, number in named.items():
+            _compare(log_of(name), name, last, field, number)
+
+
+def _compare(log: FileSystem, name: str, last: str, field: str, number: int) -> None:
+    found = next((marker[field] for _, marker in markers(log) if field in marker), None)
+    if found is not None and found < number:  # without any its commits were forgotten, or its owner made it anew
+        msg = f"the table {name} is older than {last}, which says that {field} {number} is complete there: {COPIED}"
+        raise WarehouseError(msg)

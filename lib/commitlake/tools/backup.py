@@ -1,0 +1,151 @@
+"""`commitlake backup`: a copy of a warehouse as of one moment, also while its coordinator runs.
+
+A coordinator that starts on the copy takes it for a warehouse whose last one was killed. So nothing may be there
+without what was written before it: what is written last is looked at first, and what batches after the newest complete
+one have written is left out, by the markers of commits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from commitlake.config.locations import is_local, local_path
+from commitlake.errors import WarehouseError
+
+_FIRST = ("forwarded", "open_rows", "batches", "positions")
+"""What they say is in the other tables must be there; a batch's row comes after the position of its landing."""
+_OTHERS = (
+    *("rejected", "reentries", "discarded", "checks", "deliveries", "transactions", "delayed", "half", "op"),
+    *("maintenance", "epochs", "destinations"),
+)
+"""Maintenance deletes from `op` first, and says before that what may be gone."""
+_OF_LANDINGS_ONLY = ("half", "op", "delayed")
+_BATCH, _LANDING = "batch_id", "landing_id"
+
+
+class Backup(NamedTuple):
+    """What was copied: the newest complete batch and landing (-1: none), how many tables, how many bytes."""
+
+    batch_id: int
+    landing_id: int
+    tables: int
+    bytes: int
+
+
+class _Log:
+    """The log of a table as it stood when it was looked at.
+
+    Attributes:
+        place: the table's directory.
+        version: of the newest commit that counts.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._versions = sorted((int(file.stem) for file in (place / "_delta_log").glob("*.json")), reverse=True)
+        if not self._versions:
+            msg = f"backup: there is no table at {place}; start the coordinator of this version there once"
+            raise WarehouseError(msg)
+        self.version = self._versions[0]
+
+    def commits(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Version and marker of each commit, the newest first."""
+        for version in self._versions:
+            yield version, _marker((self.place / "_delta_log" / f"{version:020}.json").read_text())
+
+    def newest(self, field: str) -> int:
+        """The newest number of a field of the markers, -1 where none has it."""
+        return next((marker[field] for _, marker in self.commits() if field in marker), -1)
+
+    def end_before(self, field: str, number: float) -> float:
+        """Leaves out the first commit whose field is above `number`, and all after it.
+
+        Returns:
+            The first landing that is left out with them, infinity where none is.
+        """
+        later = [*takewhile(lambda commit: commit[1].get(field, math.inf) > number, self.commits())]
+        above = [version for version, marker in later if field in marker]
+        if not above:
+            return math.inf
+        self.version = min(above) - 1
+        landings = [
+            float(marker[_LANDING]) for version, marker in later if version > self.version and _LANDING in marker
+        ]
+        return min(landings, default=math.inf)
+
+
+def _marker(commit: str) -> Mapping[str, Any]:
+    for line in commit.splitlines():
+        if line.startswith('{"commitInfo"'):
+            found = json.loads(json.loads(line)["commitInfo"].get("userMetadata") or "null")
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def backup(warehouse: str, to: Path) -> Backup:
+    """Copies all up to the newest complete batch to a directory that is not there yet.
+
+    Raises:
+        WarehouseError: the warehouse is no local directory, or a table of it can't be read; or `to` is there.
+    """
+    if not is_local(warehouse):
+        msg = f"backup: {warehouse} is no local directory; take a snapshot of the storage while no coordinator runs"
+        raise WarehouseError(msg)
+    if to.exists():
+        msg = f"backup: {to} is there already; name a directory that is not"
+        raise WarehouseError(msg)
+    root, partial = local_path(warehouse), to.with_name(f"{to.name}.partial")
+    logs = {name: _Log(root / name) for name in (*_FIRST, *_OTHERS)}
+    logs |= {name: _Log(root / name) for name in _topics(logs["destinations"])}
+    batch, landing = _cut(logs)
+    shutil.rmtree(partial, ignore_errors=True)
+    size = sum(_copy(log, partial / name) for name, log in logs.items())
+    partial.rename(to)
+    return Backup(batch, landing, len(logs), size)
+
+
+def _topics(destinations: _Log) -> list[str]:
+    rows = DeltaTable(destinations.place, version=destinations.version).to_pyarrow_table(columns=["table"])
+    return sorted(set(rows["table"].to_pylist()))
+
+
+def _cut(logs: Mapping[str, _Log]) -> tuple[int, int]:
+    """Leaves out what came after the newest complete batch; returns that, and the newest landing that is whole.
+
+    Records of a landing that is not whole are found by the next start, as after a kill.
+    """
+    batch = logs["batches"].newest(_BATCH)
+    ledger = [log for name, log in logs.items() if name not in (*_FIRST, *_OF_LANDINGS_ONLY)]
+    first_left_out = min(log.end_before(_BATCH, batch) for log in ledger)
+    positions = logs["positions"]
+    positions.end_before(_LANDING, first_left_out - 1)
+    return batch, next((marker[_LANDING] for v, marker in positions.commits() if v <= positions.version and marker), -1)
+
+
+def _copy(log: _Log, to: Path) -> int:
+    """Copies the files of a table at its version, and its log up to there; returns how many bytes."""
+    try:
+        found = DeltaTable(log.place, version=log.version).get_add_actions()
+        files = [unquote(name) for name in pa.table(found)["path"].to_pylist()]
+        here = log.place / "_delta_log"
+        files += [f"_delta_log/{file.name}" for file in here.glob("*.json") if int(file.stem) <= log.version]
+        before = (file for file in here.glob("*.checkpoint*.parquet") if int(file.name[:20]) <= log.version)
+        files += [f"_delta_log/{file.name}" for file in before]
+        for file in files:
+            (to / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(log.place / file, to / file)
+    except (DeltaError, OSError) as error:
+        msg = f"backup: {log.place} can't be copied: {error}; make room, or begin again if a file has just been removed"
+        raise WarehouseError(msg) from error
+    return sum((to / file).stat().st_size for file in files)

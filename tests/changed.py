@@ -1,0 +1,109 @@
+"""Which tests a change needs beyond the short run: `python -m tests.changed` prints their files.
+
+What differs from the last commit on main counts, and what is not committed. Tests in tests/unit and tests/property
+are in the short run, so `TESTS` has the others. `tests/unit/test_changed.py` keeps it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# By folder, below lib/commitlake or the root: files below tests/, without "test_" and ".py". The longest prefix counts.
+TESTS = {
+    "clients/consumer": """spark/read_topic recovery/consumer_kills e2e/reading e2e/gateway_consumers
+        e2e/operations e2e/s3""",
+    "clients/delta": "e2e/delta_transaction e2e/sink recovery/rule_kills e2e/rules_answer_checks",
+    "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/gateway_consumers e2e/java_tutorial e2e/node_client",
+    "clients/producer": """e2e/producer e2e/producer_faults e2e/async_producer e2e/check_poison e2e/check_topics
+        e2e/gateway e2e/postgres_answers e2e/rocketmq_example e2e/rocketmq_schedule""",
+    "clients": "e2e/producer",
+    "config": "e2e/run_command e2e/launch e2e/security recovery/growth",
+    "coordinator": """spark/coordination_rules recovery/round recovery/liveness recovery/faults recovery/campaign
+        e2e/metrics steady/steady_load""",
+    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time spark/in_memory_coordinator
+        recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/rocketmq_schedule""",
+    "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
+    "coordinator/forwarding": "e2e/to_kafka",
+    "coordinator/landing": """spark/landing_records spark/hostile_records spark/in_memory_coordinator
+        recovery/landing_recovery recovery/kafka_identity recovery/offsets_used_before recovery/liveness
+        e2e/log_ends""",
+    "coordinator/maintenance": "spark/maintenance spark/open_rows recovery/corners",
+    "coordinator/metrics": "e2e/metrics",
+    "coordinator/recovery": """spark/open_rows recovery/corners recovery/backup
+        recovery/coordination_recovery recovery/landing_recovery
+        recovery/two_coordinators recovery/lock_outlives_python recovery/growth recovery/campaign""",
+    "coordinator/resolving": "e2e/rules_answer_checks e2e/postgres_answers recovery/rule_kills",
+    "kafka": """e2e/embedded_broker e2e/kafka_topics e2e/kafka_transactions
+        e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
+        recovery/kafka_identity""",
+    "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
+    "reading": "spark/questions e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
+    "spark": "e2e/run_command e2e/launch e2e/cluster e2e/wheel e2e/notebook recovery/lock_outlives_python",
+    "tables": """spark/tables spark/direct_append spark/staged_append spark/log_store recovery/kills_of_many_topics
+        recovery/two_coordinators e2e/s3""",
+    "testing": "spark/in_memory_coordinator",
+    "tools": "spark/questions e2e/operations recovery/backup",
+    "tools/audit": "spark/audit e2e/operations",
+    "tools/cli": "e2e/operations e2e/run_command e2e/launch e2e/report_actions e2e/delayed_by_key spark/questions",
+    "tools/demo": "e2e/demo",
+    "tools/report": "spark/report e2e/report_actions",
+    "conf": "e2e/metrics e2e/launch",
+    "jobs": "e2e/launch e2e/cluster",
+    "notebooks": "e2e/notebook e2e/rocketmq_example e2e/rocketmq_schedule e2e/java_tutorial e2e/node_client",
+    "docs/how-to": "spark/read_topic e2e/reading",
+    "README.md": "e2e/readme",
+    "setup.py": "e2e/wheel e2e/launch",
+    "constraints.txt": "e2e/wheel",
+    "spark-submit.sh": "e2e/launch e2e/run_command e2e/demo",
+}  # fmt: skip
+
+
+def files_of(folder: str) -> list[str]:
+    """The files of tests of a row of the table."""
+    return [f"tests/{part}/test_{name}.py" for part, _, name in (each.partition("/") for each in TESTS[folder].split())]
+
+
+def needed_by(changed: Iterable[str]) -> list[str]:
+    """The files of tests that changed paths need, themselves included."""
+    return sorted({file for path in changed for file in _files_for(path) if (ROOT / file).exists()})
+
+
+def _files_for(path: str) -> Iterator[str]:
+    if path.startswith("tests/support/"):
+        module = path.removesuffix(".py").replace("/", ".")
+        yield from _naming(module)
+    elif Path(path).name.startswith("test_"):
+        yield path
+    else:
+        below = path.removeprefix("lib/commitlake/")
+        folders = [folder for folder in TESTS if below == folder or below.startswith(f"{folder}/")]
+        if folders:
+            yield from files_of(max(folders, key=len))
+
+
+def _naming(module: str) -> Iterator[str]:
+    """Files of tests that import a module of tests/support."""
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        if f"from {module} import" in file.read_text():
+            yield str(file.relative_to(ROOT))
+
+
+def changed() -> list[str]:
+    """Paths that differ from the commit of main that this one stands on; on main from what is published."""
+    branch = _git("rev-parse", "--abbrev-ref", "HEAD")[0]
+    others = [name for name in ("main", "origin/main") if name != branch and _git("rev-parse", "--verify", "-q", name)]
+    base = _git("merge-base", "HEAD", others[0])[0] if others else "HEAD"
+    return [*_git("diff", "--name-only", base), *_git("ls-files", "--others", "--exclude-standard")]
+
+
+def _git(*words: str) -> list[str]:
+    """Its lines; none where it fails, as it does for a name that is not there."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
+if __name__ == "__main__":
+    print(*needed_by(changed()), sep="\n")

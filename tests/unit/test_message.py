@@ -1,0 +1,181 @@
+"""Messages as programs make them: what they may hold, copies, and that each way of sending says the same."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import pickle
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.message_values import Name, Number
+
+from commitlake import (
+    AsyncTransactionMQProducer,
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    RefusedSend,
+    TransactionListener,
+)
+from commitlake.clients.producer import default
+from commitlake.config import KafkaConfig
+from commitlake.testing import InMemoryCoordinator
+from commitlake.testing.link import MemoryEngine, MemoryLink
+
+
+class Shop(TransactionListener):
+    """Says in the local transaction what it was given, and later that all was well."""
+
+    def __init__(self, answer: LocalTransactionState = LocalTransactionState.COMMIT_MESSAGE) -> None:
+        self.answer, self.ran = answer, 0
+
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        self.ran += 1
+        return self.answer
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE
+
+
+@pytest.fixture
+def lake() -> InMemoryCoordinator:
+    return InMemoryCoordinator()
+
+
+def every_send(lake: InMemoryCoordinator, message: Message) -> dict[str, Callable[[], object]]:
+    """The ways in which a program can send a message."""
+    plain, shop = lake.producer("plain"), lake.producer("shop", Shop())
+
+    def part() -> object:
+        with shop.begin_transaction() as transaction:
+            return transaction.send(message)
+
+    async def on_a_loop() -> object:
+        async with AsyncTransactionMQProducer("loop", bootstrap_servers="memory:9092") as sender:
+            return await sender.send(message)
+
+    def asynchronous() -> object:
+        conf = KafkaConfig("memory:9092", "commitlake.", queues=4, options={})
+        link = MemoryLink(conf, MemoryEngine("commitlake.", 4, lake.append), lambda: lake.settings)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(default, "KafkaLink", lambda *_: link)
+            return asyncio.run(on_a_loop())
+
+    return {
+        "single": lambda: plain.send(message),
+        "batch": lambda: plain.send([message]),
+        "transaction": lambda: shop.send_message_in_transaction(message),
+        "part": part,
+        "asynchronous": asynchronous,
+    }
+
+
+WAYS = ["single", "batch", "transaction", "part", "asynchronous"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_members_of_enums_are_what_they_stand_for_in_every_way_of_sending(lake: InMemoryCoordinator, way: str) -> None:
+    message = Message(
+        Name.ORDERS,
+        bytearray(b"a book"),  # type: ignore[arg-type]
+        tags=Name.PAID,
+        keys=Name.PAID,
+        properties={Name.PAID: Name.PAID},
+        queue_id=Number.THREE,
+        message_id=Name.PAID,
+    )
+    every_send(lake, message)[way]()
+    lake.advance("1h")
+    found = [m for m in lake.messages("orders") if m.body == b"a book"]
+    told = [(m.tags, m.keys, m.properties, m.queue_id, m.message_id) for m in found]
+    assert told == [("paid", "paid", {"paid": "paid"}, 3, "paid")]
+    assert lake.rejected == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("topic", None, "the topic is None; it must be a string"),
+        ("body", 5, "the body is 5; it must be bytes"),
+        ("tags", "a||b", "no filter can select"),
+        ("keys", 17, "Message.keys is 17; it must be a string"),
+        ("queue_id", "1", "the queue id is '1'; it must be a whole number"),
+        ("queue_id", True, "the queue id is True; it must be a whole number"),
+        ("sharding_key", 17, "Message.sharding_key is 17; it must be bytes"),
+        ("properties", None, "Message.properties is None; it must be a map"),
+        ("properties", {"a": 5}, "property 'a' is 5; its name and value must be strings"),
+        ("properties", {"DELAY": "3"}, "property 'DELAY' has a name of the protocol"),
+        ("deliver_at", int(time.time()), "which is more than a year ago; give ms since epoch"),
+        ("delay_seconds", 1.0j, "delay_seconds is 1j; give seconds from 0 up"),
+        ("message_id", 5, "Message.message_id is 5"),
+    ],
+)
+def test_what_can_not_land_is_refused_before_anything_is_sent_in_every_way(
+    lake: InMemoryCoordinator, way: str, name: str, value: object, error: str
+) -> None:
+    message = Message("orders", "a book", keys="17")
+    setattr(message, name, value)
+    send = every_send(lake, message)[way]
+    is_first = way == "batch" and name.startswith("del")  # a batch has no delay of any kind
+    with pytest.raises(RefusedSend, match=re.escape("send it alone" if is_first else error)):
+        send()
+    lake.advance("1h")
+    assert (lake.messages("orders"), lake.rejected) == ([], [])
+
+
+def test_a_group_that_is_a_member_of_an_enum_commits_and_is_asked(lake: InMemoryCoordinator) -> None:
+    sent = lake.producer(Name.PAID, Shop(LocalTransactionState.UNKNOW)).send_message_in_transaction(
+        Message("orders", "x")
+    )
+    lake.advance("1m")
+    assert {check.producer_group for check in lake.checks} == {"paid"}
+    assert lake.outcome(str(sent.transaction_id)).state == "COMMITTED"
+    assert lake.rejected == []
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda message: pickle.loads(pickle.dumps(message)), dataclasses.replace],
+    ids=["copy", "deepcopy", "pickle", "replace"],
+)
+def test_a_copy_of_a_message_that_was_sent_is_another_message(copied: Callable[[Message], Message]) -> None:
+    lake = InMemoryCoordinator({"topics.dedup": {"orders": {"by": "message_id", "window": "1d"}}})
+    producer, message = lake.producer("shop"), Message("orders", "first", properties={"a": "b"})
+    producer.send(message)
+    other = copied(message)
+    other.body, other.properties["a"] = "second", "c"
+    producer.send(other)
+    producer.send(message)  # itself again
+    lake.advance("5s")
+    assert [(m.body, m.properties) for m in lake.messages("orders")] == [
+        (b"first", {"a": "b"}),
+        (b"second", {"a": "c"}),
+    ]
+    batch = [copied(message), copied(other)]
+    producer.send(batch)
+    assert len({m.message_id for m in (message, other, *batch, *map(copied, batch))}) == 5  # the last two have none yet
+    chosen = copied(Message("orders", "x", message_id="order-17"))
+    assert chosen.message_id == "order-17"
+
+
+@pytest.mark.parametrize("given", [None, 5, "orders", b"orders", [1], [None], {"topic": "orders"}])
+def test_what_is_no_message_is_refused(lake: InMemoryCoordinator, given: Any) -> None:
+    producer = lake.producer("shop", Shop())
+    later = producer.send(Message("orders", "x", delay_seconds=5)).recall_handle
+    calls: list[Callable[[], object]] = [
+        lambda: producer.send(given),
+        lambda: producer.send_message_in_transaction(given),
+        lambda: producer.begin_transaction().send(given),
+        lambda: producer.reschedule(str(later), given),
+    ]
+    for call in calls:
+        with pytest.raises(RefusedSend, match="allowed is a Message; nothing was sent"):
+            call()
+    messages = [Message("orders", "x") for _ in range(3)]
+    assert producer.split(each for each in messages) == [messages]  # type: ignore[arg-type]
