@@ -18,13 +18,15 @@ TESTS = {
         e2e/operations e2e/s3""",
     "clients/delta": "e2e/delta_transaction e2e/sink recovery/rule_kills e2e/rules_answer_checks",
     "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/gateway_consumers e2e/java_tutorial e2e/node_client",
-    "clients/producer": """e2e/producer e2e/producer_faults e2e/async_producer e2e/check_poison e2e/check_topics
+    "clients/producer": """e2e/producer e2e/producer_faults e2e/many_producers
+        e2e/async_producer e2e/check_poison e2e/check_topics
         e2e/gateway e2e/postgres_answers e2e/rocketmq_example e2e/rocketmq_schedule""",
     "clients": "e2e/producer",
     "config": "e2e/run_command e2e/launch e2e/security recovery/growth",
     "coordinator": """spark/coordination_rules recovery/round recovery/liveness recovery/faults recovery/campaign
         e2e/metrics steady/steady_load""",
-    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time spark/in_memory_coordinator
+    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
+        spark/refused_parts spark/in_memory_coordinator
         recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/rocketmq_schedule""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",

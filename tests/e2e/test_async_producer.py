@@ -11,7 +11,7 @@ from tests.support.namespace import COMMIT, ROLLBACK, Namespace, check
 from tests.support.polling import patience
 
 from commitlake import AsyncTransactionMQProducer, Message
-from commitlake.errors import MQClientException
+from commitlake.errors import FailedSend, MQClientException, UncertainSend
 
 
 @pytest.fixture
@@ -282,3 +282,18 @@ def test_a_shutdown_gives_up_a_listener_that_hangs_and_may_be_followed_by_a_star
 
     assert asyncio.run(asyncio.wait_for(serve(), 90)) < 6 * patience()
     assert [record.value for record in kafka.read("messages")] == [b"again"]
+
+
+def test_a_send_that_a_shutdown_overtakes_fails_as_one_that_may_be_sent_again(kafka: Namespace) -> None:
+    async def serve() -> list[Any]:
+        sender = producer(kafka, None)
+        await sender.start()
+        sends = [asyncio.create_task(sender.send(Message("orders", b"body"))) for _ in range(3_000)]
+        await asyncio.sleep(0.2)
+        await sender.shutdown(300)
+        return await asyncio.gather(*sends, return_exceptions=True)
+
+    for _ in range(3):
+        failed = [each for each in asyncio.run(serve()) if isinstance(each, BaseException)]
+        assert failed
+        assert {type(error) for error in failed} <= {FailedSend, UncertainSend}

@@ -102,7 +102,7 @@ def test_the_engine_that_was_asked_for_gives_up_what_a_call_has_given_up(
 
     async def look() -> None:
         async with server.opened(kafka.config, server.Entrance(listen="127.0.0.1:0"), engine):
-            sending = links[0]._client
+            sending = links[0]._started()._engine  # type: ignore[attr-defined]
             assert isinstance(sending, ConfluentEngine | KafkaPythonEngine)
             timed = sending._shared if isinstance(sending, ConfluentEngine) else sending
             assert (type(sending), timed._timeout_ms) == (sends, SEND_MS)

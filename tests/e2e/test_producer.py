@@ -209,14 +209,14 @@ def test_a_connection_that_can_not_be_replaced_fails_the_send_and_not_the_next(b
     kafka.publish()
     with kafka.producer(engine="confluent") as producer:
         producer.send(Message("orders", b"a"), timeout=2_000_000)  # more than librdkafka takes for a request
-        producer._link._more = {"compression_type": "none such"}
+        producer._link._joined()._more = {"compression_type": "none such"}
         with pytest.raises(FailedSend, match=r"compression.*change that one"):
             producer.send(Message("orders", b"b"), timeout=3_000_000)
         outcomes: list[BaseException | None] = []
         record = wire.encode_message(wire.MessageRecord(topic="orders", msg_id="c", body=b"c", producer_group="group"))
         producer._link.send_soon("messages", 0, record, 4_000_000, outcomes.append)
         assert isinstance(outcomes[0], FailedSend)
-        producer._link._more = {}
+        producer._link._joined()._more = {}
         producer.send(Message("orders", b"d"))
     assert sorted(record.value for record in kafka.read("messages")) == [b"a", b"d"]
 

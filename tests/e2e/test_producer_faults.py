@@ -442,7 +442,7 @@ def test_options_of_kafka_python_reach_the_clients(kafka: Namespace) -> None:
     with kafka.producer(Listener(), client_options={"compression_type": "gzip"}) as producer:
         producer.send(Message("orders", b"a" * 100_000))
         if kafka.engine == "kafka-python":
-            assert producer._link._client._client.config["compression_type"] == "gzip"
+            assert producer._link._started()._engine._client.config["compression_type"] == "gzip"
     assert [record.value for record in kafka.read("messages")] == [b"a" * 100_000]
 
 

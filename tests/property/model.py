@@ -18,70 +18,86 @@ Verdict = Refusal | str | None  # an op is refused, needs no more, or waits on
 
 class Model:
     def __init__(self, rules: Rules) -> None:
-        self.rules, self.crashed = rules, False
+        self.rules = rules
         self.halves: dict[Place, Half] = {}
         self.delayed: dict[Place, Message] = {}
         self.timers: dict[Delivered, int] = {}
-        self.waiting: dict[Op, int] = {}  # and when it was first seen
+        self.waiting: list[Op] = []
         self.refused: dict[OpKey, Refusal] = {}
         self.deliveries: dict[Delivered, tuple[Delivery, int]] = {}
         self.checks: list[Check] = []
         self.resumed: dict[Op, Half] = {}
+        self.refused_parts: list[Half] = []
 
     def land(self, m: Message) -> None:
         grace = self.rules.timeout_ms if m.immunity < 0 else m.immunity * 1000
-        half = Half(m=m, since=m.stored, checks=0, round=0, resume=None, seen=None, end=None, ends=[])
-        half.due, half.repeat = m.stored + grace + 1, None  # age > grace; no check is out
+        half = Half(m=m, since=m.stored, checks=0, round=0, resume=None, seen=False, end=None, ends=[])
+        half.gone, half.due, half.repeat = False, m.stored + grace + 1, None  # age > grace; no check is out
         if m.delayed:
             self.delayed[m.at] = m
+        elif m.refused:
+            self.refused_parts.append(half)
         else:
             self.halves[m.at] = half
 
     def crash(self) -> None:
-        self.crashed = True  # what waits counts its time from the batch that first sees it again
+        for part in self.refused_parts:
+            part.gone = False
 
     def batch(self, now: int, landed: int, read: list[Message], ops: list[Op]) -> None:
         self.now, self.landed = now, min(now, landed)
         self.reopen()
         self.timers |= {("messages", m.at): m.deliver_at for m in read if m.delayed}
-        for h in self.halves.values():
-            h.seen = now if h.m in read or (self.crashed and h.seen is not None) else h.seen
+        for h in [*self.halves.values(), *self.refused_parts]:
+            h.seen = h.seen or h.m in read
             h.was = h.end  # what comes late is judged by how its batch found things
         answers, ops = ([op for op in ops if (op.decision == Kind.UNKNOWN) == is_answer] for is_answer in (True, False))
-        fresh, self.crashed = [*(self.waiting if self.crashed else ()), *ops], False
-        self.waiting |= dict.fromkeys(fresh, now)
+        self.waiting += ops
         for op in sorted(self.waiting, key=lambda op: op.order):  # ops before deadlines
-            self.judge(op, fresh=op in fresh)
+            self.judge(op)
         for op in sorted(answers, key=lambda op: op.order):
             self.answer(op)
-        for h in [h for h in self.halves.values() if h.seen is not None and not h.end]:
+        for h in [h for h in self.halves.values() if h.seen and not h.end]:
             self.follow(h) if h.m.first else self.deadline(h)
         for key in [key for key, due in self.timers.items() if due <= self.landed or due <= self.stored(key)]:
             self.deliveries[key] = (Delivery.DELIVERED, self.timers.pop(key))
+        for part in self.refused_parts:
+            part.gone = part.gone or (part.seen and self.over(part.m))
+
+    def is_spoiled(self, h: Half) -> bool:
+        """A refused part of it has come, not long ago: its first half message lands before it."""
+        came = [part for part in self.parts_refused_of(h) if part.seen and not part.gone]
+        return any(part.m.stored >= h.m.stored for part in came)
+
+    def parts_refused_of(self, h: Half) -> list[Half]:
+        same = [part for part in self.refused_parts if (part.m.tid, part.m.group) == (h.m.tid, h.m.group)]
+        return [part for part in same if part.m.first == h.m.at]
 
     def stored(self, key: Delivered) -> int:
         """Of a delayed message: one that was due when it came can't be recalled in time."""
         return self.delayed[key[1]].stored if key[0] == "messages" else -1
 
-    def over(self, since: int) -> bool:
-        return self.landed - since >= self.rules.op_park_ms
+    def over(self, waiting: Op | Message) -> bool:
+        """All that Kafka held when it was stored has landed, and its time is up."""
+        return self.landed - waiting.stored >= self.rules.op_park_ms
 
-    def judge(self, op: Op, *, fresh: bool) -> None:
+    def judge(self, op: Op) -> None:
         rule = {Kind.RECALL: self.recall, Kind.RESUME: self.resume}.get(op.decision, self.decide)
-        verdict = rule(op) if fresh or op.decision != Kind.RESUME or self.over(self.waiting[op]) else None
+        verdict = rule(op)
         if isinstance(verdict, Refusal):
             self.refused[op.key] = verdict
         if verdict:
-            del self.waiting[op]
+            self.waiting.remove(op)
 
     def decide(self, op: Op) -> Verdict:
         h = self.halves.get(op.listed[0])
-        if h and h.seen is not None and not h.m.first and not h.was and op.after(h.resume):
+        if h and h.seen and not h.m.first and not h.was and op.after(h.resume):
             if reason := wrong(op, [h]):
                 return reason
-            if not h.end and {*op.listed} <= {m.m.at for m in self.whole(h) if not m.end}:
+            can_apply = op.decision == Kind.ROLLBACK or not self.is_spoiled(h)
+            if not h.end and can_apply and {*op.listed} <= {m.m.at for m in self.whole(h) if not m.end}:
                 return self.end(self.whole(h), End(op.state, op.reason, op.key, h.checks, h.round, -1), op)
-        return self.late(op, h) if self.over(self.waiting[op]) else None
+        return self.late(op, h) if self.over(op) else None
 
     def late(self, op: Op, first: Half | None) -> Verdict:
         found = [self.halves.get(place) for place in op.listed]
@@ -91,19 +107,21 @@ class Model:
             return reason
         if first and (first.m.first or any(h.m.first != first.m.at for h in known[1:])):
             return Refusal.BAD_FIRST_HALF
-        if first and first.was and first.was.state != op.state:
+        is_reopened = any(h is first and op.after(resume) for resume, h in self.resumed.items())
+        if first and first.was and first.was.state != op.state and not is_reopened:
             return Refusal[f"ALREADY_{first.was.state.name}"]
         if first and (orphan or not (first.was or op.after(first.resume))):
             return Refusal.ALREADY_DISCARDED
         if None in found:
             return Refusal.NO_HALF_MESSAGE
-        return DONE if all(h.was for h in known) else None  # harmless; else it has landed and is not yet read
+        return DONE if all(h.was for h in known) and not is_reopened else None  # harmless; else not yet read
 
     def resume(self, op: Op) -> Verdict:
         h = self.halves.get(op.listed[0])
         if h is None:
-            return Refusal.NO_HALF_MESSAGE if self.over(self.waiting[op]) else None
+            return Refusal.NO_HALF_MESSAGE  # what it may reopen has ended before it was sent
         discarded = h.was and h.was.state == State.DISCARDED and h not in self.resumed.values()
+        discarded = discarded and not self.parts_refused_of(h)
         reason = wrong(op, [h]) or (None if discarded else Refusal.NOT_DISCARDED)
         self.resumed |= {} if reason else {op: h}
         return reason or DONE
@@ -120,7 +138,7 @@ class Model:
     def recall(self, op: Op) -> Verdict:
         key, m = ("messages", op.listed[0]), self.delayed.get(op.listed[0])
         if m is None or (m.tid, m.group) != (op.tid, op.group):
-            return Refusal.NO_DELAYED_MESSAGE if m or self.over(self.waiting[op]) else None
+            return Refusal.NO_DELAYED_MESSAGE if m or self.over(op) else None
         if key in self.timers:
             self.deliveries[key] = (Delivery.RECALLED, self.timers.pop(key))
         late = key in self.deliveries and self.deliveries[key][0] == Delivery.DELIVERED
@@ -129,7 +147,7 @@ class Model:
     def answer(self, op: Op) -> None:
         """The outcome is still unknown: the next check comes an interval later."""
         h = self.halves.get(op.listed[0])
-        if h is None or h.seen is None or h.m.first or h.end or h.repeat is None or wrong(op, [h]):
+        if h is None or not h.seen or h.m.first or h.end or h.repeat is None or wrong(op, [h]):
             return
         if op.check == (h.round, h.checks) or (op.check is None and op.stored > h.asked):
             h.repeat, h.due = None, op.stored + self.rules.check_interval_ms
@@ -137,8 +155,9 @@ class Model:
     def deadline(self, h: Half) -> None:
         expires = h.since + self.rules.retention_ms + 1  # older than retention
         exhausted = h.due <= self.landed and h.repeat is None and h.checks >= self.rules.check_max and h.due < expires
-        if exhausted or expires <= self.landed:
-            reason = Reason.CHECK_MAX if exhausted else Reason.EXPIRED
+        is_spoiled = self.is_spoiled(h)
+        if exhausted or expires <= self.landed or is_spoiled:
+            reason = Reason.REFUSED_PART if is_spoiled else Reason.CHECK_MAX if exhausted else Reason.EXPIRED
             self.end(self.whole(h), End(State.DISCARDED, reason, None, h.checks, h.round, -1))
         elif h.due <= self.landed:
             h.checks, h.repeat = (h.checks + 1, 0) if h.repeat is None else (h.checks, h.repeat + 1)
@@ -149,16 +168,17 @@ class Model:
     def follow(self, part: Half) -> None:
         """A part that comes late goes the way of its first; without one that fits it is an ORPHAN."""
         h = self.halves.get(part.m.first)
-        first = h if h and h.seen is not None and not h.m.first else None
+        first = h if h and h.seen and not h.m.first else None
         if first and part in self.whole(first):
-            self.end([part] if first.end else [], first.end, first.end and first.by)
-        elif first or (self.over(part.seen) and (h is None or h.seen is not None)):
+            is_known = first.end and self.landed >= part.m.stored
+            self.end([part] if is_known else [], first.end, first.end and first.by)
+        elif first or (self.over(part.m) and (h is None or h.seen)):
             self.end([part], End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1))
 
     def whole(self, h: Half) -> list[Half]:
         """The transaction's half messages that coordination has read."""
         same = [m for m in self.halves.values() if (m.m.tid, m.m.group) == (h.m.tid, h.m.group)]
-        return [h] + [m for m in same if m.m.first == h.m.at and m.seen is not None]
+        return [h] + [m for m in same if m.m.first == h.m.at and m.seen]
 
     def end(self, halves: list[Half], end: End, op: Op | None = None) -> Verdict:
         for h in [h for h in halves if not h.end]:

@@ -60,6 +60,7 @@ def half_messages(draw: st.DrawFn, now: int, place: Place) -> Message:
         immunity=draw(st.sampled_from([-1, -1, 0, 1])),
         delay=draw(delay),
         deliver_at=draw(st.sampled_from([-1, -1, -1, 0, now + 8])),
+        refused=first is not None and draw(st.sampled_from([False, False, False, True])),
     )
 
 

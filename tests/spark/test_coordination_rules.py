@@ -108,6 +108,7 @@ REFUSED = [
     ("wrong id and group, decided", "WRONG_TRANSACTION_ID", "ops"),
     ("wrong group, decided", "WRONG_PRODUCER_GROUP", "ops"),
     ("names a part first", "BAD_FIRST_HALF", "parked"),
+    ("names a part of what is committed first", "BAD_FIRST_HALF", "parked"),
     ("lists another's part", "WRONG_TRANSACTION_ID", "parked"),
     ("late to a deadline", "ALREADY_DISCARDED", "resumed"),
     ("after the discard", "ALREADY_DISCARDED", "resumed"),

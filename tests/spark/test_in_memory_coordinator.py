@@ -29,6 +29,8 @@ HASTY: dict[str, object] = {
     "transaction.op_park_time": "1ms",
     "topics.dedup": {"names": {"by": "keys", "window": "1d"}},
 }
+CHANGES: list[dict[str, object]] = [{}, {"topics.allowed": ["orders"]}, {"transaction.reject": True}]
+"""Each phase is a start, with a configuration of its own."""
 NEVER = Position(1, 1_000_000)
 SOON, LATE = {"TIMER_DELAY_MS": "1"}, {"TIMER_DELAY_SEC": "3600"}
 HOSTILE: list[dict[str, Any]] = [
@@ -99,10 +101,14 @@ class Traffic:
 
     def several(self) -> None:
         tid, first = self.begin()
-        parts = [self.half(self.rng.choice([tid] * 5 + ["x"]), first=first) for _ in range(self.rng.choice([1, 2]))]
+        parts = [self.part(self.rng.choice([tid] * 5 + ["x"]), first) for _ in range(self.rng.choice([1, 2]))]
         listed = self.rng.choice([[first, *parts], [first, *parts], [first], [*parts, first], [first, NEVER]])
         if self.rng.randrange(4):
             self.op(tid, *listed)
+
+    def part(self, tid: str, first: Position) -> Position:
+        """One in eight is refused."""
+        return self.half(tid, first=first, **self.rng.choice([{}] * 7 + [{"queue_id": 10_000}]))
 
     def other(self) -> None:
         name, topic = self.name(), self.rng.choice(["orders", "names"])
@@ -140,7 +146,7 @@ class Traffic:
 
     def late_part(self) -> None:
         tid, first = self.rng.choice(self.halves)
-        part = self.half(tid, first=first)
+        part = self.part(tid, first)
         if self.rng.randrange(2):
             self.op(tid, first, part)
 
@@ -164,10 +170,16 @@ class Replay:
     """The coordinator in memory, which gets what Kafka holds."""
 
     def __init__(self, config: dict[str, object]) -> None:
-        self.memory, self._read = InMemoryCoordinator(config), set[Record]()
+        self.memory, self._given, self._read = InMemoryCoordinator(config), config, set[Record]()
 
-    def follow(self, lake: Lake) -> None:
-        """Append what Kafka has got since, at Kafka's times; then it is now."""
+    def follow(self, lake: Lake, **changes: object) -> None:
+        """Append what Kafka has got since, at Kafka's times; then it is now.
+
+        Args:
+            lake: the real one's.
+            changes: keys of the configuration.
+        """
+        self.memory.config = InMemoryCoordinator({**self._given, **changes}).config
         for source in LANDED:
             for record in lake.kafka(source):
                 at = Record(source, record.partition, record.offset)
@@ -230,10 +242,10 @@ def test_any_records_end_as_with_the_real_coordinator(
 ) -> None:
     with Lake(broker.bootstrap_servers, f"memory{seed}.", tmp_path, **HASTY) as lake:
         traffic, replay = Traffic(lake, seed), Replay({"kafka.queues": 2, **HASTY})
-        for phase in range(3):
+        for phase, changes in enumerate(CHANGES):
             traffic.phase(phase)
-            lake.run(spark)
-            replay.follow(lake)
+            lake.run(spark, **{key.replace(".", "_", 1): value for key, value in changes.items()})
+            replay.follow(lake, **changes)
             real, told = in_tables(lake), replay.told()
             for what, found in real.items():
                 assert told[what] == found, f"{what} in phase {phase}"

@@ -28,9 +28,9 @@ COMPARED = [
     *("kind", "src", "queue", "offset", "part_queue", "part_offset", "op_queue", "op_offset", "round"),
     *("checks", "repeat", "deliver_at"),
 ]
-"""What must agree. Left out: `since` and `due`, which count from the time of a file where something is parked, and that
-compaction rewrites, or are worked out when a row is read first."""
-_PARKED = tuple(int(kind) for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.LISTED))
+"""What must agree. Left out: `since` and `due`, which are worked out when a row is read first."""
+_WAITING = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.LISTED, Kind.REFUSED_PART)
+_PARKED = tuple(int(kind) for kind in _WAITING)
 _READABLE_S = 50 * 60
 """Less than `delta.deletedFileRetentionDuration` of a table that only the coordinator reads, 1 hour."""
 Rows = Counter[tuple[int, ...]]
@@ -118,7 +118,7 @@ def different(some: Rows, others: Rows, name: str, other: str) -> list[str]:
 
 
 def without_parked(rows: Iterable[Sequence[int]]) -> Rows:
-    """Without ops that wait: a rebuild knows at once which of them only say once more what was decided."""
+    """Without ops and refused parts that wait: a rebuild knows at once which of them change nothing any more."""
     return Counter(tuple(row) for row in rows if row[0] not in _PARKED)
 
 

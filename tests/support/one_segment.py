@@ -74,8 +74,14 @@ def reopened(at: Place = H, resumed: int = T, due: int = T + 6_001, offset: int 
     return half_row(Message(at, T - 500_000), round=1, since=resumed, due=due, op_offset=offset)
 
 
-def part(at: Place, first: Place = H, **fields: Any) -> Rows:
-    return half_row(Message(at, T, first, **fields))
+def part(at: Place, first: Place = H, due: int = -1, **fields: Any) -> Rows:
+    """A part; `due` is 0 when it was unmatched before."""
+    return half_row(Message(at, T, first, **fields), due=due)
+
+
+def refused(at: Place, first: Place = H, stored: int = T, **fields: Any) -> Rows:
+    """A part that landing has refused."""
+    return half_row(Message(at, stored, first, refused=True, **fields))
 
 
 def delayed(at: Place, due: int, **fields: Any) -> Rows:
@@ -83,8 +89,8 @@ def delayed(at: Place, due: int, **fields: Any) -> Rows:
 
 
 def op(decision: Kind, offset: int = 0, stored: int = T, listed: tuple[Place, ...] = (H,), **fields: Any) -> Rows:
-    queue = fields.pop("queue", 0)
-    return op_rows(Op(Place(queue, offset), stored, decision, listed, **fields))
+    queue, due = fields.pop("queue", 0), fields.pop("due", -1)
+    return op_rows(Op(Place(queue, offset), stored, decision, listed, **fields), due)
 
 
 def commit(offset: int = 0, **fields: Any) -> Rows:

@@ -120,6 +120,7 @@ class Story:
         self.add("three", "three 2", queue=1)
         self.add("three", "three 3", topic="payments")
         self.decide("three", "COMMIT", "three", "three 2", "three 3")
+        self.decide("three", "COMMIT", "three 2", called="names a part of what is committed first")
         self.add("unlisted", "unlisted 2")
         self.decide("unlisted", "COMMIT")
         self.add("whole", "whole 2", queue=1)

@@ -84,6 +84,10 @@ class Traffic:
             self._half(self._last[0], 1, "COMMITTED", "DIRECT", first=self._last[1])
         self._last = (f"{name} s", first)
         self._half(f"{name} x", 0, "DISCARDED", "ORPHAN", first=Position(0, 1_000_000))
+        spoiled = self._half(f"{name} y", 0, "DISCARDED", "REFUSED_PART")
+        refused = self.lake.half(f"{name} y", 1, first=spoiled, topic="no topic")
+        self.refused[Record("half", *refused)] = "ILLEGAL_TOPIC"
+        self.refused[self.lake.op("COMMIT", f"{name} y", spoiled)] = "ALREADY_DISCARDED"
 
     def _others(self, name: str) -> None:
         self.shown["messages", self.lake.message(f"{name} n", topic="a")] = f"{name} n".encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,8 +54,8 @@ class Orders:
         return COMMIT
 
 
-def producer(kafka: Kafka, listener: object | None = None) -> AsyncTransactionMQProducer:
-    made = AsyncTransactionMQProducer("group", listener, threads=1, bootstrap_servers="memory:9092")
+def producer(kafka: Kafka, listener: object | None = None, threads: int = 1) -> AsyncTransactionMQProducer:
+    made = AsyncTransactionMQProducer("group", listener, threads=threads, bootstrap_servers="memory:9092")
     made._producer._answer_checks = lambda: None  # type: ignore[method-assign]
     conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
     made._producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, kafka.append), lambda: SETTINGS)
@@ -89,6 +90,60 @@ def test_a_send_that_still_waits_at_a_shutdown_has_failed_and_is_not_cancelled(k
         assert isinstance(error, FailedSend)
         assert "the producer was shut down before" in str(error)
     assert kafka.sent("messages") == [b"hang"]
+
+
+def test_sends_of_one_sharding_key_go_out_in_the_order_they_were_begun(kafka: Kafka) -> None:
+    bodies = [str(n).encode() for n in range(200)]
+
+    async def serve() -> None:
+        sender = producer(kafka, Orders(), threads=8)
+        await sender.start()
+        await asyncio.gather(*(sender.send(Message("orders", body, sharding_key="a")) for body in bodies))
+        half = [sender.send_message_in_transaction(Message("orders", body, sharding_key=b"a")) for body in bodies]
+        await asyncio.gather(*half, sender.send([Message("orders", b"x", sharding_key="a")]))
+        await sender.shutdown(100)
+
+    append = kafka.append
+
+    def slow_or_not(topic: str, queue: int, record: wire.Encoded) -> Position:
+        time.sleep(0.002 if record.value in bodies[::3] else 0)
+        return append(topic, queue, record)
+
+    kafka.append = slow_or_not  # type: ignore[method-assign]
+    asyncio.run(serve())
+    assert kafka.sent("messages")[:200] == bodies
+    assert kafka.sent("half") == bodies
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_send_for_which_no_thread_can_start_is_sent_by_another_or_never(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, has_one: bool
+) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("commitlake-send"):
+            msg = "can't start new thread"  # what CPython raises
+            raise RuntimeError(msg)
+        start(thread)
+
+    async def serve() -> Any:
+        sender = producer(kafka, threads=2)
+        await sender.start()
+        hung = [await hanging(sender, kafka)] if has_one else []
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        (call,) = begun(sender.send(Message("orders", b"a")))
+        await asyncio.sleep(0.1)
+        kafka.go_on.set()
+        found = (await asyncio.gather(call, *hung, return_exceptions=True))[0]
+        monkeypatch.setattr(threading.Thread, "start", start)
+        await sender.send(Message("orders", b"b"))
+        await sender.shutdown(100)
+        return found
+
+    found = asyncio.run(serve())
+    assert isinstance(found, FailedSend) is not has_one
+    assert kafka.sent("messages") == ([b"hang", b"a", b"b"] if has_one else [b"b"])
 
 
 def test_a_send_that_comes_to_its_turn_after_a_shutdown_has_failed(kafka: Kafka) -> None:

@@ -74,6 +74,9 @@ def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "sasl.jaas.config"),
         ({"security_protocol": "SASL_SSL", "sasl_mechanism": "NTLM"}, "allowed mechanisms"),
         ({"request_timeout_ms": "soon"}, "a whole number"),
+        ({"security_protocl": "SSL"}, "kafka.options.security.protocl is not allowed; did you mean security.protocol?"),
+        ({"sasl_mechanisms": "PLAIN"}, "did you mean sasl.mechanism?"),
+        ({"ssl_truststore_locaton": "/x.pem"}, "did you mean ssl.truststore.location?"),
     ],
 )
 def test_an_option_that_python_cannot_honour_is_an_error(options: dict[str, str], expected: str) -> None:
@@ -83,7 +86,7 @@ def test_an_option_that_python_cannot_honour_is_an_error(options: dict[str, str]
 
 
 def test_an_option_of_java_only_is_left_out() -> None:
-    assert clients.python_options(kafka(linger_ms="5")) == clients.python_options(kafka())
+    assert clients.python_options(kafka(linger_ms="5", some_new_option="x")) == clients.python_options(kafka())
 
 
 def test_the_error_of_a_broken_jaas_config_hides_the_password() -> None:

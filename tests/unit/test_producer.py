@@ -24,7 +24,6 @@ from kafka.errors import KafkaTimeoutError
 from tests.support.published import SETTINGS
 
 from commitlake.clients.producer import (
-    AsyncTransactionMQProducer,
     DefaultMQProducer,
     LocalTransactionState,
     Message,
@@ -36,7 +35,7 @@ from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
-from commitlake.errors import FailedSend, MQClientException, RecordError, SetupError
+from commitlake.errors import ConfigError, FailedSend, MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.recall_handle import decode_handle, encode_handle
@@ -513,6 +512,11 @@ def test_an_unknown_client_option_is_refused_with_the_nearest() -> None:
         DefaultMQProducer("group", bootstrap_servers="nowhere:9092", client_options={"compresion_type": "gzip"})
 
 
+def test_a_mistyped_option_of_kafka_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"kafka\.options\.security\.protocl .* did you mean security\.protocol\?"):
+        DefaultMQProducer("group", bootstrap_servers="nowhere:9092", options={"security.protocl": "SSL"})
+
+
 def test_a_time_out_of_0_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
 
@@ -528,16 +532,3 @@ def test_a_time_out_of_0_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
         producer.send(Message("orders", b""), timeout=timeout)
     producer.send([Message("orders", b"")], timeout=0)
     assert waited == [0, 0, 0, 7, 3_000, 0]
-
-
-class AwaitedHook:
-    async def end_transaction(self, context: object) -> None:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("hook", [AwaitedHook(), AwaitedHook().end_transaction])
-def test_a_hook_that_is_never_awaited_is_refused(hook: Any) -> None:
-    with pytest.raises(MQClientException, match="is never awaited here"):
-        TransactionMQProducer("orders", bootstrap_servers="memory:9092").register_end_transaction_hook(hook)
-    asynchronous = AsyncTransactionMQProducer("orders", bootstrap_servers="memory:9092")
-    asynchronous.register_end_transaction_hook(hook)

@@ -107,22 +107,24 @@ def test_a_recall_by_another_id_or_topic_is_refused() -> None:
 
 def test_a_recall_waits_for_its_message() -> None:
     segment = OneSegment()
-    assert segment.batch(T, recall(D)) == {"UNMATCHED_OP": [(0, 0)]}
-    assert segment.batch(T + 1, delayed(D, T + 9)) == {"DELIVERY": [(5, "RECALLED", T + 9)]}
+    assert segment.batch(T + 2 * PARK, recall(D), landed=T - 1) == {}
+    assert segment.batch(T + 3 * PARK, delayed(D, T + 9), landed=T + PARK) == {"DELIVERY": [(5, "RECALLED", T + 9)]}
 
 
-def test_a_recall_of_nothing_is_unmatched_again_when_park_time_ends() -> None:
+def test_a_recall_of_nothing_is_unmatched_when_all_has_landed_and_when_park_time_ends() -> None:
     segment = OneSegment()
-    segment.batch(T, recall(D))
+    assert segment.batch(T, recall(D)) == {"UNMATCHED_OP": [(0, 0)]}
+    assert segment.open() == 0
+    assert segment.batch(T, recall(D, due=0)) == {}
     assert segment.next_due == T + PARK
     assert segment.batch(T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0
 
 
-def test_a_wrong_recall_that_was_unmatched_is_not_refused_by_the_segment() -> None:
+def test_a_wrong_recall_that_waited_is_refused() -> None:
     segment = OneSegment()
-    segment.batch(T, recall(D, tid=2))
-    assert segment.batch(T, delayed(D, T + 9)) == {"UNMATCHED_OP": [(0, 1)]}
+    segment.batch(T, recall(D, tid=2), landed=T - 1)
+    assert segment.batch(T, delayed(D, T + 9)) == {"REFUSED": [(0, "NO_DELAYED_MESSAGE")]}
     assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
 
 

@@ -45,11 +45,11 @@ def test_a_half_message_in_the_batch_in_which_park_time_ends_counts() -> None:
     assert segment.batch(T + PARK, half(stored=T + PARK)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
-def test_park_time_counts_from_the_first_batch_that_saw_the_op() -> None:
+def test_park_time_counts_from_the_append_time_of_the_op_and_ends_by_landed_time() -> None:
     segment = OneSegment()
-    segment.batch(T + 100_000, commit(stored=T))
-    assert segment.batch(T + PARK + 99_999) == {}
-    assert segment.batch(T + PARK + 100_000) == {"UNMATCHED_OP": [(0, 1)]}
+    segment.batch(T + 2 * PARK, commit(stored=T), landed=T - 1)
+    assert segment.batch(T + 3 * PARK, landed=T + PARK - 1) == {}
+    assert segment.batch(T + 3 * PARK, landed=T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0
 
 
@@ -113,7 +113,9 @@ def test_a_resume_of_an_open_transaction_is_refused_at_once() -> None:
 
 
 def test_a_resume_of_what_is_not_open_is_unmatched_at_once() -> None:
-    assert OneSegment().batch(T, resume()) == {"UNMATCHED_OP": [(0, 0)]}
+    segment = OneSegment()
+    assert segment.batch(T, resume(), landed=-1) == {"UNMATCHED_OP": [(0, 1)]}
+    assert segment.open() == 0
 
 
 def test_an_accepted_resume_is_not_refused_by_the_round_that_it_opened() -> None:

@@ -6,8 +6,9 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from tests.support.one_segment import H, OneSegment, T, commit, half, part, reopened, rollback
+from tests.support.one_segment import H, OneSegment, T, commit, half, part, refused, rollback
 
+from commitlake.errors import DoubledError
 from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.statemachine.rows import Rows
 
@@ -19,7 +20,9 @@ ALL_COMMITTED = [(3, "COMMITTED", "DIRECT"), (4, "COMMITTED", "DIRECT"), (7, "CO
 @pytest.mark.parametrize("order", list(permutations([half(), part(P), part(Q), commit(listed=(H, P, Q))])))
 def test_the_order_in_which_a_transaction_arrives_does_not_matter(order: tuple[Rows, ...]) -> None:
     segment = OneSegment()
-    decided = [entry for now, row in enumerate(order) for entry in segment.batch(T + now, row).get("DECIDED", [])]
+    decided = [
+        entry for now, row in enumerate(order) for entry in segment.batch(T + now, row, landed=T - 1).get("DECIDED", [])
+    ]
     assert sorted(decided) == ALL_COMMITTED
     assert segment.open() == 0
 
@@ -68,13 +71,17 @@ def test_a_discard_takes_all_parts_with_it() -> None:
 
 def test_a_part_has_no_deadline_of_its_own() -> None:
     segment = OneSegment()
-    segment.batch(T, part(P))
+    segment.batch(T, part(P, due=0))
     assert segment.batch(T + PARK - 1) == {}
 
 
-def test_a_part_without_open_first_is_unmatched_now_and_after_park_time() -> None:
+def test_a_part_without_open_first_is_unmatched_when_all_has_landed_and_after_park_time() -> None:
     segment = OneSegment()
-    assert segment.batch(T, part(P)) == {"UNMATCHED_PART": [(1, 3, 0)]}
+    assert segment.batch(T, part(P), landed=T - 1) == {}
+    assert segment.next_due == T
+    assert segment.batch(T, landed=T) == {"UNMATCHED_PART": [(1, 3, 0)]}
+    assert segment.open() == 0
+    assert segment.batch(T, part(P, due=0)) == {}
     assert segment.next_due == T + PARK
     assert segment.batch(T + PARK) == {"UNMATCHED_PART": [(1, 3, 1)]}
     assert segment.open() == 0
@@ -88,19 +95,18 @@ def test_a_part_of_another_id_or_group_is_an_orphan_at_once(wrong: dict[str, Any
     assert segment.batch(T, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
 
 
-def test_an_unmatched_stranger_is_not_made_an_orphan_by_the_segment() -> None:
+def test_a_stranger_that_waited_is_an_orphan_when_its_first_comes() -> None:
     segment = OneSegment()
-    assert segment.batch(T, part(P, tid=2)) == {"UNMATCHED_PART": [(1, 3, 0)]}
-    assert segment.batch(T, reopened()) == {"UNMATCHED_PART": [(1, 3, 1)]}, "it may be an orphan since the first round"
+    segment.batch(T, part(P, tid=2), landed=T - 1)
+    assert segment.batch(T, half()) == {"DECIDED": [(3, "DISCARDED", "ORPHAN")]}
     assert segment.open() == 1
 
 
-def test_a_reopened_part_replaces_its_parked_self_and_ends_once() -> None:
+def test_a_part_that_comes_twice_is_an_error() -> None:
     segment = OneSegment()
-    segment.batch(T, part(P))
-    segment.batch(T + 1, reopened(), part(P))
-    events = segment.batch(T + 2, commit(stored=T + 2))
-    assert sorted(events["DECIDED"]) == [(3, "COMMITTED", "DIRECT"), (7, "COMMITTED", "DIRECT")]
+    segment.batch(T, part(P), landed=T - 1)
+    with pytest.raises(DoubledError):
+        segment.batch(T, part(P), landed=T - 1)
 
 
 def test_parts_of_two_transactions_in_one_segment_stay_apart() -> None:
@@ -115,3 +121,34 @@ def test_parts_of_two_transactions_in_one_segment_stay_apart() -> None:
         (8, "ROLLED_BACK", "DIRECT"),
     ]
     assert segment.open() == 0
+
+
+ALL_DISCARDED = [(3, "DISCARDED", "REFUSED_PART"), (7, "DISCARDED", "REFUSED_PART")]
+
+
+@pytest.mark.parametrize("order", list(permutations([half(), part(P), refused(Q), commit(listed=(H, P, Q))])))
+def test_a_refused_part_discards_its_transaction_in_whatever_order_it_comes(order: tuple[Rows, ...]) -> None:
+    segment = OneSegment()
+    decided = [
+        entry for now, row in enumerate(order) for entry in segment.batch(T + now, row, landed=T - 1).get("DECIDED", [])
+    ]
+    # What comes when its first has ended follows it by the tables.
+    assert decided in (ALL_DISCARDED, ALL_DISCARDED[::-1], ALL_DISCARDED[1:])
+
+
+@pytest.mark.parametrize("admin", [False, True])
+def test_no_commit_applies_beside_a_refused_part_but_a_rollback_does(admin: bool) -> None:
+    segment = OneSegment()
+    events = segment.batch(T, half(), refused(Q), commit(0, admin=admin), landed=T - 1)
+    assert events == {"DECIDED": [(7, "DISCARDED", "REFUSED_PART")]}
+    events = OneSegment().batch(T, half(), refused(Q), commit(0, admin=admin), rollback(1))
+    assert events == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
+
+
+@pytest.mark.parametrize("other", [{"tid": 2}, {"group": 2}, {"stored": T - 1}])
+def test_a_refused_record_that_is_no_part_of_the_transaction_changes_nothing(other: dict[str, Any]) -> None:
+    segment = OneSegment()
+    assert segment.batch(T, half(), refused(Q, **other)) == {}
+    assert segment.batch(T, commit()) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
+    assert segment.batch(T + PARK) == {}
+    assert segment.open() == 0, "a refused part is kept as long as it may have to wait for its first"

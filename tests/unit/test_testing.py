@@ -17,6 +17,7 @@ import pytest
 from commitlake import (
     CommitLakeError,
     ConfigError,
+    FailedSend,
     KafkaError,
     LocalTransactionState,
     Message,
@@ -184,6 +185,41 @@ def test_several_half_messages_end_together(lake: InMemoryCoordinator, producer:
         transaction.send(Message("points", "4"))
     assert len(lake.messages("orders")) == 1
     assert lake.pending == []
+
+
+def test_a_commit_after_a_shutdown_says_that_it_was_not_sent(lake: InMemoryCoordinator) -> None:
+    producer = lake.producer("shop", Shop({}))
+    transactions = [producer.begin_transaction() for _ in range(3)]
+    for transaction in transactions:
+        transaction.send(Message("orders", b"x"))
+    producer.shutdown()
+    with pytest.raises(FailedSend, match="the decision was not sent: a check asks"):
+        transactions[0].commit()
+    with pytest.raises(FailedSend), transactions[1]:
+        pass
+    transactions[2].rollback()
+    assert len(lake.pending) == 3
+    with producer:
+        transactions[0].commit()
+    assert len(lake.pending) == 2
+
+
+@pytest.mark.parametrize("at", ["constructor", "listener", "hook", "hook object"])
+def test_a_coroutine_function_is_refused_where_nothing_would_await_it(lake: InMemoryCoordinator, at: str) -> None:
+    class Awaited(Shop):
+        async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:  # type: ignore[override]
+            return COMMIT
+
+        async def end_transaction(self, context: object) -> None: ...
+
+    with pytest.raises(MQClientException, match="is a coroutine function; use AsyncTransactionMQProducer"):
+        producer = lake.producer("orders", Awaited({}) if at == "constructor" else Shop({}))
+        if at == "listener":
+            producer.set_transaction_listener(Awaited({}))
+        elif at == "hook":
+            producer.register_end_transaction_hook(Awaited({}).end_transaction)
+        else:
+            producer.register_end_transaction_hook(Awaited({}))  # type: ignore[arg-type]
 
 
 def test_delays_recalls_and_batches(lake: InMemoryCoordinator, producer: InMemoryProducer) -> None:
@@ -355,3 +391,21 @@ def test_no_spark_no_java_and_no_connection_are_needed() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.stdout.strip(), run.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("conf", [{"topics.allowed": ["orders"]}, {"topics.max": 1}, {"max_message_size": "6B"}])
+def test_half_of_a_transaction_is_not_shown_when_a_part_is_refused(conf: dict[str, object]) -> None:
+    coordinator = InMemoryCoordinator(conf)
+    coordinator.producer("shop", Shop({"order": "paid"}))
+    about: dict[str, Any] = {"producer_group": "shop", "transaction_id": "t", "keys": "order"}
+    first = wire.HalfRecord(topic="orders", msg_id="m1", body=b"order", **about)
+    at = coordinator.append("half", 0, wire.encode_half(first))
+    points = wire.HalfRecord(topic="points", msg_id="m2", body=b"+2 points", first_half=at, **about)
+    part = coordinator.append("half", 1, wire.encode_half(points))
+    op = wire.OpRecord(transaction_id="t", producer_group="shop", decision="COMMIT", half_messages=(at, part))
+    coordinator.append("op", 0, wire.encode_op(op))
+    coordinator.advance("20m")
+    assert coordinator.outcome("t") == Outcome("DISCARDED", "REFUSED_PART", 0)
+    assert coordinator.messages("orders") == []
+    assert [each.source for each in coordinator.rejected] == ["half", "op"]
+    assert coordinator.rejected[1].reason == "ALREADY_DISCARDED"

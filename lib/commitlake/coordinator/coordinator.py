@@ -31,7 +31,7 @@ from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.coordinator.landing.topic_admission import Topics
-from commitlake.coordinator.landing.watermark import DECIDING, Watermark
+from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
 from commitlake.coordinator.recovery import fencing, recover
 from commitlake.coordinator.recovery.fencing import Ownership
@@ -46,6 +46,7 @@ from commitlake.kafka.embedded import provide
 from commitlake.kafka.held import Held
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.durations import Duration, seconds
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.spark import checkpoints, cluster, session
 from commitlake.tables import Warehouse
 
@@ -146,8 +147,6 @@ class Coordinator:
         """
         self._own()  # step 1
         is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
-        if not is_new:
-            self.warehouse.must_be_of_one_moment()
         come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
         rules = classify.LandingRules.of(self.config)
@@ -158,7 +157,7 @@ class Coordinator:
         settings.publish(known.names)
         watermark, asked = Watermark(), self._clock.now_ms()
         begin = landing_start.begin(self.warehouse, self.config, come, others)
-        watermark.ask(asked, {source: begin.ends[source] for source in DECIDING})
+        watermark.ask(asked, begin.ends)
         with ThreadPoolExecutor(1) as pool:
             classification = pool.submit(classify.classification, rules)
             found = self._recovered(begin.position, known.names)  # step 3
@@ -168,7 +167,7 @@ class Coordinator:
             self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
-        held = Held(self.config, DECIDING, begin.position.held, landing.remember)
+        held = Held(self.config, LANDED, begin.position.held, landing.remember)
         self._stack.callback(held.close)
         start = partial(self._coordinate, found.inputs)
         scheduler = Scheduler(context, landing, watermark, held.ends, start, found.last_batch + 1)

@@ -28,6 +28,7 @@ _INPUTS: Mapping[TableName, Callable[[DataFrame], DataFrame]] = {
     TableName("half"): input_rows.half_rows,
     TableName("op"): input_rows.op_rows,
     TableName("delayed"): input_rows.delayed_rows,
+    TableName("rejected"): input_rows.refused_rows,
 }
 """The tables whose new rows the state machine sees, and what it sees of them."""
 _WRITTEN = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.REFUSED)

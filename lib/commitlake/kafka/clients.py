@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,8 +13,6 @@ from commitlake.config.values import LARGEST_MESSAGE
 from commitlake.errors import ConfigError
 from commitlake.kafka import refusals
 from commitlake.protocol.topic_names import MAX_LENGTH
-
-log = logging.getLogger(__name__)
 
 # Room for headers, HALF_MESSAGES of a check (1 000 pairs are 30 KB) and the record's own framing.
 _RECORD_OVERHEAD = 256 * 1024
@@ -38,6 +36,37 @@ _COMMON: dict[str, Callable[[str], Any]] = {
 }
 # Options of consumers in a group only: how soon another instance takes over what a dead one was reading.
 _GROUP = {"session.timeout.ms": int, "heartbeat.interval.ms": int, "max.poll.interval.ms": int}
+# The other options of Java's clients, of Kafka 4.1: Spark passes them on.
+_JAVA = """
+acks allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter auto.offset.reset batch.size
+bootstrap.controllers bootstrap.servers buffer.memory check.crcs client.rack compression.gzip.level
+compression.lz4.level compression.type compression.zstd.level config.providers connections.max.idle.ms
+default.api.timeout.ms delivery.timeout.ms enable.auto.commit enable.idempotence enable.metrics.push
+exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes group.id group.instance.id group.protocol
+group.remote.assignor interceptor.classes isolation.level key.deserializer key.serializer linger.ms max.block.ms
+max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.records max.request.size
+metadata.max.idle.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy metric.reporters
+metrics.num.samples metrics.recording.level metrics.sample.window.ms partition.assignment.strategy
+partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms partitioner.class
+partitioner.ignore.keys receive.buffer.bytes retries retry.backoff.max.ms sasl.client.callback.handler.class
+sasl.jaas.config sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
+sasl.kerberos.ticket.renew.window.factor sasl.login.callback.handler.class sasl.login.class
+sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds
+sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor sasl.login.refresh.window.jitter
+sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms sasl.oauthbearer.clock.skew.seconds
+sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer sasl.oauthbearer.header.urlencode
+sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url sasl.oauthbearer.scope.claim.name
+sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url security.providers send.buffer.bytes
+share.acknowledgement.mode socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms
+ssl.cipher.suites ssl.enabled.protocols ssl.endpoint.identification.algorithm ssl.engine.factory.class
+ssl.keymanager.algorithm ssl.keystore.certificate.chain ssl.keystore.key ssl.keystore.location ssl.keystore.password
+ssl.keystore.type ssl.protocol ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm
+ssl.truststore.certificates ssl.truststore.location ssl.truststore.password ssl.truststore.type
+transaction.timeout.ms transaction.two.phase.commit.enable transactional.id value.deserializer value.serializer
+"""
+_NEAR = 0.9
+"""How like a known name a mistyped one is; a name of a later Kafka is less so."""
 _STORES = {"ssl.truststore": ("ssl_cafile",), "ssl.keystore": ("ssl_certfile", "ssl_keyfile")}
 _INLINE = ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key")
 _JAAS_FIELD = re.compile(r"""\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;]+))""")
@@ -104,8 +133,9 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
 
     Raises:
         ConfigError: an option has no counterpart in kafka-python, and leaving it out would change who is trusted; or a
-            value is not allowed.
+            value is not allowed, or a name mistyped.
     """
+    check_option_names(kafka.options)
     options = kafka.resolved_options()
     translated: dict[str, Any] = {
         "bootstrap_servers": kafka.bootstrap_servers.split(","),
@@ -121,7 +151,6 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     translated |= _credentials(options) | _stores(options)
     if "ssl.endpoint.identification.algorithm" in options:
         translated["ssl_check_hostname"] = options["ssl.endpoint.identification.algorithm"] != ""
-    _log_left_out(options)
     return translated
 
 
@@ -220,8 +249,14 @@ def _check_readable(name: str, place: str) -> None:
         raise ConfigError(msg) from error
 
 
-def _log_left_out(options: Mapping[str, str]) -> None:
-    known = {*_COMMON, *_GROUP, *_RENAMED, "sasl.jaas.config", "ssl.endpoint.identification.algorithm"}
-    left_out = sorted(name for name in options if name not in known and not name.startswith(tuple(_STORES)))
-    if left_out:
-        log.debug("kafka.options that only Java's clients have: %s", ", ".join(left_out))
+def check_option_names(options: Mapping[str, str]) -> None:
+    """Refuse a name that is a known one mistyped, which nothing would heed; others are what only Java's clients have.
+
+    Raises:
+        ConfigError: one is, with the nearest name.
+    """
+    known = {*_COMMON, *_GROUP, *_RENAMED, *_JAVA.split()}
+    for name in options:
+        if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)):
+            msg = f"kafka.options.{name} is not allowed; did you mean {near[0]}?"
+            raise ConfigError(msg)

@@ -6,13 +6,18 @@ timeout only. With `Client` as its `kafka_client` it gives up after the first re
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kafka import errors as kafka_errors
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+
+from commitlake.kafka.quiet import quieten_kafka_python
 
 LOGIN = (
     kafka_errors.SaslAuthenticationFailedError,
@@ -28,21 +33,54 @@ _HANG_UPS = 3
 """Kafka answers a refused login and closes the connection; kafka-python loses an answer that arrives with the close."""
 
 
-class Client(KafkaNetClient):  # type: ignore[misc]
-    """kafka-python's client, whose first contact fails with the refusal instead of a timeout."""
+quieten_kafka_python()
 
-    def __init__(self, **configs: Any) -> None:
-        net = NetworkSelector(**configs)
-        super().__init__(net, _Connections(net, **configs), **configs)
+
+class Loop(NetworkSelector):  # type: ignore[misc]
+    """kafka-python's loop, in a thread that is known as one of this package."""
+
+    def run_forever(self) -> None:
+        """Called in that thread."""
+        threading.current_thread().name = "commitlake-kafka"
+        super().run_forever()
+
+
+class Client(KafkaNetClient):  # type: ignore[misc]
+    """kafka-python's client, whose first contact fails with the refusal instead of a timeout.
+
+    Args:
+        net: a loop that it shares with other clients; None for one of its own.
+        configs: the client's options.
+    """
+
+    def __init__(self, net: NetworkSelector | None = None, **configs: Any) -> None:
+        self._end = self._part if net else self._close_all
+        net = net or Loop(**configs)
+        super().__init__(net, _Connections(net, self._end, **configs), **configs)
+
+    def close(self, node_id: Any = None) -> None:
+        """Close the connection to a node, or all, without the loop that others use."""
+        if node_id is None:
+            self._end()
+        else:
+            super().close(node_id)
+
+    def _part(self) -> None:
+        with suppress(RuntimeError):  # of a loop that has ended
+            self._net.run(self._manager.close)
+
+    def _close_all(self) -> None:
+        super().close()
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]
     """Counts refusals until the first contact is made; a later one may come from a broker that is starting."""
 
-    def __init__(self, net: NetworkSelector, **configs: Any) -> None:
+    def __init__(self, net: NetworkSelector, end: Callable[[], None], **configs: Any) -> None:
         self._refusals: dict[str, Exception] = {}
         self._hang_ups: Counter[str] = Counter()
-        self._has_met = False
+        self._has_met = self.closed = False
+        self._end = end
         super().__init__(net, **configs)
 
     def bootstrap(self, timeout_ms: int | None = None, refresh: bool = True) -> None:
@@ -51,9 +89,14 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
             super().bootstrap(timeout_ms, refresh)
         except BaseException:
             if not self._has_met:
-                self._net.close()
+                self._end()
             raise
         self._has_met = True
+
+    def close_idle_connections(self) -> None:
+        """Calls itself again later, on a loop that may outlast this client."""
+        if not self.closed:
+            super().close_idle_connections()
 
     def get_connection(self, node_id: Any, **options: Any) -> Any:
         if not self.bootstrapped and len(self._refusals) >= len(self.cluster.bootstrap_brokers()):

@@ -35,6 +35,7 @@ class Reason(IntEnum):
     CHECK_MAX = 4
     EXPIRED = 5
     ORPHAN = 6
+    REFUSED_PART = 7
 
 
 class Refusal(IntEnum):
@@ -50,6 +51,19 @@ class Refusal(IntEnum):
     NOT_DISCARDED = 8
     NO_DELAYED_MESSAGE = 9
     RECALL_TOO_LATE = 10
+
+
+class Ruling(IntEnum):
+    """What becomes of an unmatched op or part that is not refused."""
+
+    NOTHING = 0
+    AGAIN = -2
+    """Its message may still land, or ends in this batch: it comes again, and waits on."""
+    ACCEPT = -3
+    """A RESUME that reopens its transaction."""
+    FOLLOW = -4
+    """A part that ends as its first half message did."""
+    ORPHAN = -5
 
 
 OFFSET_USED_BEFORE = "OFFSET_USED_BEFORE"
@@ -92,6 +106,8 @@ class Kind(IntEnum):
     """Nothing came, but something is due."""
     UNKNOWN = 10
     """An op that answers a check, and says that the outcome is still unknown."""
+    REFUSED_PART = 11
+    """A further half message that landing has refused."""
 
 
 class Event(IntEnum):

@@ -271,7 +271,7 @@ class InMemoryCoordinator:
                 landed = self._landed(source, at, record, Limits(self.settings, stored))
             except RecordError as error:
                 self._rejected.append(Rejected(source, at, error.reason or "", str(error)))
-                continue
+                landed = landing.refused_part(source, record, at, stored)
             if isinstance(landed, LandedMessage):
                 self._segments.land(landed)
                 messages.append(landed)

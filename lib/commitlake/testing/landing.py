@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from commitlake.errors import RecordError
-from commitlake.protocol import wire
-from commitlake.protocol.encoding import Position
+from commitlake.protocol import headers, wire
+from commitlake.protocol.encoding import Position, texts
 from commitlake.protocol.kafka_topics import ADMIN, HALF, MESSAGES
 from commitlake.protocol.states import Kind
 from commitlake.testing.codecs import Limits, decode_half, decode_message, decode_op
@@ -56,6 +56,19 @@ def half_message(record: wire.HalfRecord, at: Position, limits: Limits) -> Lande
         delay=-1 if given is None or given.relative_ms is None else given.relative_ms,
         deliver_at=-1 if given is None or given.deliver_at is None else given.deliver_at,
     )
+
+
+def refused_part(source: str, record: wire.Encoded, at: Position, stored: int) -> LandedMessage | None:
+    """What is left of a half message that is refused: it spoils the transaction that it is a part of."""
+    found = {name: text for name, text in texts(record.headers).items() if text}
+    group, tid = found.get(headers.PGROUP), found.get(headers.TRANSACTION_ID) or found.get(headers.UNIQ_KEY)
+    try:
+        first = Position.parse(found.get(headers.FIRST_HALF, ""))
+    except RecordError:
+        return None
+    if source != HALF or not group or not tid:
+        return None
+    return LandedMessage(at, stored, first, hashed(tid), hashed(group), refused=True)
 
 
 def delayed_message(record: wire.MessageRecord, at: Position, limits: Limits) -> LandedMessage | None:

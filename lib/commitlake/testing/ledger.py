@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.statemachine.deadlines import pause_before_repeat
+from commitlake.protocol.statemachine.judge import FACT, judge
 from commitlake.protocol.statemachine.model import Rules
 from commitlake.protocol.statemachine.rows import ROW, Rows, make
-from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
+from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Ruling, Source, State
 from commitlake.testing.records import (
     Check,
     Delivered,
@@ -29,6 +30,8 @@ Keyed = tuple[Source, int, Rows]
 """A row on its way to the segment of (source, queue, offset of the row)."""
 Outcome = tuple[Any, ...]
 """What a segment or a resolution ended in: `ended`, `refused`, `delivery`, `resume`, `again`; its key; its content."""
+Reopened = Mapping[Position, LandedOp]
+"""What RESUMEs of the batch reopen: the first half messages, each with its RESUME."""
 
 
 class Ledger:
@@ -40,6 +43,7 @@ class Ledger:
     Attributes:
         half: half messages that have landed.
         delayed: delayed messages that have landed.
+        refused: further half messages that landing has refused.
         op: ops that have landed.
         transactions: ends of half messages, of each round one.
         resumes: accepted RESUMEs, by first half message.
@@ -53,6 +57,7 @@ class Ledger:
         self.rules = rules
         self.half: dict[Position, LandedMessage] = {}
         self.delayed: dict[Position, LandedMessage] = {}
+        self.refused: dict[Position, LandedMessage] = {}
         self.op: dict[OpKey, LandedOp] = {}
         self.transactions: dict[Position, list[End]] = {}
         self.resumes: dict[Position, list[LandedOp]] = {}
@@ -75,102 +80,91 @@ class Ledger:
 
     def resolve(self, events: list[Occurred]) -> tuple[list[Outcome], list[Keyed]]:
         """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
-        outcomes: list[Outcome] = []
-        done: set[OpKey | Position] = set()
         unmatched = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
-        for e in sorted(unmatched, key=lambda event: -event["last"]):
-            is_op = e["event"] == Event.UNMATCHED_OP
-            key = op_key(e) if is_op else Position(int(e["queue"]), int(e["offset"]))
-            if key in done:
-                continue
-            done.add(key)
-            if isinstance(key, Position):
-                outcomes += self._resolve_part(self.half[key], bool(e["last"]))
-            else:
-                outcomes += self._resolve_op(self.op[key], bool(e["last"]))
+        resumes = [e for e in unmatched if e["kind"] == Kind.RESUME]
+        outcomes = first_resumes([outcome for e in resumes for outcome in self._resolve(e, {})])
+        reopened = {op.listed[0]: op for kind, op, *_ in outcomes if kind == "resume"}
+        for e in unmatched:
+            if e["kind"] != Kind.RESUME:
+                outcomes += self._resolve(e, reopened)
         records = [outcome for outcome in outcomes if outcome[0] != "again"]
         again = [outcome for outcome in outcomes if outcome[0] == "again"]
-        return first_resumes(records), [(src, queue, row) for _, src, queue, row in again]
+        return records, [(src, queue, row) for _, src, queue, row in again]
 
-    def _resolve_op(self, op: LandedOp, last: bool) -> Iterator[Outcome]:
-        accepted = any(op in resumes for resumes in self.resumes.values())
-        if op.key in self.rejected or accepted:
-            return
-        verdict = {Kind.RECALL: self.judge_recall, Kind.RESUME: self.judge_resume}.get(op.decision, self.judge)(
-            op, last
-        )
-        if verdict == "accept":
+    def _resolve(self, e: np.void, reopened: Reopened) -> Iterator[Outcome]:
+        is_last = bool(e["last"])
+        if e["event"] == Event.UNMATCHED_PART:
+            return self._resolve_part(self.half[Position(int(e["queue"]), int(e["offset"]))], is_last, reopened)
+        return self._resolve_op(self.op[op_key(e)], is_last, reopened)
+
+    def _resolve_op(self, op: LandedOp, is_last: bool, reopened: Reopened) -> Iterator[Outcome]:
+        verdict = self.judge(op, is_last, reopened)
+        if verdict == Ruling.ACCEPT:
             yield "resume", op
-        elif verdict == "again" and last:
+        elif verdict == Ruling.AGAIN:
             src = Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF
-            yield "again", src, op.listed[0].queue, op_rows(op, self.seen[op.key])
-        elif isinstance(verdict, Refusal):
-            yield "refused", op.key, verdict
+            yield "again", src, op.listed[0].queue, op_rows(op, due=0)
+        elif verdict > 0:
+            yield "refused", op.key, Refusal(verdict)
 
-    def wrong(self, op: LandedOp, known: list[LandedMessage]) -> Refusal | None:
-        """Whether an op names another id or group than what it lists."""
-        if any(op.tid != m.tid for m in known):
-            return Refusal.WRONG_TRANSACTION_ID
-        other = not op.admin and any(op.group != m.group for m in known)
-        return Refusal.WRONG_PRODUCER_GROUP if other else None
-
-    def judge(self, op: LandedOp, last: bool = True) -> Refusal | str:
-        """In the order of contract 4.8; NO_HALF_MESSAGE only when something listed never landed."""
-        first, found = self.half.get(op.listed[0]), [self.half.get(place) for place in op.listed]
-        known = [m for m in found if m]
-        if reason := self.wrong(op, known):
-            return reason
-        if first and (first.first or any(m.first != first.at for m in known[1:])):
-            return Refusal.BAD_FIRST_HALF
-        end = self.ended(first.at) if first else None
-        if end and end.state != op.state:
-            return Refusal[f"ALREADY_{end.state.name}"]
-        orphan = first and any(e.reason == Reason.ORPHAN for m in known for e in self.transactions.get(m.at, ()))
-        resumes = self.resumes.get(first.at) if first else None
-        before = first and not end and not op.after(resumes[-1] if resumes else None)
-        if orphan or before:
-            return Refusal.ALREADY_DISCARDED
-        if None in found:
-            return Refusal.NO_HALF_MESSAGE
-        return "harmless" if all(self.ended(m.at) for m in known) else "again"
-
-    def judge_resume(self, op: LandedOp, last: bool) -> Refusal | str:
-        """Contract 4.6."""
-        first = self.half.get(op.listed[0])
-        if first is None:
-            return Refusal.NO_HALF_MESSAGE if last else "wait"
-        if reason := self.wrong(op, [first]):
-            return reason
-        end = self.ended(first.at)
-        return "accept" if end and end.state == State.DISCARDED else Refusal.NOT_DISCARDED
-
-    def judge_recall(self, op: LandedOp, last: bool) -> Refusal | str:
-        """Contract 4.10."""
-        message, end = self.delayed.get(op.listed[0]), self.deliveries.get(("messages", op.listed[0]))
-        if message is None:
-            return Refusal.NO_DELAYED_MESSAGE if last else "wait"
-        if (op.tid, op.group) != (message.tid, message.group):
-            return Refusal.NO_DELAYED_MESSAGE
-        if end:
-            return Refusal.RECALL_TOO_LATE if end[0] == Delivery.DELIVERED else "harmless"
-        return "again"
-
-    def _resolve_part(self, part: LandedMessage, last: bool) -> Iterator[Outcome]:
+    def _resolve_part(self, part: LandedMessage, is_last: bool, reopened: Reopened) -> Iterator[Outcome]:
         """A late part follows its first; one without a first that fits is an ORPHAN."""
-        first = self.half.get(part.first_at)
-        stranger = first is not None and (first.first or (part.tid, part.group) != (first.tid, first.group))
-        end = self.ended(first.at) if first and not first.first else None
-        if self.ended(part.at):
-            return
-        if stranger or (first is None and last):
+        own = {"kind": Kind.PART, "tid": part.tid, "grp": part.group, "last": is_last}
+        verdict, end = self._verdict(own | self._about_first(part.first_at, reopened)), self.ended(part.first_at)
+        if verdict == Ruling.ORPHAN:
             yield "ended", part.at, End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1)
-        elif end:
+        elif verdict == Ruling.FOLLOW and end:
             due = part.due(self.op[end.op].stored) if end.op and end.state == State.COMMITTED else -1
             yield "ended", part.at, end._replace(deliver_at=due)
             if due >= 0:
                 yield "again", Source.HALF, part.first_at.queue, self.timer(part, due)
-        elif first and last:
-            yield "again", Source.HALF, part.first_at.queue, half_row(part)
+        else:
+            yield "again", Source.HALF, part.first_at.queue, half_row(part, due=0)
+
+    def judge(self, op: LandedOp, is_last: bool, reopened: Reopened) -> int:
+        """The verdict on an op, by what the tables hold, and what RESUMEs of the batch reopen."""
+        own = {"kind": op.decision, "admin": op.admin, "tid": op.tid, "grp": op.group, "stored": op.stored}
+        own |= {"op_offset": op.at.offset, "last": is_last}
+        if op.decision == Kind.RECALL:
+            return self._verdict(own | self._about_delayed(op.listed[0]))
+        return self._verdict(own | self._about_first(op.listed[0], reopened) | self._about_further(op))
+
+    def _verdict(self, facts: Mapping[str, int]) -> int:
+        return int(judge(make(FACT, 1, **facts))[0])
+
+    def _about_delayed(self, place: Position) -> dict[str, int]:
+        message, end = self.delayed.get(place), self.deliveries.get(("messages", place))
+        known = {"is_known": 1, "first_tid": message.tid, "first_grp": message.group} if message else {}
+        return known | ({"state": end[0]} if end else {})
+
+    def _about_first(self, place: Position, reopened: Reopened) -> dict[str, int]:
+        first = self.half.get(place)
+        if first is None:
+            return {}
+        end = None if place in reopened else self.ended(place)
+        about: dict[str, int] = {"is_known": 1, "is_part": first.first is not None, "is_final": self._is_final(first)}
+        about |= {"first_tid": first.tid, "first_grp": first.group} | ({"state": end.state} if end else {})
+        resumes = [*self.resumes.get(place, ()), *([reopened[place]] if place in reopened else [])]
+        return about | ({"resumed": resumes[-1].stored, "resumed_at": resumes[-1].at.offset} if resumes else {})
+
+    def _about_further(self, op: LandedOp) -> dict[str, int]:
+        further = [self.half.get(place) for place in op.listed[1:]]
+        known = [m for m in further if m]
+        return {
+            "missing": None in further,
+            "other_tid": any(m.tid != op.tid for m in known),
+            "other_grp": any(m.group != op.group for m in known),
+            "foreign": any(m.first != op.listed[0] for m in known),
+            "orphan": any(self._is_orphan(m.at) for m in known),
+        }
+
+    def _is_final(self, first: LandedMessage) -> bool:
+        """Whether no RESUME may reopen it."""
+        same = [m for m in self.refused.values() if (m.first, m.tid, m.group) == (first.at, first.tid, first.group)]
+        return bool(same) or self._is_orphan(first.at)
+
+    def _is_orphan(self, place: Position) -> bool:
+        return any(end.reason == Reason.ORPHAN for end in self.transactions.get(place, ()))
 
     def timer(self, m: LandedMessage, due: int) -> Rows:
         """The row of a committed half message that waits until `due`."""
@@ -185,7 +179,6 @@ class Ledger:
 
     def record(self, now: int, events: list[Occurred]) -> None:
         """Write what the segments report in a batch at `now` (ms since epoch, UTC)."""
-        self.seen = {op_key(e): int(e["since"]) for _, _, e in events if e["event"] == Event.UNMATCHED_OP}
         records, self.again = self.resolve(events)
         parts: dict[Position, set[Position]] = {}
         for src, queue, e in events:
@@ -258,11 +251,12 @@ class Ledger:
         """When the first UNKNOWN was stored that fits a check."""
         answers = [op for op in self.op.values() if op.decision == Kind.UNKNOWN and op.listed[0] == first.at]
         fits = [op for op in answers if op.check == check or (op.check is None and op.stored > asked)]
-        return min((op.stored for op in fits if not self.wrong(op, [first])), default=None)
+        return min((op.stored for op in fits if (op.tid, op.group) == (first.tid, first.group)), default=None)
 
     def rebuild(self) -> list[Keyed]:
         """What is open, and ops that are neither decided, refused nor harmless."""
         halves = [m for m in self.half.values() if not self.ended(m.at)]
+        halves += [m for m in self.refused.values() if m.first_at not in self.half or not self.ended(m.first_at)]
         rows = [(Source.HALF, m.first_at.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
         rows += [
             (Source.HALF, self.half[at].first_at.queue, self.timer(self.half[at], ends[-1].deliver_at))
@@ -288,7 +282,7 @@ class Ledger:
             return False
         if op.decision in (Kind.RESUME, Kind.UNKNOWN):
             return op.decision == Kind.RESUME
-        return (self.judge_recall if op.decision == Kind.RECALL else self.judge)(op, False) != "harmless"
+        return self.judge(op, False, {}) != Ruling.NOTHING
 
 
 def first_resumes(records: list[Outcome]) -> list[Outcome]:

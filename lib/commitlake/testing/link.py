@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import NoReturn
 
+from commitlake.clients.producer.connection import NOT_RUNNING
+from commitlake.clients.producer.engine import Result
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSend, UncertainSend
@@ -111,7 +112,7 @@ class MemorySent:
     """
 
     def __init__(self, at: Position | None) -> None:
-        self.outcome: Future[Position] = Future()
+        self.outcome = Result[Position]()
         if at is None:
             self.outcome.set_exception(UncertainSend(_NO_ANSWER))
         else:
@@ -134,13 +135,18 @@ class MemoryLink(KafkaLink):
     def __init__(self, kafka: KafkaConfig, engine: MemoryEngine, settings: Callable[[], wire.Settings]) -> None:
         super().__init__(kafka, 0, {})
         self.engine, self._newest = engine, settings
+        self._is_started = False
 
     def start(self, timeout_ms: int) -> None:
         """Connect."""
         if self.engine.is_dead:
             msg = "this producer's process has died; make another one, as the process that is started again does"
             raise FailedSend(msg)
-        self._client = self.engine
+        self._is_started = True
+
+    def stop(self, timeout_s: float) -> None:
+        """Disconnect."""
+        self._is_started = False
 
     @property
     def settings(self) -> wire.Settings:
@@ -154,3 +160,8 @@ class MemoryLink(KafkaLink):
         """Send without waiting; what runs on after a `Crash`, such as the end of a `with` block, sends nothing."""
         if not self.engine.is_dead:
             super().send_soon(topic, queue, record, timeout_ms, done)
+
+    def _started(self) -> MemoryEngine:
+        if not self._is_started:
+            raise FailedSend(NOT_RUNNING)
+        return self.engine

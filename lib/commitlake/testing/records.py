@@ -32,6 +32,8 @@ class LandedMessage:
     delay: int = -1
     deliver_at: int = -1
     delayed: bool = False
+    refused: bool = False
+    """Landing has refused it; it is a part."""
 
     @property
     def first_at(self) -> Position:
@@ -98,7 +100,8 @@ class End(NamedTuple):
 
 def half_row(m: LandedMessage, **columns: object) -> Rows:
     """A message as a segment reads it; `columns` of `ROW` take precedence."""
-    kind = Kind.DELAYED if m.delayed else Kind.PART if m.first else Kind.HALF
+    part_kind = Kind.REFUSED_PART if m.refused else Kind.PART
+    kind = Kind.DELAYED if m.delayed else part_kind if m.first else Kind.HALF
     part = {"part_queue": m.at.queue, "part_offset": m.at.offset} if m.first else {}
     given = {"checks": 0, "round": 0, "kind": kind, "offset": m.first_at.offset, **part, **columns}
     return make(
@@ -114,12 +117,12 @@ def half_row(m: LandedMessage, **columns: object) -> Rows:
     )
 
 
-def op_rows(op: LandedOp, since: int = -1) -> Rows:
+def op_rows(op: LandedOp, due: int = -1) -> Rows:
     """An op as a segment reads it: a row for itself, and one for each further half message that a decision lists.
 
     Args:
         op: the op.
-        since: when coordination first saw it, ms since epoch, UTC; -1: not yet.
+        due: 0 when it was unmatched before.
     """
     about = {"offset": op.listed[0].offset, "op_queue": op.at.queue, "op_offset": op.at.offset, "admin": int(op.admin)}
     further = () if op.decision == Kind.UNKNOWN else op.listed[1:]
@@ -133,7 +136,7 @@ def op_rows(op: LandedOp, since: int = -1) -> Rows:
         tid=op.tid,
         grp=op.group,
         stored=op.stored,
-        since=since,
+        due=due,
         **about,
         **named,
     )

@@ -31,7 +31,9 @@ class Segments:
 
     def land(self, message: LandedMessage) -> None:
         """Put a message into its table; a batch reads it later."""
-        (self.ledger.delayed if message.delayed else self.ledger.half)[message.at] = message
+        ledger = self.ledger
+        table = ledger.delayed if message.delayed else ledger.refused if message.refused else ledger.half
+        table[message.at] = message
 
     def crash(self) -> None:
         """The checkpoint is lost: what is open, or has landed and was not yet read, comes again from the tables."""

@@ -31,7 +31,7 @@ _MOST_ASKED = 3
 ASKED = 100
 """Checks of a group that may wait for an answer at a time."""
 _MOST_GROUPS = 1_000
-"""Each has a Kafka consumer and a thread, and clients choose their names."""
+"""Each has a Kafka consumer, and clients choose their names."""
 MOST_OF_SESSION = 100
 """Groups of one client, so that one alone does not take all places."""
 _STOP_S = 5.0

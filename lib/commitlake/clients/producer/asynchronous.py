@@ -33,6 +33,8 @@ class AsyncTransactionMQProducer:
     Whoever cancels an awaited call gives up the result only: a send that waits for its turn is sent all the same, a
     transaction goes on, and its outcome is decided. Until `shutdown`, which waits for them, too.
 
+    Calls with one sharding key send one after the other, in the order in which they were begun; others send at a time.
+
     Args:
         group: producer group.
         listener: has the methods of a `TransactionListener`, and need be none: to a type checker a coroutine function
@@ -75,7 +77,7 @@ class AsyncTransactionMQProducer:
 
     async def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
         """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
-        return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout))
+        return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout), message)
 
     async def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:
         """Send a half message, run the local transaction, send its decision; see `TransactionMQProducer`."""
@@ -88,7 +90,7 @@ class AsyncTransactionMQProducer:
     async def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
         """Send a message in place of a delayed one; see `DefaultMQProducer.reschedule`."""
         call = partial(self._producer.reschedule, recall_handle, message, timeout)
-        return await self._kept(self._producer.sending, call)
+        return await self._kept(self._producer.sending, call, message)
 
     def begin_transaction(self, *, is_answered: bool = False) -> AsyncTransaction:
         """Begin a transaction of several half messages, for `async with`; see `TransactionMQProducer`."""
@@ -134,7 +136,7 @@ class AsyncTransactionMQProducer:
         producer = self._producer
         if not producer.has_listener:
             raise RefusedSend(NO_LISTENER)
-        half = await producer.sending(lambda: producer.send_half(message))
+        half = await producer.sending(lambda: producer.send_half(message), message)
         try:
             decision = await producer.executed(half, arg)
         except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
@@ -193,7 +195,7 @@ class AsyncTransaction:
 
     async def _send(self, message: Message) -> SendResult:
         async with self._turn:
-            return await self._producer.sending(lambda: self._inner.send(message))
+            return await self._producer.sending(lambda: self._inner.send(message), message)
 
     async def _end(self, end: Callable[[], None]) -> None:
         async with self._turn:

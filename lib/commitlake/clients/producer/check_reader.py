@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
+from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from commitlake.clients.producer.check_progress import Calls, CheckProgress
+from commitlake.clients.producer.check_turns import turns
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done, KafkaLink
@@ -30,12 +34,11 @@ THREADS = 5
 WAITING = 2_000
 """Checks that may be read and not yet answered; above it reading pauses, so that other instances can take some."""
 POLL_RECORDS = 100
-POLL_MS = 200
 RETRY_S = 1.0
 LEAVE_MS = 10_000
 """For a commit, and for leaving the group: kafka-python tries a commit again for ever, and `stop` would wait for it."""
 _GRACE_S = 2.0
-"""For the reader's thread to notice that its time is over."""
+"""For the reader's turn to end."""
 REFUSED_S = 30.0
 """Wait after a refusal: a right that is granted later must not need a restart."""
 
@@ -44,12 +47,14 @@ Answer = Callable[[wire.CheckRecord, Calls, Done], object]
 
 
 class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
-    """One Kafka consumer, in a thread of its own, of the consumer group that all instances of a producer group share.
+    """One Kafka consumer, of the consumer group that all instances of a producer group share.
+
+    It takes turns with the others of this process, and ends when nobody holds the object that answers.
 
     Args:
         link: where Kafka is.
         group: producer group whose checks are answered.
-        answer: answers one check.
+        answer: answers one check; a method of an object.
         executor: runs `answer`; None for a pool of its own.
         timeout_s: after which a call that has not returned counts as hung.
     """
@@ -59,10 +64,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     ) -> None:
         self._link = link
         self._group = group
-        self._answer = answer
+        self._answer = WeakMethod(answer)
         self._own_pool = None if executor else DaemonPool(THREADS, "commitlake-check")
         self._executor: Executor = executor or self._own_pool  # type: ignore[assignment]
-        self._topic = link.kafka.topic(CHECK)
+        self._topic = self._reads = link.kafka.topic(CHECK)
         self._progress: dict[TopicPartition, CheckProgress] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[object]] = set()
@@ -71,11 +76,14 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._failed: deque[tuple[CheckProgress, int, wire.CheckRecord]] = deque()
         self._stopping = threading.Event()
         self._until = 0.0
-        self._thread = threading.Thread(target=self._run, name="commitlake-checks", daemon=True)
+        self._consumer: KafkaConsumer | None = None
+        self._rests_until = 0.0
+        self._turn = threading.Lock()
+        self._pid = os.getpid()
 
     def start(self) -> None:
         """Begin to read checks, the oldest uncommitted one first."""
-        self._thread.start()
+        turns().add(self._take_turn)
 
     def stop(self, until: float) -> None:
         """Read no more checks, wait for the answers under way, commit, and leave the consumer group.
@@ -85,8 +93,13 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         """
         self._until = until
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(max(0.0, until - time.monotonic()) + _GRACE_S)
+        if os.getpid() != self._pid:  # a parent's, whose threads are not here
+            return
+        if self._turn.acquire(timeout=max(0.0, until - time.monotonic()) + _GRACE_S):
+            try:
+                self._leave()
+            finally:
+                self._turn.release()
         if self._own_pool:
             self._own_pool.shutdown(wait=False, cancel_futures=True)
 
@@ -96,50 +109,86 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
         """Called by Kafka's client when it loses partitions; answers to their checks under way are harmless."""
-        self._commit()
+        if self._consumer and (news := self._news()):
+            self._consumer.commit_async(news)  # in the thread of its connections, which must not wait
         for partition in revoked:
             self._progress.pop(partition, None)
             self._committed.pop(partition, None)
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._consume()
-                self._await_a_free_thread()
-            except Exception as error:  # whatever it is, this group's checks must not wait for a restart
-                refused = is_refusal(error)
-                reason = self._link.explain(error) if refused else error
+    def _take_turn(self, wait_ms: int) -> bool:
+        if not self._turn.acquire(timeout=wait_ms / 1_000):  # `stop` has it
+            return True
+        try:
+            if self._answer() is None and not self._stopping.is_set():
+                self._until = time.monotonic() + LEAVE_MS / 1_000
+                self._stopping.set()
+            if self._stopping.is_set():
+                self._leave()
+                if self._answer() is None:
+                    del self._link  # a closed client refers to this until the next garbage collection
+                return False
+            self._read(wait_ms)
+        except Exception as error:  # whatever it is, this group's checks must not wait for a restart
+            refused = is_refusal(error)
+            reason = self._link.explain(error) if refused else error
+            if refused or turns().outages.is_due():
                 log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
-                self._stopping.wait(REFUSED_S if refused else RETRY_S)
+            self._disconnect()
+            self._rests_until = time.monotonic() + (REFUSED_S if refused else RETRY_S)
+        finally:
+            self._turn.release()
+        return True
 
-    def _consume(self) -> None:
+    def _read(self, wait_ms: int) -> None:
+        is_late = self._calls.are_late()
+        if self._consumer is None:
+            if is_late or time.monotonic() < self._rests_until:
+                self._stopping.wait(wait_ms / 1_000)
+            else:
+                self._connect()
+        elif is_late and len(self._running) > len(self._calls):  # and others wait for a thread
+            self._step_aside()
+        elif self._reads != self._topic_now():
+            self._disconnect()
+        else:
+            self._hold_back(self._consumer)
+            self._poll(self._consumer, wait_ms)
+            self._try_again()
+            self._commit()
+
+    def _connect(self) -> None:
         self._progress.clear()
         self._committed.clear()
-        consumer = self._consumer = KafkaConsumer(
-            **self._link.client_options(KafkaConsumer),
+        self._reads = self._topic_now()
+        options = self._link.client_options(KafkaConsumer)
+        self._consumer = KafkaConsumer(
+            **{**options, "kafka_client": partial(options["kafka_client"], turns().net())},
             **python_group_options(self._link.kafka),
             group_id=f"{self._topic}.{self._group}",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         )
-        try:
-            topic = self._topic_now()
-            consumer.subscribe([topic], listener=self)
-            consumer.partitions_for_topic(topic)  # else kafka-python joins the group twice
-            while not self._stopping.is_set() and topic == self._topic_now():
-                if self._calls.are_late() and len(self._running) > len(self._calls):  # and others wait for a thread
-                    return
-                self._hold_back(consumer)
-                self._poll(consumer)
-                self._try_again()
-                self._commit()
-            if self._stopping.is_set():
-                self._drain()
-        finally:
-            consumer.close(autocommit=False, timeout_ms=self._leave_ms())
+        self._consumer.subscribe([self._reads], listener=self)
+        self._consumer.partitions_for_topic(self._reads)  # else kafka-python joins the group twice
 
-    def _poll(self, consumer: KafkaConsumer) -> None:
-        found = poll(consumer, self._pass, timeout_ms=POLL_MS, max_records=POLL_RECORDS)
+    def _disconnect(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer:
+            try:
+                consumer.close(autocommit=False, timeout_ms=self._leave_ms())
+            except Exception as error:
+                log.info("leaving the group of %s failed: %s", self._topic, error)
+
+    def _leave(self) -> None:
+        if self._consumer and self._answer():
+            try:
+                self._drain()
+            except Exception as error:
+                log.warning("the last answers to checks of %s may be asked for again: %s", self._group, error)
+        self._disconnect()
+
+    def _poll(self, consumer: KafkaConsumer, wait_ms: int) -> None:
+        found = poll(consumer, self._pass, timeout_ms=wait_ms, max_records=POLL_RECORDS)
         for partition, records in found.items():
             self._take(self._progress.setdefault(partition, CheckProgress()), records)
 
@@ -159,23 +208,20 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         left = (self._until - time.monotonic()) * 1_000 if self._stopping.is_set() else LEAVE_MS
         return round(min(LEAVE_MS, max(500, left / 2)))
 
-    def _await_a_free_thread(self) -> None:
+    def _step_aside(self) -> None:
         """Out of the group, so that other instances get its checks, until a hung call has returned."""
-        if self._stopping.is_set() or not self._calls.are_late():
-            return
         log.error(
             "no listener call has returned for %.0f s, so this instance leaves the group %s: others answer its checks; "
             "it comes back when a call returns",
             *(self._calls.timeout_s, self._group),
         )
+        self._disconnect()
         for future in list(self._running):
             future.cancel()  # those that have not begun
-        while self._calls.are_late() and not self._stopping.wait(RETRY_S):
-            pass
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
         """Pause all partitions while the pool is full; polling goes on, or Kafka would consider this instance dead."""
-        if sum(len(progress) for progress in self._progress.values()) + POLL_RECORDS > WAITING:
+        if sum(len(progress) for progress in list(self._progress.values())) + POLL_RECORDS > WAITING:
             consumer.pause(*consumer.assignment())
         elif consumer.paused():
             consumer.resume(*consumer.paused())
@@ -183,13 +229,13 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     def _take(self, progress: CheckProgress, records: Sequence[Any]) -> None:
         for record in records:
             progress.begin(record.offset)
-            check = self._read(record)
+            check = self._decoded(record)
             if check is None:
                 progress.done(record.offset)
             else:
                 self._submit(progress, record.offset, check)
 
-    def _read(self, record: Any) -> wire.CheckRecord | None:
+    def _decoded(self, record: Any) -> wire.CheckRecord | None:
         """The check, or None for that of another group and for a malformed record."""
         if (headers.PGROUP, self._group.encode()) not in record.headers:
             return None
@@ -204,7 +250,8 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             if isinstance(error, RefusedSend):  # as it would be again, for example in a queue that does not exist
                 give_up(error)
             elif error:
-                log.warning("the answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
+                if turns().outages.is_due():
+                    log.warning("the answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
                 self._failed.append((progress, offset, check))
             else:
                 progress.done(offset)
@@ -218,7 +265,11 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self.ignored.add(f"at offset {offset}, check {check.check_id},", error)
             progress.done(offset)
 
-        future = self._executor.submit(self._answer, check, self._calls, done)
+        answer = self._answer()
+        if answer is None:
+            return
+        future = self._executor.submit(answer, check, self._calls, done)
+        del answer  # of whom nobody else may hold any more
         self._running.add(future)
         future.add_done_callback(returned)
 
@@ -228,17 +279,18 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _commit(self) -> None:
         """Commit, for each partition, the offset up to which every check is answered."""
-        positions = {partition: progress.position for partition, progress in self._progress.items()}
-        news = {p: at for p, at in positions.items() if at > self._committed.get(p, 0)}
-        if not news:
+        news = self._news()
+        if not news or self._consumer is None:
             return
         try:
-            self._consumer.commit(
-                {partition: OffsetAndMetadata(at) for partition, at in news.items()}, self._leave_ms()
-            )
-            self._committed.update(news)
+            self._consumer.commit(news, self._leave_ms())
+            self._committed.update({partition: at.offset for partition, at in news.items()})
         except ClientError as error:
             log.info("offsets of %s were not committed, so some checks may come again: %s", self._topic, error)
+
+    def _news(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        positions = {partition: progress.position for partition, progress in list(self._progress.items())}
+        return {p: OffsetAndMetadata(at) for p, at in positions.items() if at > self._committed.get(p, 0)}
 
     def _drain(self) -> None:
         """Cancel what has not begun, wait for running answers, and commit what Kafka has acknowledged."""

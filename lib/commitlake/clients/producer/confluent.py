@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -15,18 +14,20 @@ from confluent_kafka import KafkaError as Failure
 from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S
+from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Result
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.kafka.quiet import ThrottledFilter
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
 log = logging.getLogger(__name__)
+_said = logging.getLogger(f"{__name__}.librdkafka")
+_said.addFilter(ThrottledFilter())
 
 _POLL_S = 0.1
 _GIVE_UP_S = 1.0
 _AGE_S = 30.0
 """How long an added queue may stay unknown, as with kafka-python."""
-_SHUT_DOWN = "the producer is shut down; send before shutdown(), or call start() again"
 _DENIED = (Failure.TOPIC_AUTHORIZATION_FAILED, Failure.CLUSTER_AUTHORIZATION_FAILED)
 _OF_A_BATCH = (Failure.MSG_SIZE_TOO_LARGE, Failure.RECORD_LIST_TOO_LARGE, Failure.INVALID_RECORD)
 """Told of each record of a batch that has a bad one."""
@@ -88,7 +89,7 @@ class ConfluentEngine:
 
     def _produce(
         self,
-        outcome: Future[Position],
+        outcome: Result[Position],
         named: dict[str, Any],
         choose: Callable[[], _Client],
         again: Callable[[], None] | None,
@@ -120,7 +121,7 @@ class ConfluentEngine:
     def _delivered(
         self,
         client: _Client,
-        outcome: Future[Position],
+        outcome: Result[Position],
         again: Callable[[], None] | None,
         error: Failure | None,
         record: Any,
@@ -184,7 +185,7 @@ class _Clients:
         """The client for a send that waits for so long, a new one if need be."""
         with self._lock:
             if self._is_closed:
-                raise FailedSend(_SHUT_DOWN)
+                raise FailedSend(SHUT_DOWN)
             if not self._alive or self._alive[-1].is_spoilt or timeout_ms > self._timeout_ms:
                 self._replace(max(timeout_ms, self._timeout_ms))
             return self._alive[-1]
@@ -226,7 +227,7 @@ class _Client:
 
     def __init__(self, options: dict[str, Any]) -> None:
         try:
-            self.producer = Producer({**options, "logger": log})
+            self.producer = Producer({**options, "logger": _said})
         except KafkaException as error:  # its ranges are not Java's, and what it can do depends on how it was built
             msg = (
                 f"options and client_options: librdkafka says: {error.args[0].str().strip()}; change that one, or use "
@@ -279,7 +280,7 @@ class _ConfluentSending:
     """One record on its way; see `Sent`."""
 
     def __init__(self) -> None:
-        self.outcome: Future[Position] = Future()
+        self.outcome = Result[Position]()
 
     def withdraw(self) -> bool:
         return False

@@ -11,6 +11,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+IDLE_S = 10.0
+"""After so long without work a thread ends: a process may have hundreds of pools, each for a rare burst."""
+
 
 class DaemonPool(Executor):
     """A pool whose threads end with the process; Python waits at its end for those of a ThreadPoolExecutor, for ever.
@@ -23,27 +26,26 @@ class DaemonPool(Executor):
     def __init__(self, threads: int, name: str) -> None:
         self._most, self._name = threads, name
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._open = 0  # calls that wait or run
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._is_shut = False
+        self.is_shut = False
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
         """Run a call in a thread.
 
         Raises:
-            RuntimeError: the pool was shut down.
+            RuntimeError: the pool was shut down, or no thread can be started; the call is not made.
         """
         future: Future[Any] = Future()
         with self._lock:
-            if self._is_shut:
+            if self.is_shut:
                 msg = f"the pool {self._name} was shut down"
                 raise RuntimeError(msg)
+            if len(self._threads) <= self._open and len(self._threads) < self._most:
+                self._add_thread()
+            self._open += 1
             self._work.put((future, partial(call, *args, **named)))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._most:
-                name = f"{self._name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-                self._threads[-1].start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -55,7 +57,7 @@ class DaemonPool(Executor):
         for future in self._shut(takes_back=cancel_futures):
             future.cancel()
         until = time.monotonic() + timeout_s
-        for thread in self._threads:
+        for thread in list(self._threads):
             thread.join(min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
 
     def refuse(self, error: Callable[[], Exception]) -> None:
@@ -68,10 +70,21 @@ class DaemonPool(Executor):
             if future.set_running_or_notify_cancel():
                 future.set_exception(error())
 
+    def _add_thread(self) -> None:
+        """Before a call waits for it: a call that is told as not made must not be made later."""
+        thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.remove(thread)
+            if not self._threads:  # else the others have one call more
+                raise
+
     def _shut(self, *, takes_back: bool) -> list[Future[Any]]:
         """Lets threads end, and returns what is taken back of the calls that have not begun."""
         with self._lock:
-            self._is_shut = True
+            self.is_shut = True
             waiting = list(self._waiting()) if takes_back else []
             for _ in self._threads:
                 self._work.put(None)
@@ -92,9 +105,14 @@ class DaemonPool(Executor):
                 except BaseException as error:  # whatever the application raises is told to who waits
                     future.set_exception(error)
             del taken, future, call  # a thread that waits for work keeps nothing alive
+            with self._lock:
+                self._open -= 1
 
     def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        with suppress(Empty):
-            return self._work.get_nowait()
-        self._idle.release()
-        return self._work.get()
+        while True:
+            with suppress(Empty):
+                return self._work.get(timeout=IDLE_S)
+            with self._lock:
+                if self._work.empty():
+                    self._threads.remove(threading.current_thread())
+                    return None

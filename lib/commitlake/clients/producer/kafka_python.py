@@ -22,7 +22,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S
+from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Result
 from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol.encoding import Position
@@ -75,7 +75,7 @@ class KafkaPythonEngine:
         """See `Engine`."""
         try:
             return len(self._current(timeout_ms).partitions_for(topic))
-        except (ClientError, OSError) as error:
+        except (ClientError, OSError, RuntimeError) as error:  # the last is that of a client that was closed meanwhile
             raise self.told(error, is_sent=False) from error
 
     def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> _Sending:
@@ -134,10 +134,12 @@ class KafkaPythonEngine:
                 self._spoilt = client
                 client = self._current(timeout_ms)
                 return client, client.send(topic, **named)
-        except (ClientError, OSError, ValueError) as error:
+        except (ClientError, OSError, ValueError, RuntimeError) as error:
             raise self.told(error, is_sent=False) from error
 
     def _current(self, timeout_ms: int) -> KafkaProducer:
+        if self._is_closed:
+            raise FailedSend(SHUT_DOWN)
         if os.getpid() != self._pid:
             raise FailedSend(FORKED)
         until = time.monotonic() + timeout_ms / 1_000
@@ -200,7 +202,7 @@ class _Sending:
     """
 
     def __init__(self, engine: KafkaPythonEngine, hand_over: Callable[[], tuple[KafkaProducer, Any]]) -> None:
-        self.outcome: Future[Position] = Future()
+        self.outcome = Result[Position]()
         self._engine, self._hand_over = engine, hand_over
         self._is_over = False
         self._client: KafkaProducer

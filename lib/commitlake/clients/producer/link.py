@@ -1,43 +1,28 @@
-"""The producer's connection to Kafka, which every thread shares."""
+"""The producer's way to Kafka, which all its threads use."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
 import itertools
-import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
-from kafka.errors import KafkaError as ClientError
 from kafka.partitioner.default import murmur2
 
+from commitlake.clients.producer.connection import CONFLUENT_TAKES, NOT_RUNNING, Connection, shared
 from commitlake.clients.producer.engine import Engine, Sent
-from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
-from commitlake.clients.producer.settings import SettingsReader
 from commitlake.config import KafkaConfig
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, SetupError, UncertainSend
 from commitlake.kafka.admin_client import explain
-from commitlake.kafka.clients import confluent_options, python_options, record_bytes
+from commitlake.kafka.clients import check_option_names
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
-from commitlake.protocol.kafka_topics import SETTINGS
 from commitlake.protocol.wire import Encoded
 
-log = logging.getLogger(__name__)
-
-METADATA_AGE_MS = 30_000
-"""How long an added queue may stay unknown; Kafka's own default is 5 minutes."""
-_NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
-
-_TRY_MS = 5_000
-"""The longest try of a connection, which a shutdown can't end; there is another as long as anybody wants it."""
-_LEAST_MS = 1_000
-"""Shorter time-outs bound what a send waits, and not the client's requests: no connection would come about."""
-_LONGEST_REQUEST_MS = 900_000
-"""What librdkafka takes."""
 _OWN = {"acks", "enable_idempotence", "max_request_size", "key_serializer", "value_serializer"}
 _TIMES = {"delivery_timeout_ms", "max_block_ms"}
 
@@ -67,8 +52,6 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 
 ENGINES = ("kafka-python", "confluent")
-_CONFLUENT_TAKES = {"compression_type", "linger_ms", "batch_size"}
-"""Of `client_options`, those that both engines know."""
 _LOGIN = ("security_", "sasl_", "ssl_")
 
 
@@ -88,8 +71,8 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
             raise SetupError(msg)
         reading = set(KafkaConsumer.DEFAULT_CONFIG)
         others = [name for name in sorted(options) if name not in reading or name.startswith(_LOGIN)]
-        if left := [name for name in others if name not in _CONFLUENT_TAKES]:
-            takes = ", ".join(sorted(_CONFLUENT_TAKES))
+        if left := [name for name in others if name not in CONFLUENT_TAKES]:
+            takes = ", ".join(sorted(CONFLUENT_TAKES))
             msg = (
                 f"client_options: {left[0]} is not allowed with engine='confluent', which takes {takes} for sending; "
                 "leave it out, or see whether engine='kafka-python' takes it"
@@ -99,18 +82,25 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
 
 
 class KafkaLink:
-    """Sends records, reads the settings, and provides client options for consumers."""
+    """A producer's part of the connection that the producers of its process share.
+
+    Args:
+        kafka: where Kafka is.
+        start_timeout_ms: how long a start waits for it.
+        more: options of kafka-python's clients besides.
+        engine: what sends.
+    """
 
     def __init__(
         self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str = ENGINES[0]
     ) -> None:
-        self.kafka, self._more = kafka, more
         _check_own(more)
-        self._engine = check_engine(engine, more)
+        check_engine(engine, more)
         _check_names(more)
-        self._start_timeout_ms = start_timeout_ms
-        self._client: Engine | None = None
-        self._reader: SettingsReader | None = None
+        check_option_names(kafka.options)
+        self.kafka = kafka
+        self._made = partial(Connection, kafka, start_timeout_ms, more, engine)
+        self._connection: Connection | None = None
         self._turn = itertools.count()
 
     def start(self, timeout_ms: int) -> None:
@@ -123,89 +113,29 @@ class KafkaLink:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
             ConfigError: the engine does not take an option.
         """
-        try:
-            self._reader = SettingsReader(self.client_options(KafkaConsumer), self.kafka.topic(SETTINGS), self.explain)
-            self._reader.start(self._start_timeout_ms)
-            self._client = self._connected(timeout_ms)
-        except (ClientError, ValueError) as error:
-            self.stop(0)
-            log.debug("the producer's client was not made", exc_info=error)
-            raise MQClientException(self.explain(error)) from None
-        except BaseException:
-            self.stop(0)
-            raise
-
-    def _connected(self, timeout_ms: int) -> Engine:
-        if self._engine == "confluent":
-            from commitlake.clients.producer.confluent import ConfluentEngine
-
-            return ConfluentEngine(self._confluent_options, timeout_ms, self.explain)
-        return KafkaPythonEngine(self._connect, timeout_ms, self.explain)
-
-    def _confluent_options(self, timeout_ms: int) -> dict[str, Any]:
-        bound = max(_LEAST_MS, timeout_ms)
-        given = confluent_options(self.kafka)
-        return {
-            **{name.replace("_", "."): self._more[name] for name in _CONFLUENT_TAKES & set(self._more)},
-            **given,
-            "acks": "all",
-            "enable.idempotence": True,
-            "allow.auto.create.topics": False,
-            "linger.ms": self._more.get("linger_ms", 0),
-            "message.max.bytes": record_bytes(self.settings.max_message_size),
-            "message.timeout.ms": bound + self._more.get("linger_ms", 0),
-            "request.timeout.ms": min(bound, given.get("request.timeout.ms", bound), _LONGEST_REQUEST_MS),
-            "max.in.flight.requests.per.connection": 1,
-            "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
-        }
-
-    def _connect(self, timeout_ms: int, is_first: bool) -> KafkaProducer:
-        given, bound = self.client_options(KafkaProducer), max(_LEAST_MS, timeout_ms)
-        own = {
-            "acks": "all",
-            "enable_idempotence": True,
-            "max_request_size": record_bytes(self.settings.max_message_size),
-            "max_block_ms": bound,
-            "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound), _LONGEST_REQUEST_MS),
-            "delivery_timeout_ms": bound + WITHDRAWAL_MS + given.get("linger_ms", 0),
-            # What is written to a broker that hangs is appended when it goes on, so few requests are. With one, a half
-            # message waits for the op before it: 250 transactions a second of a thread in place of 430.
-            "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 2),
-        }
-        tried_ms = self._start_timeout_ms // 2 if is_first else min(bound, given["bootstrap_timeout_ms"])
-        own["bootstrap_timeout_ms"] = tried_ms  # only the first one is not tried again
-        return KafkaProducer(**given | own)
+        connection = shared(self._made(timeout_ms))
+        connection.join(self)
+        self._connection = connection
 
     def stop(self, timeout_s: float) -> None:
-        """Send what is still buffered, for at most `timeout_s`, then disconnect."""
-        if self._client:
-            self._client.close(timeout_s)
-            self._client = None
-        if self._reader:
-            self._reader.stop()
-            self._reader = None
+        """Send what is still buffered, for at most `timeout_s`, then leave the connection."""
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.leave(self, timeout_s)
 
     def flush(self, timeout_s: float) -> None:
         """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
-        if self._client and not self._client.flush(timeout_s):
-            log.warning("not every record was acknowledged within %.1f s", timeout_s)
+        if self._connection:
+            self._connection.flush(timeout_s)
 
     @property
     def settings(self) -> wire.Settings:
         """The newest limits the coordinator has published."""
-        if self._reader is None:
-            raise FailedSend(_NOT_RUNNING)
-        return self._reader.current
+        return self._joined().settings
 
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
         """Options of a Kafka client of that class."""
-        return {
-            **{name: value for name, value in self._more.items() if name in client.DEFAULT_CONFIG},
-            "metadata_max_age_ms": METADATA_AGE_MS,
-            **python_options(self.kafka),
-            "bootstrap_timeout_ms": min(_TRY_MS, self._start_timeout_ms // 2),
-            "allow_auto_create_topics": False,
-        }
+        return self._joined().client_options(client)
 
     def explain(self, error: Exception) -> str:
         """What went wrong with Kafka, and what to do about it."""
@@ -289,7 +219,10 @@ class KafkaLink:
         except ConfigError as error:  # of a connection in place of another, for example when a file is gone
             raise FailedSend(str(error)) from error
 
+    def _joined(self) -> Connection:
+        if self._connection is None:
+            raise FailedSend(NOT_RUNNING)
+        return self._connection
+
     def _started(self) -> Engine:
-        if self._client is None:
-            raise FailedSend(_NOT_RUNNING)
-        return self._client
+        return self._joined().engine

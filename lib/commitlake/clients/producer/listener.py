@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -107,7 +108,9 @@ def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:
     """Call all hooks; an exception in one is logged, and the others are called."""
     for hook in hooks:
         try:
-            hook_call(hook)(context)
+            if inspect.iscoroutine(found := hook_call(hook)(context)):
+                found.close()
+                log.warning("the end-transaction hook %r returned a coroutine, which was not awaited", hook)
         except Exception:
             log.warning("the end-transaction hook %r failed", hook, exc_info=True)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from commitlake.clients import tracing
 from commitlake.clients.producer.check_progress import Calls
@@ -18,7 +19,7 @@ from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
-from commitlake.clients.producer.message import MessageExt
+from commitlake.clients.producer.message import Message, MessageExt
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.errors import FailedSend, MQClientException
@@ -30,6 +31,7 @@ T = TypeVar("T")
 CHECKS = 5
 """Checks that may be asked at a time, as many as the threads of a `TransactionMQProducer` ask."""
 _SHUT = "the producer was shut down before the turn of this call came, so nothing was sent; it may be sent again"
+_NO_THREAD = "there is no thread for this call, so nothing was sent; it may be sent again"
 _NOT_CALLED = "the producer was shut down before this was called"
 
 
@@ -82,14 +84,13 @@ class ProducerOnLoop(TransactionMQProducer):
         options: of `TransactionMQProducer`, by name.
     """
 
-    _awaits = True
-
     def __init__(
         self, group: str, listener: Any, *, threads: int, executor: Executor | None = None, **options: Any
     ) -> None:
         super().__init__(group, listener, **options)
         self._threads, self._given = threads, executor
         self._loop: asyncio.AbstractEventLoop
+        self._lanes = WeakValueDictionary[str | bytes, asyncio.Lock]()
         self._make_pools()
 
     @property
@@ -106,6 +107,7 @@ class ProducerOnLoop(TransactionMQProducer):
         """To be called on the event loop, before `start` in a thread."""
         self._loop = asyncio.get_running_loop()
         self._executor = LoopExecutor(self._loop, CHECKS)
+        self._lanes = WeakValueDictionary()
         self._make_pools()
 
     def _make_pools(self) -> None:
@@ -118,19 +120,27 @@ class ProducerOnLoop(TransactionMQProducer):
         if isinstance(self._callers, DaemonPool):
             self._callers.refuse(partial(MQClientException, _NOT_CALLED))
 
-    async def sending(self, call: Callable[[], T]) -> T:
+    async def sending(self, call: Callable[[], T], message: Message | Sequence[Message] | None = None) -> T:
         """Runs a call that sends, in a thread.
 
+        Args:
+            call: sends.
+            message: what it sends, which goes out after those with the same sharding key that came before it.
+
         Raises:
-            FailedSend: the producer was shut down before its turn came.
+            FailedSend: the producer was shut down before its turn came, or has no thread.
         """
-        return await asyncio.wrap_future(self._queued(call))
+        key = getattr(message[0] if isinstance(message, Sequence) and message else message, "sharding_key", None)
+        if not isinstance(key, str | bytes):
+            return await asyncio.wrap_future(self._queued(call))
+        async with self._lanes.setdefault(key, asyncio.Lock()):  # which lets in who waits in the order they came
+            return await asyncio.wrap_future(self._queued(call))
 
     def _queued(self, call: Callable[[], T]) -> Future[T]:
         try:
             return self._senders.submit(copy_context().run, call)  # the span that is current here is so there
         except RuntimeError as error:
-            raise FailedSend(_SHUT) from error
+            raise FailedSend(_SHUT if self._senders.is_shut else f"{_NO_THREAD}: {error}") from error
 
     async def executed(self, half: HalfMessage, arg: object) -> Verdict:
         """Runs the local transaction."""
@@ -154,6 +164,9 @@ class ProducerOnLoop(TransactionMQProducer):
         op.add_done_callback(partial(_tell_unsent, done))
         with suppress(FailedSend):
             await asyncio.wrap_future(op)
+
+    def _check_plain(self, given: object, *names: str) -> None:
+        """They are awaited here."""
 
     async def _called(self, function: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(function):

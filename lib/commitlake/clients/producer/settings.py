@@ -31,12 +31,19 @@ class SettingsReader:
         client_options: keyword arguments of a consumer.
         topic: full name of the topic.
         explain: returns what went wrong with Kafka, and what to do about it.
+        look: called every now and then by the thread that reads.
     """
 
-    def __init__(self, client_options: Mapping[str, Any], topic: str, explain: Callable[[Exception], str]) -> None:
+    def __init__(
+        self,
+        client_options: Mapping[str, Any],
+        topic: str,
+        explain: Callable[[Exception], str],
+        look: Callable[[], object],
+    ) -> None:
         self._client_options = client_options
         self._topic = topic
-        self._explain = explain
+        self._explain, self._look = explain, look
         self._known: wire.Settings | None = None
         self._failure: Exception | None = None
         self._ignored = Ignored(topic)
@@ -75,11 +82,12 @@ class SettingsReader:
     def stop(self) -> None:
         """Stop reading; does nothing when it is not running."""
         self._stopping.set()
-        if self._thread.ident is not None:
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
+            self._look()
             try:
                 self._failure = None
                 self._consume()
@@ -104,6 +112,7 @@ class SettingsReader:
             consumer.seek_to_beginning(partition)
             end = consumer.end_offsets([partition])[partition]
             while not self._stopping.is_set():
+                self._look()
                 for record in poll(consumer, self._pass, timeout_ms=POLL_MS).get(partition, []):
                     self._take(record)
                 if self._known and consumer.position(partition) >= end:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, SendStatus
-from commitlake.errors import MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, HalfRecord
 
@@ -78,6 +78,7 @@ class Transaction:
 
         Raises:
             MQClientException: it was rolled back, or is rolled back now because a send was uncertain.
+            FailedSend: the producer was shut down before, so the transaction is as open as it was.
         """
         with self._lock:
             if self._uncertain and not self._ended:
@@ -112,7 +113,11 @@ class Transaction:
         if self._ended is None:
             self._ended = state
             if self._halves:
-                self._send_decision(self._halves, state)
+                try:
+                    self._send_decision(self._halves, state)
+                except FailedSend:
+                    self._ended = None
+                    raise
 
     def _check_open(self) -> None:
         if self._ended:

@@ -22,15 +22,7 @@ from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done
-from commitlake.clients.producer.listener import (
-    AnyHook,
-    TransactionListener,
-    Verdict,
-    decide,
-    failed,
-    hook_call,
-    run_hooks,
-)
+from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
 from commitlake.clients.producer.message import (
     LocalTransactionState,
     Message,
@@ -42,7 +34,7 @@ from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.errors import MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
@@ -54,6 +46,11 @@ REMEMBERED = 10_000
 ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
 NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
 NO_LISTENER = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
+_METHODS = ("execute_local_transaction", "check_local_transaction")
+_TOO_LATE = (
+    "the producer was shut down before, so the decision was not sent: a check asks the listener for it; end a "
+    "transaction before shutdown()"
+)
 _SEND_AGAIN = "if it is there it is rolled back, so send the same Message object again, in another transaction"
 
 
@@ -77,9 +74,6 @@ class TransactionMQProducer(DefaultMQProducer):
         check_timeout: ms a listener call that answers a check may take. When no call returns for so long, this instance
             leaves the group until one does, so that others answer.
     """
-
-    _awaits = False
-    """Whether listeners and hooks may be coroutine functions."""
 
     def __init__(
         self,
@@ -106,6 +100,7 @@ class TransactionMQProducer(DefaultMQProducer):
             start_timeout=start_timeout,
             engine=engine,
         )
+        self._check_plain(listener, *_METHODS)
         self._listener = listener
         self._executor, self._check_timeout_s = executor, milliseconds("check_timeout", check_timeout) / 1_000
         self._hooks: list[AnyHook] = []
@@ -144,7 +139,12 @@ class TransactionMQProducer(DefaultMQProducer):
         return self._ignored.count if self._ignored else 0
 
     def set_transaction_listener(self, listener: TransactionListener) -> None:
-        """Set the listener, also while running."""
+        """Set the listener, also while running.
+
+        Raises:
+            MQClientException: its methods are coroutine functions.
+        """
+        self._check_plain(listener, *_METHODS)
         self._listener = listener
         if self._running:  # nothing waits for a start or a shutdown under way
             self._answer_checks()
@@ -153,11 +153,9 @@ class TransactionMQProducer(DefaultMQProducer):
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent.
 
         Raises:
-            MQClientException: it is a coroutine function, which only an asynchronous producer awaits.
+            MQClientException: it is a coroutine function.
         """
-        if not self._awaits and inspect.iscoroutinefunction(hook_call(hook)):
-            msg = f"hook: {hook!r:.200} is never awaited here; give a plain function, or use AsyncTransactionMQProducer"
-            raise MQClientException(msg)
+        self._check_plain(hook, "__call__", "end_transaction")
         self._hooks.append(hook)
 
     def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:
@@ -201,6 +199,8 @@ class TransactionMQProducer(DefaultMQProducer):
         self.warn_if_unanswered(is_answered or database is not None)
 
         def send_decision(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
+            if state is not ROLLBACK and database is None and not self._running:
+                raise FailedSend(_TOO_LATE)
             self._end_with(self.decided(halves, state), log_lost)
 
         if database is None:
@@ -222,6 +222,13 @@ class TransactionMQProducer(DefaultMQProducer):
                 "or let a table answer (configuration key checks) and say is_answered=True",
                 self.group,
             )
+
+    def _check_plain(self, given: object, *names: str) -> None:
+        """Nothing would await a coroutine here."""
+        for function in (given, *(getattr(given, name, None) for name in names)):
+            if inspect.iscoroutinefunction(function):
+                msg = f"{function!r} is a coroutine function; use AsyncTransactionMQProducer, or give a plain function"
+                raise MQClientException(msg)
 
     def _answer_checks(self) -> None:
         with self._switch:

@@ -1,4 +1,4 @@
-"""What coordination reads: narrow rows of half, op and delayed messages, never a body, never a string, never a null.
+"""What coordination reads: narrow rows of half, op and delayed messages and of refused parts: no body, string or null.
 
 Strings become 64-bit hashes in the JVM; a null would turn a whole column into floats in pandas (offsets above 2^53
 would break).
@@ -9,6 +9,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
+from commitlake.protocol import headers
+from commitlake.protocol.encoding import MAX_OFFSET, MAX_QUEUE
 from commitlake.protocol.statemachine.rows import ROW
 from commitlake.protocol.states import Kind, Source
 from commitlake.tables.columns import IS_FIRST, hashed_sql, millis_sql
@@ -85,6 +87,24 @@ _DELAYED = {
 }
 
 
+def _text(name: str) -> str:
+    """SQL of a header of a rejected record, as landing reads it."""
+    return f"nullif(make_valid_utf8(CAST(headers['{name}'] AS STRING)), '')"
+
+
+_REFUSED = {
+    "kind": f"{int(Kind.REFUSED_PART)}",
+    "src": f"{int(Source.HALF)}",
+    "queue": "place.queue",
+    "offset": "place.offset",
+    "part_queue": "kafka_partition",
+    "part_offset": "kafka_offset",
+    "tid": hashed_sql(f"coalesce({_text(headers.TRANSACTION_ID)}, {_text(headers.UNIQ_KEY)})"),
+    "grp": hashed_sql(_text(headers.PGROUP)),
+    "stored": millis_sql("rejected_at"),
+}
+
+
 def rows(frame: DataFrame, **columns: str) -> DataFrame:
     """Input rows with the given columns, as SQL; what is not given is absent (-1)."""
     return frame.selectExpr(
@@ -115,6 +135,17 @@ def op_rows(op: DataFrame, **more: str) -> DataFrame:
     messages = "IF(decision = 'UNKNOWN', slice(half_messages, 1, 1), array_distinct(half_messages)) AS messages"
     listed = op.where(f"decision IN ({kinds}) OR {IS_ANSWER}").selectExpr("*", messages)
     return rows(listed.selectExpr("*", "posexplode(messages) AS (at, message)"), **(_OP | more))
+
+
+def refused_rows(rejected: DataFrame) -> DataFrame:
+    """Rows of the table `rejected`: the half messages that name a first one."""
+    named = rejected.selectExpr("*", f"{_text(headers.FIRST_HALF)} AS first").where(
+        "source = 'half' AND first RLIKE '^[0-9]{1,9}-[0-9]{1,18}$'"
+    )
+    number = "TRY_CAST(split_part(first, '-', {}) AS BIGINT)"
+    place = f"struct({number.format(1)} AS queue, {number.format(2)} AS offset) AS place"
+    there = f"place.queue <= {MAX_QUEUE} AND place.offset <= {MAX_OFFSET}"
+    return rows(named.selectExpr("*", place).where(there), **_REFUSED)
 
 
 def delayed_rows(delayed: DataFrame) -> DataFrame:

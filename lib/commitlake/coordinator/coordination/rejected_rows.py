@@ -26,7 +26,7 @@ _DETAILS = {
     Refusal.ALREADY_DISCARDED: "the transaction was discarded before; RESUME reopens it",
     Refusal.NO_HALF_MESSAGE: "a half message that it lists did not come within transaction.op_park_time",
     Refusal.BAD_FIRST_HALF: "it lists a further half message first, or one further that belongs to another first one",
-    Refusal.NOT_DISCARDED: "only a DISCARDED transaction, and no ORPHAN, can be resumed",
+    Refusal.NOT_DISCARDED: "only a DISCARDED transaction can be resumed, no ORPHAN, and none with a refused part",
     Refusal.NO_DELAYED_MESSAGE: "there is no delayed message with that offset, id and topic",
     Refusal.RECALL_TOO_LATE: "the message was delivered before",
 }

@@ -49,7 +49,12 @@ NOTHING = Reached(LandingPosition(0, {}), is_recorded=False)
 
 
 def reached(warehouse: Warehouse, config: Config) -> Reached:
-    """How far landing has come, as the tables show: also those of an older version, which had no `positions`."""
+    """How far landing has come, as the tables show: also those of an older version, which had no `positions`.
+
+    Raises:
+        WarehouseError: the tables are a copy of different moments.
+    """
+    warehouse.must_be_of_one_moment()
     recorded = positions.newest(warehouse)
     if recorded is not None:
         return Reached(recorded, is_recorded=True)

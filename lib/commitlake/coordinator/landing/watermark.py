@@ -1,4 +1,4 @@
-"""The watermark: the broker time up to which every half message and op has landed. Deadlines never run ahead of it.
+"""The watermark: the broker time up to which every record has landed. Deadlines never run ahead of it.
 
 A lagging or stalled landing, or a backlog that is taken in steps, then discards nothing whose op is in Kafka.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.protocol.statemachine.rows import ABSENT
 
-DECIDING = ("half", "op", "admin")
-"""The Kafka topics whose records open or end transactions."""
 _MOST = 256
 """Answers of Kafka that are remembered; a backlog of hours brings one in some seconds."""
 

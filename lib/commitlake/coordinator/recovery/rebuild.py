@@ -20,17 +20,21 @@ from commitlake.coordinator.coordination.input_rows import (
     delayed_rows,
     half_rows,
     op_rows,
+    refused_rows,
     stored_rows,
     waiting_rows,
 )
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
+from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops
+from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
-from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Source
+from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import Warehouse
-from commitlake.tables.columns import IS_FIRST, coordinate_sql, hashed_sql
+from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
 
 _SMALL = 1_000_000
@@ -75,6 +79,8 @@ def open_rows(
     look = _Look(warehouse, since, until)
     halves = with_checks(_open_halves(look, timing), warehouse, since, timing)
     every = [halves, _open_ops(look), _open_delayed(look), _open_waiting(look)]
+    if until is None:  # refused parts are always worked out anew
+        every.append(_refused_parts(warehouse))
     found = every[0]
     for rows in every[1:]:
         found = found.unionByName(rows)
@@ -90,7 +96,7 @@ class _Look:
     until: Point | None
 
     def landed(self, table: str, offset: str = "queue_offset", **sources: str) -> DataFrame:
-        """What has landed, with `landed` (ms): the batch that first saw it came right after, so park times go on.
+        """What has landed.
 
         Args:
             table: the table.
@@ -98,7 +104,6 @@ class _Look:
             sources: by source, which of its rows come from there; SQL.
         """
         every = self.warehouse.rows(table)
-        every = every.select("*", F.unix_millis("_metadata.file_modification_time").alias("landed"))
         each = [self._landed(every.where(rows), source, "queue", offset) for source, rows in sources.items()]
         return reduce(DataFrame.union, each)
 
@@ -128,8 +133,8 @@ class _Look:
 
 
 def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
-    """Half messages without an end in their newest round; a part waits for its first since it landed."""
-    new = half_rows(look.landed("half", half="true"), since=f"IF({IS_FIRST}, -1, landed)")
+    """Half messages without an end in their newest round."""
+    new = half_rows(look.landed("half", half="true"))
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
     resumed = look.resumed().withColumn("due", F.expr(due))
     every = look.with_saved(new.unionByName(resumed), *_HALVES)
@@ -140,10 +145,19 @@ def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
     return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
 
 
+def _refused_parts(warehouse: Warehouse) -> DataFrame:
+    """Parts that landing has refused, of first half messages that are open or have not landed; few, in most starts."""
+    refused = materialized(refused_rows(warehouse.rows("rejected")))
+    if refused.isEmpty():
+        return refused
+    named = refused.selectExpr("*", "queue AS first_queue", "offset AS first_offset")
+    return with_first(named, LedgerTables.of(warehouse)).where("pending").select(*refused.columns)
+
+
 def _open_ops(look: _Look) -> DataFrame:
     """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
     asked = look.landed("op", "op_offset", op="NOT admin", admin="admin")
-    new = op_rows(asked, since="landed").where(f"kind != {int(Kind.UNKNOWN)}")
+    new = op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
     refused = look.warehouse.rows("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
     if look.since.rows is not None:
@@ -152,45 +166,31 @@ def _open_ops(look: _Look) -> DataFrame:
         "kafka_partition AS op_queue", "kafka_offset AS op_offset", "IF(source = 'admin', 1, 0) AS admin"
     ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
     left = every.join(done, _AT_OP, "left_anti")
-    left = _without_ended(left, look.written("transactions"))
-    left = _without_recalled(left, look.written("deliveries"))
-    if look.since.rows is None:
-        return left
-    # The few that are left may say once more what was decided long ago: only what lies near them is read of that.
-    left = materialized(left)
-    of_half, of_messages = (spans_of(left.where(f"src = {int(src)}"), "queue", "offset") for src in Source)
-    left = _without_ended(left, look.warehouse.rows("transactions").where(within(of_half, "queue", "half_offset")))
-    old = look.warehouse.rows("deliveries").where(within(of_messages, "queue", "queue_offset"))
-    return _without_recalled(left, old)
+    left = materialized(_without_deciding(left, look.written("transactions")))
+    return left.join(_harmless(left, LedgerTables.of(look.warehouse)), _AT_OP, "left_anti")
 
 
-def _without_ended(ops: DataFrame, transactions: DataFrame) -> DataFrame:
-    """Without those that decided an end, or say once more what was decided. Narrow, hashed: millions are compared."""
+def _without_deciding(ops: DataFrame, transactions: DataFrame) -> DataFrame:
+    """Without those that decided an end. Narrow: millions are compared."""
     ends = transactions.selectExpr(
         f"{coordinate_sql('queue', 'half_offset')} AS e_at",
         *("op_queue AS e_op_queue", "op_offset AS e_op_offset", "IF(reason = 'ADMIN', 1, 0) AS e_admin"),
-        f"CASE state WHEN 'COMMITTED' THEN {int(Kind.COMMIT)} "
-        f"WHEN 'ROLLED_BACK' THEN {int(Kind.ROLLBACK)} END AS e_kind",
-        f"{hashed_sql('transaction_id')} AS e_tid",
-        f"{hashed_sql('producer_group')} AS e_grp",
     )
-    decided = "e_op_queue = op_queue AND e_op_offset = op_offset AND e_admin = admin"
-    repeats = "listed = 0 AND e_kind = kind AND e_tid = tid AND (admin = 1 OR e_grp = grp)"
-    same = f"src = {int(Source.HALF)} AND (({decided}) OR ({repeats}))"
+    same = f"src = {int(Source.HALF)} AND e_op_queue = op_queue AND e_op_offset = op_offset AND e_admin = admin"
     at = F.expr(coordinate_sql("queue", "offset"))
     return ops.join(ends, (at == F.col("e_at")) & F.expr(same), "left_anti")
 
 
-def _without_recalled(ops: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """Without the recalls of what was recalled."""
-    done = deliveries.where("source = 'messages' AND state = 'RECALLED'").selectExpr(
-        f"{coordinate_sql('queue', 'queue_offset')} AS r_at",
-        f"{hashed_sql('message_id')} AS r_tid",
-        f"{hashed_sql('topic')} AS r_grp",
-    )
-    same = f"src = {int(Source.MESSAGES)} AND r_tid = tid AND r_grp = grp"
-    at = F.expr(coordinate_sql("queue", "offset"))
-    return ops.join(done, (at == F.col("r_at")) & F.expr(same), "left_anti")
+def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
+    """Where those are that only say once more what was decided, as a resolution would find; most starts have few."""
+    unmatched = ops.selectExpr(*_AT_OP, "kind", "queue AS first_queue", "offset AS first_offset", "0 AS last")
+    decisions = unmatched.where(f"kind IN ({int(Kind.COMMIT)}, {int(Kind.ROLLBACK)})")
+    recalls = unmatched.where(f"kind = {int(Kind.RECALL)}")
+    found = ops.select(*_AT_OP).where("false")
+    for judged, rows in ((judged_ops, decisions), (judged_recalls, recalls)):
+        if not rows.isEmpty():
+            found = found.union(judged(rows, tables).where(f"verdict = {int(Ruling.NOTHING)}").select(*_AT_OP))
+    return found
 
 
 def _open_delayed(look: _Look) -> DataFrame:

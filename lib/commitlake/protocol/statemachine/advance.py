@@ -3,12 +3,12 @@
 `advance` is the whole of coordination for one segment and one batch; the order of its steps is the protocol:
 
 1. merge what has landed with what is open;
-2. attach further half messages to their first (`parts`);
+2. discard further half messages that do not belong to their first (`parts`);
 3. apply ops, the earliest first (`ops`);
 4. an UNKNOWN ends the check that it answers (`answers`);
 5. deadlines of what is still open: checks and discards (`deadlines`);
 6. recalls, then delays that have ended (`delays`);
-7. report what has waited `op_park_time` for its message as unmatched, and drop it (`park`).
+7. report what has waited long enough for its message as unmatched, and drop it (`park`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
         DoubledError: a half message or a delayed one came that is open already.
     """
     clock = now if landed is None else min(now, landed)
-    segment = _merge(state, arrived, now, rules)
-    parts.attach(segment)
+    segment = _merge(state, arrived, rules)
+    parts.drop_strangers(segment)
     ops.apply(segment)
     answers.apply(segment, rules)
     deadlines.sweep(segment, clock, now, rules)
@@ -49,19 +49,17 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
     return Step(segment.open_rows(), concat(segment.events, EVENT), _next_due(segment, rules))
 
 
-def _merge(state: Rows, arrived: Rows, now: int, rules: Rules) -> Segment:
+def _merge(state: Rows, arrived: Rows, rules: Rules) -> Segment:
     old, new = _split(state), _split(arrived)
     halves = concat([old["halves"], deadlines.stamp_first_due(new["halves"], rules)])
-    new_parts, new_ops = park.stamp_seen(new["parts"], now), park.stamp_seen(new["ops"], now)
     return Segment(
         halves=_each_once(halves[np.argsort(halves["offset"], kind="stable")], "offset"),
-        parts=concat([_without(old["parts"], new_parts), new_parts]),
-        ops=concat([old["ops"], new_ops]),
+        parts=_parts(old["parts"], new["parts"]),
+        refused=concat([old["refused"], new["refused"]]),
+        ops=concat([old["ops"], new["ops"]]),
         listed=concat([old["listed"], new["listed"]]),
         timers=_timers(old["timers"], new["timers"]),
         answers=new["answers"],
-        fresh_ops=len(new_ops),
-        fresh_parts=len(new_parts),
     )
 
 
@@ -70,11 +68,19 @@ def _split(rows: Rows) -> dict[str, Rows]:
     return {
         "halves": rows[kind == Kind.HALF],
         "parts": rows[kind == Kind.PART],
+        "refused": rows[kind == Kind.REFUSED_PART],
         "ops": rows[np.isin(kind, _OPS)],
         "listed": rows[kind == Kind.LISTED],
         "answers": rows[kind == Kind.UNKNOWN],
         "timers": rows[(kind == Kind.DELAYED) | (kind == Kind.WAITING)],
     }
+
+
+def _parts(old: Rows, new: Rows) -> Rows:
+    every = concat([old, new])
+    if len(new):
+        _each_once(every[np.argsort(parts.part_key(every), kind="stable")], "part_queue", "part_offset")
+    return every
 
 
 def _timers(old: Rows, new: Rows) -> Rows:
@@ -95,20 +101,14 @@ def _each_once(ordered: Rows, *key: str) -> Rows:
     return ordered
 
 
-def _without(old: Rows, new: Rows) -> Rows:
-    """`old` without those that `new` has again: a reopened part replaces its parked row, so that it can't end twice."""
-    if not len(old) or not len(new):
-        return old
-    return old[~np.isin(parts.part_key(old), parts.part_key(new))]
-
-
 def _next_due(segment: Segment, rules: Rules) -> int | None:
-    parked = np.concatenate([segment.parts["since"], segment.ops["since"]])
     times = np.concatenate(
         [
             deadlines.next_deadline(segment.halves, rules),
             segment.timers["deliver_at"],
-            parked[parked >= 0] + rules.op_park_ms,
+            park.reported_at(segment.ops, rules),
+            park.reported_at(parts.waiting(segment), rules),
+            park.reported_at(segment.refused, rules),
         ]
     )
     return int(times.min()) if len(times) else None

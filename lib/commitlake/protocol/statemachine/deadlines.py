@@ -6,7 +6,7 @@ import numpy as np
 
 from commitlake.protocol.statemachine.decide import decide
 from commitlake.protocol.statemachine.model import Rules, Segment
-from commitlake.protocol.statemachine.parts import parts_of
+from commitlake.protocol.statemachine.parts import parts_of, spoiled
 from commitlake.protocol.statemachine.rows import ABSENT, EVENT, Longs, Rows, make
 from commitlake.protocol.states import Event, Reason, State
 
@@ -50,7 +50,8 @@ def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
 
     One check of a transaction is out at a time. The deadline of one that is out is when to repeat it; of one that was
     answered, when to ask the next, or, after `check_max` of them, to discard. Of two deadlines that have passed, the
-    earlier one gives the reason. However many intervals were missed, one check is enough.
+    earlier one gives the reason. However many intervals were missed, one check is enough. What has a refused
+    part is discarded at once.
 
     Args:
         segment: the open segment.
@@ -64,9 +65,11 @@ def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
     is_out = halves["repeat"] >= 0
     exhausted = (due <= landed) & ~is_out & (halves["checks"] >= rules.check_max)
     expired = (expires <= landed) & ~(exhausted & (due < expires))
-    gone = exhausted | expired
+    no_longer_whole = spoiled(segment)
+    gone = exhausted | expired | no_longer_whole
     _check(segment, np.flatnonzero((due <= landed) & ~gone), now, rules)
-    reason = np.where(expired, Reason.EXPIRED, Reason.CHECK_MAX)[gone]
+    reason = np.where(expired, Reason.EXPIRED, Reason.CHECK_MAX)
+    reason = np.where(no_longer_whole, Reason.REFUSED_PART, reason)[gone]
     decide(segment, np.flatnonzero(gone), State.DISCARDED, reason)
 
 

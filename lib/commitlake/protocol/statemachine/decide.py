@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commitlake.protocol.statemachine.model import Segment
-from commitlake.protocol.statemachine.parts import attached, parts_of
+from commitlake.protocol.statemachine.parts import parts_of
 from commitlake.protocol.statemachine.rows import ABSENT, EVENT, ROW, Longs, Rows, concat, make
 from commitlake.protocol.states import Event, Kind, State
 
@@ -67,8 +67,7 @@ def _deliver_at(messages: Rows, committed: Longs) -> Longs:
 
 def _forget(segment: Segment, ended: npt.NDArray[np.intp], offsets: Longs) -> None:
     segment.halves = np.delete(segment.halves, ended)
-    gone = attached(segment.parts) & np.isin(segment.parts["offset"], offsets)
-    segment.parts = segment.parts[~gone]
+    segment.parts = segment.parts[~np.isin(segment.parts["offset"], offsets)]
 
 
 def _wait(segment: Segment, committed: Rows) -> None:

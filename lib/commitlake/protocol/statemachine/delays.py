@@ -27,10 +27,7 @@ def sweep(segment: Segment, landed: int) -> None:
 
 
 def _recall(segment: Segment) -> None:
-    """A recall must name the id and the topic of its message; one whose message is not waiting is unmatched.
-
-    An unmatched recall may be refused by its resolution, so in later batches only the resolution may refuse it.
-    """
+    """A recall must name the id and the topic of its message; without its message it waits (`park`)."""
     ops = segment.ops
     recalls = ops["kind"] == Kind.RECALL
     if not recalls.any():
@@ -41,10 +38,7 @@ def _recall(segment: Segment) -> None:
     met = recalls & (at >= 0)
     message = waiting[at] if len(waiting) else ops
     same = (ops["tid"] == message["tid"]) & (ops["grp"] == message["grp"])
-    fresh = np.arange(len(ops)) >= len(ops) - segment.fresh_ops
-    report(segment, ops[met & ~same & fresh], event=Event.REFUSED, reason=Refusal.NO_DELAYED_MESSAGE)
-    report(segment, ops[met & ~same & ~fresh], event=Event.UNMATCHED_OP, last=1)
-    report(segment, ops[recalls & ~met & fresh], event=Event.UNMATCHED_OP, last=0)
+    report(segment, ops[met & ~same], event=Event.REFUSED, reason=Refusal.NO_DELAYED_MESSAGE)
     recalled = np.isin(segment.timers["offset"], ops["offset"][met & same])
     segment.ops = ops[~met]
     _end(segment, recalled, Delivery.RECALLED)

@@ -17,7 +17,7 @@ class Rules:
         check_repeat_ms: time after which a check that nobody answered is sent again for the first time.
         check_max: answered checks before a transaction is discarded.
         retention_ms: how long a round of a transaction may last.
-        op_park_ms: how long an op or a part waits for its message.
+        op_park_ms: how long an op or a part waits for its message, from its append time.
     """
 
     timeout_ms: int
@@ -34,30 +34,27 @@ class Segment:
 
     Attributes:
         halves: open first half messages, sorted by offset.
-        parts: further half messages: attached to their open first (`since` is -1), or parked (`since` is when it was
-            first seen, ms since epoch, UTC).
+        parts: further half messages, of open first ones or waiting for them.
+        refused: further half messages that landing has refused: their transactions can't be whole.
         ops: ops that wait for their message.
         listed: further half messages that these ops list.
         timers: messages with a delay that has not ended.
         answers: what arrived to say that the outcome is still unknown.
-        fresh_ops: the last so many of `ops` arrived in this batch.
-        fresh_parts: the last so many of `parts` arrived in this batch.
         events: arrays of `EVENT`s.
     """
 
     halves: Rows
     parts: Rows
+    refused: Rows
     ops: Rows
     listed: Rows
     timers: Rows
     answers: Rows
-    fresh_ops: int
-    fresh_parts: int
     events: list[Rows] = field(default_factory=list)
 
     def open_rows(self) -> Rows:
         """All rows that the next batch needs."""
-        return concat([self.halves, self.parts, self.ops, self.listed, self.timers])
+        return concat([self.halves, self.parts, self.refused, self.ops, self.listed, self.timers])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from commitlake.protocol.statemachine.decide import decide
 from commitlake.protocol.statemachine.model import Segment
-from commitlake.protocol.statemachine.parts import forget_listed, incomplete
+from commitlake.protocol.statemachine.parts import forget_listed, incomplete, spoiled
 from commitlake.protocol.statemachine.rows import EVENT, Mask, Rows, find, make
 from commitlake.protocol.states import Event, Kind, Reason, Refusal, State
 
@@ -17,36 +17,34 @@ def apply(segment: Segment) -> None:
     """Apply ops to open half messages; those without one stay parked.
 
     An op that comes late, twice or too early looks the same here: a decision without an open message. So the state
-    keeps nothing of what has been decided; `park` reports such an op as unmatched when its park time is over.
+    keeps nothing of what has been decided; `park` reports such an op as unmatched when it has waited long enough.
     """
     ops = segment.ops
     if not len(ops):
         return
     at = find(segment.halves["offset"], ops["offset"])
     half = segment.halves[at] if len(segment.halves) else ops
-    fresh = np.arange(len(ops)) >= len(ops) - segment.fresh_ops
-    # An operator waits for the outcome, so a RESUME is resolved at once and not after its park time.
-    report(segment, ops[fresh & (at < 0) & (ops["kind"] == Kind.RESUME)], event=Event.UNMATCHED_OP, last=0)
-    meets = (at >= 0) & _applicable(ops, half, fresh)
+    meets = (at >= 0) & _applicable(ops, half)
     refusal = np.where(meets, _mismatch(ops, half), 0)
     refused = refusal > 0
     report(segment, ops[refused], event=Event.REFUSED, reason=refusal[refused])
     ready = meets & ~refused & np.isin(ops["kind"], _DECISIONS) & ~incomplete(segment)
+    if len(segment.halves):
+        ready &= ~((ops["kind"] == Kind.COMMIT) & spoiled(segment)[at])
     winners = _first_of_each(ops, np.flatnonzero(ready))
     segment.ops = np.delete(ops, np.concatenate([winners, np.flatnonzero(refused)]))
     forget_listed(segment)
     _decide(segment, ops[winners])
 
 
-def _applicable(ops: Rows, half: Rows, fresh: Mask) -> Mask:
-    """A COMMIT or ROLLBACK from before a RESUME never applies to the new round; a RESUME applies only when it arrives.
+def _applicable(ops: Rows, half: Rows) -> Mask:
+    """A COMMIT or ROLLBACK from before a RESUME never applies to the new round.
 
     Records of `admin` are compared by their offsets; an op of the same millisecond as the RESUME counts as before it.
     """
     reopened = half["op_offset"] >= 0
     after = (ops["stored"] > half["since"]) | ((ops["admin"] == 1) & (ops["op_offset"] > half["op_offset"]))
-    resumes = fresh & (ops["kind"] == Kind.RESUME)
-    return np.asarray(np.where(np.isin(ops["kind"], _DECISIONS), ~reopened | after, resumes))
+    return np.asarray(np.where(np.isin(ops["kind"], _DECISIONS), ~reopened | after, ops["kind"] == Kind.RESUME))
 
 
 def _mismatch(ops: Rows, half: Rows) -> np.ndarray:
@@ -80,5 +78,5 @@ def report(segment: Segment, ops: Rows, **columns: object) -> None:
         columns: values of an `EVENT` besides those that name the op, one for all or one each.
     """
     if len(ops):
-        about = {name: ops[name] for name in ("op_queue", "op_offset", "admin", "kind", "since")}
+        about = {name: ops[name] for name in ("op_queue", "op_offset", "admin", "kind")}
         segment.events.append(make(EVENT, len(ops), first_offset=ops["offset"], **about, **columns))

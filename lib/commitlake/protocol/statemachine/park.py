@@ -1,4 +1,4 @@
-"""What waits for its message: an early op, or a part before its first (contract 4.2, 4.8)."""
+"""What waits for its message: an early op, or a part before its first (contract 4.2, 4.8, 4.10)."""
 
 from __future__ import annotations
 
@@ -6,34 +6,48 @@ import numpy as np
 
 from commitlake.protocol.statemachine.model import Rules, Segment
 from commitlake.protocol.statemachine.ops import report
-from commitlake.protocol.statemachine.parts import forget_listed, report_unmatched
-from commitlake.protocol.statemachine.rows import Rows
-from commitlake.protocol.states import Event
+from commitlake.protocol.statemachine.parts import forget_listed, report_unmatched, waits
+from commitlake.protocol.statemachine.rows import ABSENT, Longs, Rows
+from commitlake.protocol.states import Event, Kind
 
 
-def stamp_seen(rows: Rows, now: int) -> Rows:
-    """Start the park time of rows that have none: it counts from the batch that first sees a row, at `now`."""
-    rows["since"] = np.where(rows["since"] < 0, now, rows["since"])
-    return rows
+def reported_at(rows: Rows, rules: Rules) -> Longs:
+    """When the watermark lets each op or part be reported as unmatched, ms since epoch, UTC.
+
+    Its message may have ended, which only the tables know. Of a recall and a part that is asked as soon as all has
+    landed that Kafka held when it was stored, and of a RESUME at once: what it may open has ended before it was sent.
+    """
+    over = rows["stored"] + rules.op_park_ms
+    is_asked_early = np.isin(rows["kind"], (Kind.RECALL, Kind.PART)) & (rows["due"] == ABSENT)
+    waits_until = np.where(is_asked_early, rows["stored"], over)
+    return np.asarray(np.where(rows["kind"] == Kind.RESUME, ABSENT, waits_until))
 
 
-def sweep(segment: Segment, now: int, rules: Rules) -> None:
-    """Report ops and parts whose park time is over as unmatched, and drop them.
+def sweep(segment: Segment, landed: int, rules: Rules) -> None:
+    """Report what has waited long enough as unmatched, and drop it.
 
-    Whether such an op was a duplicate, a conflict or about nothing is resolved from the tables, once, at the end.
+    The resolution looks into the tables, and sends back what has to wait on.
 
     Args:
         segment: the open segment.
-        now: the batch's time, ms since epoch, UTC.
+        landed: watermark, ms since epoch, UTC.
         rules: the timing rules.
     """
-    over = segment.ops["since"] + rules.op_park_ms <= now
-    if over.any():
-        report(segment, segment.ops[over], event=Event.UNMATCHED_OP, last=1)
-        segment.ops = segment.ops[~over]
+    told = reported_at(segment.ops, rules) <= landed
+    if told.any():
+        ops = segment.ops[told]
+        report(segment, ops, event=Event.UNMATCHED_OP, last=_is_over(ops, landed, rules))
+        segment.ops = segment.ops[~told]
         forget_listed(segment)
-    since = segment.parts["since"]
-    late = (since >= 0) & (since + rules.op_park_ms <= now)
-    if late.any():
-        report_unmatched(segment, segment.parts[late], last=True)
-        segment.parts = segment.parts[~late]
+    told = waits(segment) & (reported_at(segment.parts, rules) <= landed)
+    if told.any():
+        parts = segment.parts[told]
+        report_unmatched(segment, parts, _is_over(parts, landed, rules))
+        segment.parts = segment.parts[~told]
+    segment.refused = segment.refused[reported_at(segment.refused, rules) > landed]
+
+
+def _is_over(rows: Rows, landed: int, rules: Rules) -> Longs:
+    """1 where a message that has not landed by now counts as missing."""
+    is_over = (rows["stored"] + rules.op_park_ms <= landed) | (rows["kind"] == Kind.RESUME)
+    return np.asarray(is_over, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Several half messages in one transaction: all meet at the first one (contract 4.8).
 
 A part (a further half message) has no checks, deadlines or decision of its own. It is a row in the state of its first
-half message's segment: attached while the first is open, parked while it is not.
+half message's segment, and waits there while the first is not open.
 """
 
 from __future__ import annotations
@@ -10,50 +10,56 @@ import numpy as np
 import numpy.typing as npt
 
 from commitlake.protocol.statemachine.model import Segment
-from commitlake.protocol.statemachine.rows import ABSENT, EVENT, Longs, Mask, Rows, coordinate, find, make
+from commitlake.protocol.statemachine.rows import EVENT, Longs, Mask, Rows, coordinate, find, make
 from commitlake.protocol.states import Event, Reason, State
 
 
-def attach(segment: Segment) -> None:
-    """Attach parts to their open first half message; a part with another group or transaction id is an ORPHAN at once.
-
-    A part that has just arrived without an open first is unmatched: the first may have ended already. In later batches
-    only its resolution may end it as an ORPHAN, since a RESUME of the first could otherwise do so a second time.
-    """
+def drop_strangers(segment: Segment) -> None:
+    """End parts with another group or transaction id than their open first half message: each is an ORPHAN."""
     parts = segment.parts
-    if not len(parts):
+    if not len(parts) or not len(segment.halves):
         return
     at = find(segment.halves["offset"], parts["offset"])
-    hit = at >= 0
-    first = segment.halves[at] if len(segment.halves) else parts
-    same = (parts["tid"] == first["tid"]) & (parts["grp"] == first["grp"])
-    parts["since"] = np.where(hit & same, ABSENT, parts["since"])
-    fresh = np.arange(len(parts)) >= len(parts) - segment.fresh_parts
-    report_unmatched(segment, parts[~hit & fresh], last=False)
-    _orphans(segment, parts[hit & ~same & fresh])
-    report_unmatched(segment, parts[hit & ~same & ~fresh], last=True)
-    segment.parts = parts[~(hit & ~same)]
+    first = segment.halves[at]
+    strange = (at >= 0) & ((parts["tid"] != first["tid"]) | (parts["grp"] != first["grp"]))
+    _orphans(segment, parts[strange])
+    segment.parts = parts[~strange]
 
 
-def attached(parts: Rows) -> Mask:
-    """Which parts are attached to an open first half message."""
-    return np.asarray(parts["since"] == ABSENT)
+def spoiled(segment: Segment) -> Mask:
+    """Which open first half messages have a part that landing has refused; it was stored after them."""
+    halves, refused = segment.halves, segment.refused
+    found = np.zeros(len(halves), dtype=np.bool_)
+    at = find(halves["offset"], refused["offset"])
+    refused, at = refused[at >= 0], at[at >= 0]
+    same = (refused["tid"] == halves["tid"][at]) & (refused["grp"] == halves["grp"][at])
+    found[at[same & (refused["stored"] >= halves["stored"][at])]] = True
+    return found
+
+
+def waits(segment: Segment) -> Mask:
+    """Which parts have no open first half message."""
+    return np.asarray(find(segment.halves["offset"], segment.parts["offset"]) < 0)
+
+
+def waiting(segment: Segment) -> Rows:
+    """Those parts."""
+    return segment.parts[waits(segment)]
 
 
 def parts_of(segment: Segment, offsets: Longs) -> tuple[Rows, npt.NDArray[np.intp]]:
-    """The attached parts of the first half messages at sorted `offsets`, and for each the index of its first."""
-    parts = segment.parts[attached(segment.parts)]
+    """The parts of the open first half messages at sorted `offsets`, and for each the index of its first."""
+    parts = segment.parts
     at = find(offsets, parts["offset"])
     return parts[at >= 0], at[at >= 0]
 
 
 def incomplete(segment: Segment) -> Mask:
-    """Which ops list a further half message that has not landed."""
+    """Which ops about an open first half message list a further one that has not landed."""
     ops, listed = segment.ops, segment.listed
     if not len(listed):
         return np.zeros(len(ops), dtype=np.bool_)
-    parts = segment.parts[attached(segment.parts)]
-    parts = parts[np.argsort(part_key(parts))]
+    parts = segment.parts[np.argsort(part_key(segment.parts))]
     at = find(part_key(parts), part_key(listed))
     landed = at >= 0
     if len(parts):
@@ -77,16 +83,15 @@ def forget_listed(segment: Segment) -> None:
         segment.listed = segment.listed[np.isin(op_key(segment.listed), op_key(segment.ops))]
 
 
-def report_unmatched(segment: Segment, parts: Rows, *, last: bool) -> None:
+def report_unmatched(segment: Segment, parts: Rows, last: Longs) -> None:
     """Report parts without an open first half message; their resolution reads what the first became.
 
     Args:
         segment: gets the events.
-        parts: `ROW`s of parts.
-        last: whether they leave the segment, so that their resolution must be final.
+        parts: `ROW`s of parts, which leave the segment.
+        last: for each, 1 where a first that has not landed by now counts as missing.
     """
-    if len(parts):
-        segment.events.append(_part_events(parts, event=Event.UNMATCHED_PART, since=parts["since"], last=int(last)))
+    segment.events.append(_part_events(parts, event=Event.UNMATCHED_PART, last=last))
 
 
 def _orphans(segment: Segment, parts: Rows) -> None:

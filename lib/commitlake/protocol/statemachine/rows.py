@@ -42,8 +42,8 @@ ROW = np.dtype(
         ("stored", "i8"),
         ("delay", "i8"),
         ("deliver_at", "i8"),
-        ("since", "i8"),  # half message: start of its round; op, part: the batch that first saw it
-        ("due", "i8"),  # next deadline of a half message
+        ("since", "i8"),  # start of the round of a half message
+        ("due", "i8"),  # next deadline of a half message; op, part: 0 once it was unmatched
     ]
 )
 
@@ -63,8 +63,7 @@ EVENT = np.dtype(
         ("round", "i4"),
         ("deliver_at", "i8"),
         ("kind", "i4"),  # of the unmatched op
-        ("since", "i8"),  # when the unmatched op or part was first seen
-        ("last", "i4"),  # 1: it has left the segment, so its resolution must be final
+        ("last", "i4"),  # 1: what the unmatched op or part waits for is missing if it has not landed
     ]
 )
 

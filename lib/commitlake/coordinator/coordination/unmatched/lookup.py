@@ -2,22 +2,26 @@
 
 An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping the outcome of each
 message in state would grow with history. So the segment emits the op as unmatched, and it is resolved from the tables
-as they were before the batch. That is rare: once at the end of the park time, and at once for a RESUME, a RECALL and a
-late part.
+as they were before the batch, and leaves the segment. That is rare: once at the end of the park time, and early for a
+RESUME, a RECALL and a late part. What has to wait on comes again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.coordination.events import Events
-from commitlake.protocol.states import Event, Source
+from commitlake.protocol.states import State
 from commitlake.tables import Warehouse
+from commitlake.tables.columns import hashed_sql
 from commitlake.tables.rounds import newest, reopened
 from commitlake.tables.spans import spans_of, within
+
+FINAL = "ledger.reason IN ('ORPHAN', 'REFUSED_PART')"
+"""SQL: whether no RESUME may reopen a first half message."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +44,6 @@ class LedgerTables:
     def of(cls, warehouse: Warehouse) -> LedgerTables:
         """The newest versions."""
         return cls(*[warehouse.read(name) for name in cls.__dataclass_fields__])
-
-
-def unmatched_rows(events: Events, event: Event, src: Source) -> DataFrame:
-    """The unmatched rows of one kind, with the coordinates of their first half message.
-
-    What comes when its park time is over already is unmatched twice in one batch; the last time counts.
-
-    Args:
-        events: the batch's events.
-        event: UNMATCHED_OP or UNMATCHED_PART.
-        src: the source of the messages that they are about.
-    """
-    found = events.of(event, src)
-    return found.groupBy(*[name for name in found.columns if name != "last"]).agg(F.max("last").alias("last"))
 
 
 def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
@@ -93,7 +83,21 @@ def pending() -> Column:
     return F.col("ledger").isNull() | (F.coalesce("open_round", F.lit(0)) > F.col("ledger.round"))
 
 
-def is_part() -> Column:
-    """Whether what is named as first half message is a further one."""
-    named = F.struct(F.col("first.queue"), F.col("first.queue_offset"))
-    return named != F.struct(F.col("first.first_queue"), F.col("first.first_offset"))
+def first_facts() -> dict[str, Column | str]:
+    """What `with_first` has added, as columns of `FACT`."""
+    return {
+        "last": "last",
+        "is_known": "first IS NOT NULL",
+        "is_part": "struct(first.queue, first.queue_offset) != struct(first.first_queue, first.first_offset)",
+        "first_tid": hashed_sql("first.transaction_id"),
+        "first_grp": hashed_sql("first.producer_group"),
+        "state": F.when(~F.col("pending"), number(State, "ledger.state")),
+        "is_final": FINAL,
+        "resumed": "open_since",
+        "resumed_at": "open_op_offset",
+    }
+
+
+def number(kinds: type[IntEnum], column: str) -> Column:
+    """The number of a name of the contract."""
+    return F.create_map(*[F.lit(item) for kind in kinds for item in (kind.name, int(kind))])[F.col(column)]

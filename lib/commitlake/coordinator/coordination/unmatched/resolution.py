@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
+import numpy as np
+import pandas as pd
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
 
 from commitlake.coordinator.coordination.state import EVENT_SCHEMA
-
-
-class Ruling(IntEnum):
-    """What a resolution does, where it is not a `Refusal`."""
-
-    NOTHING = 0
-    AGAIN = -2
-    """The message has landed but coordination has not read it yet: the row comes again, and waits on."""
-    ACCEPT = -3
+from commitlake.protocol.statemachine.judge import FACT, judge
+from commitlake.protocol.statemachine.rows import ABSENT
 
 
 @dataclass(frozen=True)
@@ -30,6 +25,21 @@ class Resolutions:
     def __add__(self, other: Resolutions) -> Resolutions:
         """Both."""
         return Resolutions(self.events.union(other.events), self.feedback.union(other.feedback))
+
+
+def judged(frame: DataFrame, **facts: Column | str) -> DataFrame:
+    """Adds the `verdict` on each row, of `judge`; `facts` are columns of `FACT`, SQL or names, null where unknown."""
+    given = {name: F.expr(value) if isinstance(value, str) else value for name, value in facts.items()}
+    each = [F.coalesce(given[name].cast("long"), F.lit(ABSENT)).alias(name) for name in given]
+    verdict = pandas_udf(_verdicts, "int")  # type: ignore[call-overload]
+    return frame.withColumn("verdict", verdict(F.struct(*each)))
+
+
+def _verdicts(facts: pd.DataFrame) -> pd.Series:
+    rows = np.full(len(facts), ABSENT, dtype=FACT)
+    for name in facts.columns:
+        rows[name] = facts[name].to_numpy()
+    return pd.Series(judge(rows))
 
 
 def events(frame: DataFrame, **columns: Column | int) -> DataFrame:

@@ -49,15 +49,13 @@ def resolved(context: Context, events: Events) -> Resolved:
 def _resolutions(context: Context, events: Events) -> Resolutions | None:
     if not events.count(Event.UNMATCHED_OP, Event.UNMATCHED_PART):
         return None
-    timeout_ms = context.config.transaction.timeout_ms
-    tables, found = LedgerTables.of(context.warehouse), []
-    if events.count(Event.UNMATCHED_OP, kind=Kind.RESUME):
-        # What is reopened in this batch is open for an unmatched part of it, so ops come first.
-        found.append(unmatched_ops.resolve(events, tables, timeout_ms))
+    tables, found, tasks = LedgerTables.of(context.warehouse), [], []
+    resumes = events.count(Event.UNMATCHED_OP, kind=Kind.RESUME)
+    if resumes:  # what is reopened in this batch is open for all else that is unmatched in it
+        found.append(unmatched_ops.resolve_resumes(events, tables, context.config.transaction.timeout_ms))
         tables = tables.with_reopened(found[0].feedback)
-    tasks = []
-    if not found and events.count(Event.UNMATCHED_OP, src=Source.HALF):
-        tasks.append(partial(unmatched_ops.resolve, events, tables, timeout_ms))
+    if events.count(Event.UNMATCHED_OP, src=Source.HALF) > resumes:
+        tasks.append(partial(unmatched_ops.resolve, events, tables))
     if events.count(Event.UNMATCHED_OP, src=Source.MESSAGES):
         tasks.append(partial(unmatched_recalls.resolve, events, tables))
     if events.count(Event.UNMATCHED_PART, src=Source.HALF):

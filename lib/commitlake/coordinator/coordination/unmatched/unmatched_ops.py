@@ -6,46 +6,77 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.input_rows import half_rows, op_rows
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, unmatched_rows, with_first
-from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling, events
-from commitlake.protocol.states import OFFSET_USED_BEFORE, Event, Kind, Refusal, Source
+from commitlake.coordinator.coordination.input_rows import half_rows, op_rows, refused_rows
+from commitlake.coordinator.coordination.unmatched.lookup import FINAL, LedgerTables, first_facts, near, with_first
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, events, judged
+from commitlake.protocol.states import Event, Kind, Refusal, Ruling, Source
 from commitlake.spark.frames import materialized
-from commitlake.tables.columns import IS_FIRST
+from commitlake.tables.columns import IS_FIRST, hashed_sql, millis_sql
 from commitlake.tables.rounds import newest
 from commitlake.tables.spans import spans_of, within
 
 _OP = ["op_queue", "op_offset", "admin"]
-_WRONG = ("missing", "other_id", "other_group", "foreign", "orphan")
+_WRONG = ("missing", "other_tid", "other_grp", "foreign", "orphan")
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
-def resolve(batch: Events, tables: LedgerTables, timeout_ms: int) -> Resolutions:
-    """Refuses what conflicts, is about nothing or names the wrong thing; reopens what a RESUME may reopen.
+def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
+    """Refuses a COMMIT or ROLLBACK that conflicts, is about nothing or names the wrong thing.
+
+    Args:
+        batch: the batch's events.
+        tables: as they were before the batch, but for what a RESUME has reopened in it.
+    """
+    found = materialized(judged_ops(_of_kind(batch, f"!= {int(Kind.RESUME)}"), tables))
+    return Resolutions(refusals(found), once_more(found))
+
+
+def resolve_resumes(batch: Events, tables: LedgerTables, timeout_ms: int) -> Resolutions:
+    """Reopens what a RESUME may reopen.
 
     Args:
         batch: the batch's events.
         tables: as they were before the batch.
         timeout_ms: age of a reopened transaction, in ms since its RESUME, at its first check.
     """
-    unmatched = unmatched_rows(batch, Event.UNMATCHED_OP, Source.HALF)
-    resumes = batch.count(Event.UNMATCHED_OP, kind=Kind.RESUME)
-    if resumes:
-        unmatched = not_rejected(unmatched, tables)
+    unmatched = _with_refused_parts(_of_kind(batch, f"= {int(Kind.RESUME)}"), tables)
+    found = judged_ops(unmatched, tables, is_final=f"{FINAL} OR is_spoiled")
+    found = materialized(_accept_the_first(found))
+    return Resolutions(refusals(found), _reopen(found, tables, timeout_ms))
+
+
+def _of_kind(batch: Events, which: str) -> DataFrame:
+    return batch.of(Event.UNMATCHED_OP, Source.HALF).where(f"kind {which}")
+
+
+def _with_refused_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
+    """Adds `is_spoiled`: a part was refused; it may have come when all had ended."""
+    half = near(tables.half, unmatched, ("queue", "first_queue"), ("queue_offset", "first_offset"))
+    same = ["queue", "offset", "tid", "grp"]
+    spoiled = half_rows(half).join(refused_rows(tables.rejected), same, "left_semi")
+    spoiled = spoiled.selectExpr("queue AS first_queue", "offset AS first_offset", "true AS is_spoiled").distinct()
+    return unmatched.join(spoiled, ["first_queue", "first_offset"], "left")
+
+
+def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FINAL) -> DataFrame:
+    """Unmatched ops, with `record`, what they name, and the `verdict` on each.
+
+    Args:
+        unmatched: the ops.
+        tables: the ledger.
+        is_final: SQL; whether no RESUME may reopen the first half message.
+    """
     unmatched = materialized(with_record(unmatched, tables))
     facts = with_first(unmatched, tables).join(wrong_parts(unmatched, tables), _OP, "left")
-    if not resumes:  # nearly always
-        judged = materialized(facts.withColumn("verdict", _decision()))
-        return Resolutions(refusals(judged), once_more(judged))
-    judged = facts.withColumn("verdict", F.when(F.col("kind") == int(Kind.RESUME), _resume()).otherwise(_decision()))
-    judged = materialized(_meet_what_is_reopened(_accept_the_first(judged)))
-    return Resolutions(refusals(judged), once_more(judged).union(_reopen(judged, tables, timeout_ms)))
+    group = hashed_sql("coalesce(record.producer_group, '')")
+    own: dict[str, Column | str] = {name: name for name in ("kind", "admin", "op_offset", *_WRONG)}
+    own |= {"tid": hashed_sql("record.transaction_id"), "grp": group, "stored": millis_sql("record.stored_at")}
+    return judged(facts, **own | first_facts() | {"is_final": is_final})
 
 
 def once_more(judged: DataFrame) -> DataFrame:
-    """Input rows of the ops that wait on; their park time goes on too."""
-    waiting = judged.where(F.col("verdict") == int(Ruling.AGAIN))
-    return op_rows(waiting.select("record.*", F.col("since").alias("seen")), since="seen")
+    """Input rows of the ops that wait on."""
+    return op_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("record.*"), due="0")
 
 
 def refusals(judged: DataFrame) -> DataFrame:
@@ -53,18 +84,6 @@ def refusals(judged: DataFrame) -> DataFrame:
     refused = judged.where(F.col("verdict") > 0)
     where = {name: F.col(name) for name in ("op_queue", "op_offset", "admin", "src", "now")}
     return events(refused, event=Event.REFUSED, reason=F.col("verdict"), **where)
-
-
-def not_rejected(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """The unmatched ops without those that were resolved before: a RESUME and a RECALL are unmatched twice."""
-    about_ops = tables.rejected.where(F.col("reason") != OFFSET_USED_BEFORE)
-    rejected = near(about_ops, unmatched, ("kafka_partition", "op_queue"), ("kafka_offset", "op_offset")).select(
-        F.col("kafka_partition").alias("op_queue"),
-        F.col("kafka_offset").alias("op_offset"),
-        F.when(F.col("source") == "admin", 1).when(F.col("source") == "op", 0).alias("admin"),
-    )
-    accepted = tables.reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("op_offset") >= 0)).select(*_OP)
-    return unmatched.join(rejected.union(accepted), _OP, "left_anti")
 
 
 def with_record(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
@@ -97,77 +116,13 @@ def wrong_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     found = listed.join(half, ["queue", "queue_offset"], "left").join(
         orphans.withColumn("orphan", F.lit(True)), ["queue", "queue_offset"], "left"
     )
-    own = F.struct("part.first_queue", "part.first_offset") == F.struct("first_queue", "first_offset")
+    foreign = F.expr("part.first_queue != first_queue OR part.first_offset != first_offset")
     other_id, other_group = (
         F.col(f"part.{name}") != F.col(f"record.{name}") for name in ("transaction_id", "producer_group")
     )
-    each = (F.col("part").isNull(), other_id, other_group, ~own, F.col("orphan"))
+    each = (F.col("part").isNull(), other_id, other_group, foreign, F.col("orphan"))
     return found.groupBy(*_OP).agg(
         *[F.max(wrong).alias(name) for name, wrong in zip(_WRONG, each, strict=True)],
-    )
-
-
-def _yes(condition: Column) -> Column:
-    return F.coalesce(condition, F.lit(False))
-
-
-def _wrong_id() -> Column:
-    return _yes(F.col("record.transaction_id") != F.col("first.transaction_id")) | _yes(F.col("other_id"))
-
-
-def _wrong_group() -> Column:
-    group = _yes(F.col("record.producer_group") != F.col("first.producer_group")) | _yes(F.col("other_group"))
-    return (F.col("admin") == 0) & group
-
-
-def _is_before(resumed: Column, op_offset: Column) -> Column:
-    """Whether an op came before a RESUME: an administrator's by its place in their one partition, others by time."""
-    older = F.unix_millis("record.stored_at") <= resumed
-    return F.when(F.col("admin") == 1, F.col("op_offset") <= op_offset).otherwise(older)
-
-
-def _already() -> Column:
-    """The refusal that names how the transaction ended, null where it has not, or as the op decides."""
-    same = F.when(F.col("record.decision") == "COMMIT", "COMMITTED").otherwise("ROLLED_BACK")
-    names = {
-        "COMMITTED": Refusal.ALREADY_COMMITTED,
-        "ROLLED_BACK": Refusal.ALREADY_ROLLED_BACK,
-        "DISCARDED": Refusal.ALREADY_DISCARDED,
-    }
-    table = F.create_map(*[F.lit(item) for name, code in names.items() for item in (name, int(code))])
-    ended = ~F.col("pending") & (F.col("ledger.state") != same)
-    before_resume = F.col("pending") & _is_before(F.col("open_since"), F.col("open_op_offset"))
-    return F.when(_yes(ended), table[F.col("ledger.state")]).when(
-        _yes(before_resume) | _yes(F.col("orphan")), int(Refusal.ALREADY_DISCARDED)
-    )
-
-
-def _decision() -> Column:
-    """The reasons in their order: id, group, how it ended; NO_HALF_MESSAGE only when something never landed."""
-    missing = F.col("first").isNull() | _yes(F.col("missing"))
-    return (
-        F.when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
-        .when(_wrong_group(), int(Refusal.WRONG_PRODUCER_GROUP))
-        .when(_yes(is_part()), int(Refusal.BAD_FIRST_HALF))
-        .when(F.col("first").isNotNull() & _already().isNotNull(), _already())
-        .when(missing, int(Refusal.NO_HALF_MESSAGE))
-        .when(_yes(F.col("foreign")), int(Refusal.BAD_FIRST_HALF))
-        .when(~F.col("pending"), int(Ruling.NOTHING))
-        .otherwise(int(Ruling.AGAIN))
-    )
-
-
-def _resume() -> Column:
-    """Only what is DISCARDED, and no ORPHAN, opens again."""
-    orphan = _yes(F.col("ledger.reason") == "ORPHAN")
-    discarded = ~F.col("pending") & (F.col("ledger.state") == "DISCARDED")
-    never = F.when(F.col("last") == 1, int(Refusal.NO_HALF_MESSAGE)).otherwise(int(Ruling.NOTHING))
-    return (
-        F.when(F.col("first").isNull(), never)
-        .when(_wrong_id(), int(Refusal.WRONG_TRANSACTION_ID))
-        .when(is_part() & ~orphan, int(Refusal.BAD_FIRST_HALF))
-        .when(_yes(discarded) & ~orphan, int(Ruling.ACCEPT))
-        .otherwise(int(Refusal.NOT_DISCARDED))
     )
 
 
@@ -177,17 +132,6 @@ def _accept_the_first(judged: DataFrame) -> DataFrame:
     order = Window.partitionBy("first_queue", "first_offset", accepted).orderBy("record.stored_at", "op_offset")
     late = accepted & (F.row_number().over(order) > 1)
     return judged.withColumn("verdict", F.when(late, int(Refusal.NOT_DISCARDED)).otherwise(F.col("verdict")))
-
-
-def _meet_what_is_reopened(judged: DataFrame) -> DataFrame:
-    """What came after a RESUME of this batch waits for the next one, in which the transaction is open again."""
-    came = F.struct(F.unix_millis("record.stored_at").alias("at"), F.col("op_offset").alias("op_offset"))
-    resume = F.max(F.when(F.col("verdict") == int(Ruling.ACCEPT), came)).over(
-        Window.partitionBy("first_queue", "first_offset")
-    )
-    after = ~_is_before(resume["at"], resume["op_offset"])
-    ended = (F.col("verdict") == int(Refusal.ALREADY_DISCARDED)) & (F.col("kind") != int(Kind.RESUME))
-    return judged.withColumn("verdict", F.when(ended & _yes(after), int(Ruling.AGAIN)).otherwise(F.col("verdict")))
 
 
 def _reopen(judged: DataFrame, tables: LedgerTables, timeout_ms: int) -> DataFrame:

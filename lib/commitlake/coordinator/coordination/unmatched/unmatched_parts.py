@@ -7,59 +7,33 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import half_rows, waiting_rows
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, is_part, near, unmatched_rows, with_first
-from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling, events
-from commitlake.protocol.states import Delivery, Event, Reason, Source, State
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, first_facts, near, number, with_first
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, events, judged
+from commitlake.protocol.states import Delivery, Event, Kind, Reason, Ruling, Source, State
 from commitlake.spark.frames import materialized
-from commitlake.tables.columns import millis_sql
-from commitlake.tables.rounds import newest
+from commitlake.tables.columns import hashed_sql, millis_sql
 
-_FOLLOW, _ORPHAN = 1, 2
 _PART = ["queue", "offset"]
 
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
-    unmatched = materialized(unmatched_rows(batch, Event.UNMATCHED_PART, Source.HALF))
-    facts = _not_ended(with_first(unmatched, tables), unmatched, tables).join(_messages(unmatched, tables), _PART)
-    judged = materialized(_with_due(materialized(facts.withColumn("verdict", _verdict())), tables))
-    follow = judged.where(F.col("verdict") == _FOLLOW)
-    again = half_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("message.*"))
+    unmatched = materialized(batch.of(Event.UNMATCHED_PART, Source.HALF))
+    facts = with_first(unmatched, tables).join(_messages(unmatched, tables), _PART)
+    tid, grp = (hashed_sql(f"message.{name}") for name in ("transaction_id", "producer_group"))
+    found = materialized(judged(facts, kind=F.lit(int(Kind.PART)), tid=tid, grp=grp, **first_facts()))
+    found = materialized(_with_due(found, tables))
+    follow = found.where(F.col("verdict") == int(Ruling.FOLLOW))
+    again = half_rows(found.where(F.col("verdict") == int(Ruling.AGAIN)).select("message.*"), due="0")
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")
-    more = _orphans(judged.where(F.col("verdict") == _ORPHAN)).union(_followers(follow)).union(_delivered(follow))
-    return Resolutions(more, again.union(waiting))
-
-
-def _not_ended(facts: DataFrame, unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """A part is unmatched when it comes and when its park time is over; by then it may have its end."""
-    own = newest(near(tables.transactions, unmatched, ("queue", "queue"), ("half_offset", "offset")))
-    own = own.select(
-        "queue",
-        F.col("half_offset").alias("offset"),
-        F.col("round").alias("own_round"),
-        F.col("reason").alias("own_reason"),
-    )
-    done = (F.col("own_reason") == "ORPHAN") | (F.col("own_round") >= F.coalesce("ledger.round", F.lit(0)))
-    return facts.join(own, _PART, "left").where(~F.coalesce(done, F.lit(False)))
+    orphans = _orphans(found.where(F.col("verdict") == int(Ruling.ORPHAN)))
+    return Resolutions(orphans.union(_followers(follow)).union(_delivered(follow)), again.union(waiting))
 
 
 def _messages(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     half = near(tables.half, unmatched, ("queue", "queue"), ("queue_offset", "offset")).drop("body", "sharding_key")
     whole = F.struct(*half.columns).alias("message")
     return half.select("queue", F.col("queue_offset").alias("offset"), whole)
-
-
-def _verdict() -> Column:
-    same = (F.col("message.transaction_id") == F.col("first.transaction_id")) & (
-        F.col("message.producer_group") == F.col("first.producer_group")
-    )
-    last = F.col("last") == 1
-    return (
-        F.when(F.col("first").isNull(), F.when(last, _ORPHAN).otherwise(int(Ruling.NOTHING)))
-        .when(is_part() | ~same, _ORPHAN)
-        .when(~F.col("pending"), _FOLLOW)
-        .otherwise(F.when(last, int(Ruling.AGAIN)).otherwise(int(Ruling.NOTHING)))
-    )
 
 
 def _with_due(judged: DataFrame, tables: LedgerTables) -> DataFrame:
@@ -84,10 +58,6 @@ def _with_due(judged: DataFrame, tables: LedgerTables) -> DataFrame:
     return judged.join(op, same_op, "left").withColumn("due", F.when(shown, due).otherwise(-1))
 
 
-def _number(kinds: type[State] | type[Reason], column: str) -> Column:
-    return F.create_map(*[F.lit(item) for kind in kinds for item in (kind.name, int(kind))])[F.col(column)]
-
-
 def _at() -> dict[str, Column | int]:
     names = ("queue", "offset", "first_queue", "first_offset", "now")
     return {"src": Source.HALF, **{name: F.col(name) for name in names}}
@@ -103,8 +73,8 @@ def _followers(parts: DataFrame) -> DataFrame:
         parts,
         event=Event.DECIDED,
         **_at(),
-        state=_number(State, "ledger.state"),
-        reason=_number(Reason, "ledger.reason"),
+        state=number(State, "ledger.state"),
+        reason=number(Reason, "ledger.reason"),
         op_queue=F.coalesce("ledger.op_queue", F.lit(-1)),
         op_offset=F.coalesce("ledger.op_offset", F.lit(-1)),
         checks=F.col("ledger.checks"),

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, near, unmatched_rows
-from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, Ruling
-from commitlake.coordinator.coordination.unmatched.unmatched_ops import not_rejected, once_more, refusals, with_record
-from commitlake.protocol.states import Event, Refusal, Source
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, near, number
+from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, judged
+from commitlake.coordinator.coordination.unmatched.unmatched_ops import once_more, refusals, with_record
+from commitlake.protocol.states import Delivery, Event, Source
 from commitlake.spark.frames import materialized
+from commitlake.tables.columns import hashed_sql
 
 _AT = ["first_queue", "first_offset"]
 
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
-    unmatched = materialized(
-        with_record(not_rejected(unmatched_rows(batch, Event.UNMATCHED_OP, Source.MESSAGES), tables), tables)
-    )
+    found = materialized(judged_recalls(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
+    return Resolutions(refusals(found), once_more(found))
+
+
+def judged_recalls(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
+    """Unmatched recalls, with `record`, what they name, and the `verdict` on each."""
+    unmatched = materialized(with_record(unmatched, tables))
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
     message = near(tables.delayed, unmatched, *where).select(*at, F.struct("message_id", "topic").alias("message"))
@@ -27,17 +32,14 @@ def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
         *at, F.col("state").alias("ended")
     )
     facts = unmatched.join(message, _AT, "left").join(ended, _AT, "left")
-    judged = materialized(facts.withColumn("verdict", _verdict()))
-    return Resolutions(refusals(judged), once_more(judged))
-
-
-def _verdict() -> Column:
-    last = F.col("last") == 1
-    same = F.struct("message.message_id", "message.topic") == F.struct("record.message_id", "record.topic")
-    return (
-        F.when(F.col("message").isNull(), F.when(last, int(Refusal.NO_DELAYED_MESSAGE)).otherwise(int(Ruling.NOTHING)))
-        .when(~same, int(Refusal.NO_DELAYED_MESSAGE))
-        .when(F.col("ended") == "DELIVERED", int(Refusal.RECALL_TOO_LATE))
-        .when(F.col("ended").isin("RECALLED", "DUPLICATE"), int(Ruling.NOTHING))
-        .otherwise(F.when(last, int(Ruling.AGAIN)).otherwise(int(Ruling.NOTHING)))
+    return judged(
+        facts,
+        kind="kind",
+        last="last",
+        tid=hashed_sql("record.message_id"),
+        grp=hashed_sql("record.topic"),
+        is_known="message IS NOT NULL",
+        first_tid=hashed_sql("message.message_id"),
+        first_grp=hashed_sql("message.topic"),
+        state=number(Delivery, "ended"),
     )

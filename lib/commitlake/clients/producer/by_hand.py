@@ -1,0 +1,105 @@
+"""Keeps exceptions of signal handlers out of a Kafka client."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from commitlake.clients.producer.engine import Engine, Result, Sent
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.wire import Encoded
+
+T = TypeVar("T")
+
+HANDS = 4
+"""A call that was interrupted goes on in its thread, at most as long as a send may take."""
+_LOOK_S = 1.0
+
+
+class ByHand:
+    """An engine that the main thread does not enter: Python calls signal handlers there, between any two instructions.
+
+    An exception of one (a time-out by `signal.alarm`, the soft time limit of Celery) may leave a lock of kafka-python
+    held, or its buffer torn, and no send would end ever after. So other threads make the main thread's calls; it only
+    waits for them, by a lock of the call.
+
+    Args:
+        engine: what sends.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._calls = SimpleQueue[Callable[[], None] | None]()
+        for number in range(HANDS):
+            threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
+
+    def queues(self, topic: str, timeout_ms: int) -> int:
+        """See `Engine`."""
+        return self._made(partial(self._engine.queues, topic, timeout_ms))
+
+    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Sent:
+        """See `Engine`."""
+        sent = self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
+        return _SentByHand(sent.outcome, partial(self._made, sent.withdraw))
+
+    def flush(self, timeout_s: float) -> bool:
+        """See `Engine`."""
+        return self._engine.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """See `Engine`."""
+        self._engine.close(timeout_s)
+        self._is_closed = True
+        for _ in range(HANDS):
+            self._calls.put(None)
+
+    def _made(self, make: Callable[[], T]) -> T:
+        if threading.current_thread() is not threading.main_thread() or os.getpid() != self._pid:
+            return make()  # a process that was forked has no such threads, and the engine says that it can't be used
+        outcome = Result[T]()
+        self._calls.put(partial(_make, make, outcome))
+        try:
+            while not outcome.done():
+                with suppress(TimeoutError):
+                    return outcome.result(_LOOK_S)
+                if self._is_closed:  # by a signal handler, before the call was put there
+                    self._make_left()
+            return outcome.result()
+        finally:
+            del outcome  # which the trace of an error would hold
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # a thread that waits keeps nothing alive
+
+    def _make_left(self) -> None:
+        with suppress(Empty):
+            while True:
+                if call := self._calls.get_nowait():
+                    call()
+
+
+def _make(make: Callable[[], T], outcome: Result[T]) -> None:
+    try:
+        found = make()
+    except BaseException as error:  # told to who waits
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(found)
+    finally:
+        del outcome
+
+
+class _SentByHand:
+    """See `Sent`."""
+
+    def __init__(self, outcome: Result[Position], withdraw: Callable[[], bool]) -> None:
+        self.outcome, self.withdraw = outcome, withdraw

@@ -1,0 +1,224 @@
+"""What the producers of a process share of one Kafka: a client that sends, and the reader of the settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.errors import KafkaError as ClientError
+
+from commitlake.clients.producer.by_hand import ByHand
+from commitlake.clients.producer.engine import Engine
+from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
+from commitlake.clients.producer.settings import SettingsReader
+from commitlake.config import KafkaConfig
+from commitlake.errors import FailedSend, MQClientException
+from commitlake.kafka.admin_client import explain
+from commitlake.kafka.clients import confluent_options, python_options, record_bytes
+from commitlake.protocol import wire
+from commitlake.protocol.kafka_topics import SETTINGS
+
+log = logging.getLogger(__name__)
+
+METADATA_AGE_MS = 30_000
+"""How long an added queue may stay unknown; Kafka's own default is 5 minutes."""
+NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
+CONFLUENT_TAKES = {"compression_type", "linger_ms", "batch_size"}
+"""Of `client_options`, those that both engines know."""
+
+_TRY_MS = 5_000
+"""The longest try of a connection, which a shutdown can't end; there is another as long as anybody wants it."""
+_LEAST_MS = 1_000
+"""Shorter time-outs bound what a send waits, and not the client's requests: no connection would come about."""
+_LONGEST_REQUEST_MS = 900_000
+"""What librdkafka takes."""
+_LEFT_S = 10.0
+"""For what producers that nobody holds any more have still sent."""
+
+
+class Connection:
+    """Started by the first producer that needs it, and ended with the last: at its shutdown, or when nobody holds it.
+
+    Args:
+        kafka: where Kafka is.
+        start_timeout_ms: how long a start waits for it.
+        more: options of kafka-python's clients besides.
+        engine: what sends.
+        timeout_ms: how long a send waits.
+    """
+
+    def __init__(
+        self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str, timeout_ms: int
+    ) -> None:
+        self.kafka, self._start_timeout_ms, self._more = kafka, start_timeout_ms, more
+        self._kind, self._timeout_ms = engine, timeout_ms
+        self._engine: Engine | None = None
+        self._reader: SettingsReader | None = None
+        self._holders: WeakSet[object] = WeakSet()
+        self._switch = threading.RLock()
+        self._pid = os.getpid()
+
+    @property
+    def key(self) -> object:
+        """Connections with the same key may stand for each other."""
+        given = [sorted(each.items()) for each in (self.kafka.options, self._more)]
+        options = [
+            (name, value if isinstance(value, str | int | float) else id(value)) for of in given for name, value in of
+        ]
+        address = (self.kafka.bootstrap_servers, self.kafka.topic_prefix)
+        return (*address, self._start_timeout_ms, self._kind, self._timeout_ms, *options)
+
+    @property
+    def engine(self) -> Engine:
+        """What sends."""
+        if self._engine is None:
+            raise FailedSend(NOT_RUNNING)
+        return self._engine
+
+    @property
+    def settings(self) -> wire.Settings:
+        """The newest limits the coordinator has published."""
+        if self._reader is None:
+            raise FailedSend(NOT_RUNNING)
+        return self._reader.current
+
+    def join(self, holder: object) -> None:
+        """Be there for a producer until it leaves, or nobody holds it; connect if this is the first one.
+
+        Raises:
+            MQClientException: Kafka is out of reach, or the coordinator has not run yet.
+            ConfigError: the engine does not take an option.
+        """
+        if not self._switch.acquire(timeout=self._start_timeout_ms / 1_000):
+            msg = f"another producer of this process still waits for Kafka at {self.kafka.bootstrap_servers}"
+            raise MQClientException(msg)
+        try:
+            self._holders.add(holder)
+            if self._engine is None:
+                self._start()
+        except BaseException as error:
+            self._holders.discard(holder)
+            if not self._holders:
+                self._stop(0)
+            if not isinstance(error, (ClientError, ValueError)):
+                raise
+            log.debug("the producer's client was not made", exc_info=error)
+            raise MQClientException(self.explain(error)) from None
+        finally:
+            self._switch.release()
+
+    def leave(self, holder: object, timeout_s: float) -> None:
+        """Send what is still buffered, for at most `timeout_s`, and disconnect if this was the last producer."""
+        if os.getpid() != self._pid:  # a parent's, whose threads are not here
+            return
+        with self._switch:
+            self._holders.discard(holder)
+            if not self._holders:
+                self._stop(timeout_s)
+                return
+        self.flush(timeout_s)
+
+    def flush(self, timeout_s: float) -> None:
+        """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
+        if os.getpid() == self._pid and self._engine and not self._engine.flush(timeout_s):
+            log.warning("not every record was acknowledged within %.1f s", timeout_s)
+
+    def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
+        """Options of a Kafka client of that class."""
+        return {
+            **{name: value for name, value in self._more.items() if name in client.DEFAULT_CONFIG},
+            "metadata_max_age_ms": METADATA_AGE_MS,
+            **python_options(self.kafka),
+            "bootstrap_timeout_ms": min(_TRY_MS, self._start_timeout_ms // 2),
+            "allow_auto_create_topics": False,
+        }
+
+    def explain(self, error: Exception) -> str:
+        """What went wrong with Kafka, and what to do about it."""
+        return explain(self.kafka, error)
+
+    def _start(self) -> None:
+        topic = self.kafka.topic(SETTINGS)
+        reader = SettingsReader(self.client_options(KafkaConsumer), topic, self.explain, self._end_if_left)
+        self._reader = reader
+        reader.start(self._start_timeout_ms)
+        self._engine = ByHand(self._connected())
+
+    def _stop(self, timeout_s: float) -> None:
+        engine, self._engine = self._engine, None
+        if engine:
+            engine.close(timeout_s)
+        reader, self._reader = self._reader, None
+        if reader:
+            reader.stop()
+
+    def _end_if_left(self) -> None:
+        """Called by the thread that reads the settings: a finalizer could run anywhere, also where a lock is held."""
+        if not self._holders and self._switch.acquire(blocking=False):
+            try:
+                if not self._holders:
+                    self._stop(_LEFT_S)
+            finally:
+                self._switch.release()
+
+    def _connected(self) -> Engine:
+        if self._kind == "confluent":
+            from commitlake.clients.producer.confluent import ConfluentEngine
+
+            return ConfluentEngine(self._confluent_options, self._timeout_ms, self.explain)
+        return KafkaPythonEngine(self._connect, self._timeout_ms, self.explain)
+
+    def _confluent_options(self, timeout_ms: int) -> dict[str, Any]:
+        bound = max(_LEAST_MS, timeout_ms)
+        given = confluent_options(self.kafka)
+        return {
+            **{name.replace("_", "."): self._more[name] for name in CONFLUENT_TAKES & set(self._more)},
+            **given,
+            "acks": "all",
+            "enable.idempotence": True,
+            "allow.auto.create.topics": False,
+            "linger.ms": self._more.get("linger_ms", 0),
+            "message.max.bytes": record_bytes(self.settings.max_message_size),
+            "message.timeout.ms": bound + self._more.get("linger_ms", 0),
+            "request.timeout.ms": min(bound, given.get("request.timeout.ms", bound), _LONGEST_REQUEST_MS),
+            "max.in.flight.requests.per.connection": 1,
+            "topic.metadata.refresh.interval.ms": METADATA_AGE_MS,
+        }
+
+    def _connect(self, timeout_ms: int, is_first: bool) -> KafkaProducer:
+        given, bound = self.client_options(KafkaProducer), max(_LEAST_MS, timeout_ms)
+        own = {
+            "acks": "all",
+            "enable_idempotence": True,
+            "max_request_size": record_bytes(self.settings.max_message_size),
+            "max_block_ms": bound,
+            "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound), _LONGEST_REQUEST_MS),
+            "delivery_timeout_ms": bound + WITHDRAWAL_MS + given.get("linger_ms", 0),
+            # What is written to a broker that hangs is appended when it goes on, so few requests are. With one, a half
+            # message waits for the op before it: 250 transactions a second of a thread in place of 430.
+            "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 2),
+        }
+        tried_ms = self._start_timeout_ms // 2 if is_first else min(bound, given["bootstrap_timeout_ms"])
+        own["bootstrap_timeout_ms"] = tried_ms  # only the first one is not tried again
+        client = KafkaProducer(**given | own)
+        client._sender.name = "commitlake-sender"  # so that its log lines are known as ours
+        return client
+
+
+def shared(connection: Connection) -> Connection:
+    """The one of this process that may stand for a connection, or else that itself."""
+    lock, known = _of(os.getpid())
+    with lock:
+        return known.setdefault(connection.key, connection)
+
+
+@lru_cache(maxsize=1)
+def _of(pid: int) -> tuple[threading.Lock, WeakValueDictionary[object, Connection]]:
+    """A process that was forked has no connections, and the lock of its parent may be held there for ever."""
+    return threading.Lock(), WeakValueDictionary()

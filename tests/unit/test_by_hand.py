@@ -1,0 +1,112 @@
+"""Sends that an exception of a signal handler interrupts: a time-out of the application, Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+import pytest
+from tests.support.polling import wait_for
+
+from commitlake.clients.producer.by_hand import ByHand
+from commitlake.clients.producer.engine import Result
+from commitlake.errors import FailedSend
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.wire import Encoded
+
+RECORD = Encoded(None, b"", [])
+AT = Position(0, 5)
+
+
+class TimeLimit(Exception):
+    """As Celery's, raised by a signal handler."""
+
+
+class Sent:
+    def __init__(self) -> None:
+        self.outcome = Result[Position]()
+
+    def withdraw(self) -> bool:
+        return False
+
+
+class Client:
+    """Tells each outcome in a thread of its own, as Kafka's clients do."""
+
+    def __init__(self) -> None:
+        self.callers: set[threading.Thread] = set()
+        self._sent: SimpleQueue[Sent] = SimpleQueue()
+        threading.Thread(target=self._tell, daemon=True).start()
+
+    def queues(self, topic: str, timeout_ms: int) -> int:
+        msg = f"{topic} is not there"
+        raise FailedSend(msg)
+
+    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Sent:
+        self.callers.add(threading.current_thread())
+        sent = Sent()
+        self._sent.put(sent)
+        return sent
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self, timeout_s: float) -> None: ...
+
+    def _tell(self) -> None:
+        while True:
+            self._sent.get().outcome.set_result(AT)
+
+
+def interrupted(call: Callable[[], object], at: int) -> bool:
+    """Whether a call still ran at its instruction number `at`, where a signal handler raises an exception."""
+    left = at
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left == 0:
+            sys.settrace(None)
+            raise TimeLimit
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except TimeLimit:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_send_may_be_interrupted_at_each_instruction_and_the_next_one_is_sent() -> None:
+    client = Client()
+    engine = ByHand(client)
+
+    def send() -> Position:
+        return engine.send("orders", 0, RECORD, 1_000).outcome.result(10)
+
+    at = 1
+    while interrupted(send, at):
+        assert send() == AT
+        at += 1
+    assert at > 100
+    assert threading.main_thread() not in client.callers
+
+
+def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_the_engine() -> None:
+    before = threading.active_count()
+    engine = ByHand(Client())
+    with pytest.raises(FailedSend, match="orders is not there"):
+        engine.queues("orders", 1_000)
+    assert threading.active_count() > before + 1
+    engine.close(0)
+    wait_for(lambda: threading.active_count() <= before + 1)  # the client's own
+    assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT  # after a handler that shut it down
