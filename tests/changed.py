@@ -43,7 +43,7 @@ TESTS = {
         e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
-    "reading": "spark/questions e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
+    "reading": "spark/questions spark/owned_tables e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
     "spark": "e2e/run_command e2e/launch e2e/cluster e2e/wheel e2e/notebook recovery/lock_outlives_python",
     "tables": """spark/tables spark/direct_append spark/staged_append spark/log_store recovery/kills_of_many_topics
         recovery/two_coordinators e2e/s3""",

@@ -85,7 +85,9 @@ def test_the_broker_listens_on_loopback_only_and_is_gone_after_stop() -> None:
     assert not broker.data_dir.exists()
 
 
-def test_restart_keeps_port_and_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["plain", "acme, inc", "my lake {y} #1 wärehouse"])
+def test_restart_keeps_port_and_data(tmp_path: Path, name: str) -> None:
+    tmp_path = tmp_path / name
     with EmbeddedBroker(tmp_path) as broker:
         found = config.from_mapping({"kafka.bootstrap_servers": broker.bootstrap_servers})
         topics.ensure_topics(found)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from tests.support.polling import patience
 
 LIBRARY = Path(__file__).parents[2] / "lib"
@@ -31,6 +32,12 @@ JOBS = {
         import os, signal
         from commitlake.spark import process
         process.main(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    """,
+    "writes": """
+        from commitlake.spark import process, session
+        def run(arguments):
+            session.build().range(3).write.format("delta").save(arguments[0])
+        process.main(run)
     """,
     "ends": """
         from commitlake.spark import process
@@ -75,6 +82,33 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 def launch(script: Path, *arguments: str) -> subprocess.Popen[str]:
     return start("-c", LAUNCH, str(script), *arguments)
+
+
+NO_SUCH_HOST = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host-4711 && exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "language"),
+    [
+        ([], "ar-EG"),
+        pytest.param([], "fa-IR", marks=pytest.mark.soak),
+        pytest.param([], "tr-TR", marks=pytest.mark.soak),
+        (NO_SUCH_HOST, "en-US"),
+    ],
+)
+def test_tables_are_the_same_on_a_machine_of_another_language_or_without_a_known_name(
+    jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: list[str], language: str
+) -> None:
+    """Delta numbered its log in Arabic digits then; Spark did not start where nobody knows the machine's name."""
+    if prefix and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not have a host name of its own")
+    name, _, country = language.partition("-")
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Duser.language={name} -Duser.country={country}")
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    command = [*prefix, sys.executable, "-c", LAUNCH, str(jobs / "writes.py"), str(tmp_path / "table")]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(LIBRARY)}, check=True)
+    assert f"{0:020}.json" in os.listdir(tmp_path / "table" / "_delta_log")
+    assert DeltaTable(tmp_path / "table").to_pyarrow_table().num_rows == 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from commitlake import config
 from commitlake.coordinator.landing import classify, landed_rows
 from commitlake.errors import RecordError
 from commitlake.protocol import delay, wire
-from commitlake.protocol.encoding import MAX_OFFSET
+from commitlake.protocol.encoding import MAX_OFFSET, born_ms
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits
 
@@ -339,6 +339,12 @@ ACCEPTED = {
         message(REAL_QID=7, TAGS="t", KEYS="k", BORN_TIMESTAMP="1700000000123", color="red", TRAN_MSG="true"),
         "topic",
     ),
+    "a message born in the year 2262": (message(BORN_TIMESTAMP="9223372036854"), "topic"),
+    "a message born when no reader can tell": (message(BORN_TIMESTAMP="9223372036855"), "topic"),
+    "a batch born when no reader can tell": (
+        batch([member(BORN_TIMESTAMP="253402300799999"), member()], 2, BORN_TIMESTAMP="9" * 18),
+        "topic",
+    ),
     "a message without a group": (without("messages", "PGROUP"), "topic"),
     "a message with a negative delay": (message(TIMER_DELAY_SEC=-5), "topic"),
     "a message with delay level 0": (message(DELAY=0), "topic"),
@@ -543,6 +549,16 @@ def test_topic_rows_are_one_a_message_and_one_a_batch_member(classified: DataFra
     assert (first["message_id"], first["tags"], first["body"], first["source_index"]) == ("k", "t", b"a", 0)
     assert (first["properties"], first["producer_group"], first["queue_id"]) == ({"color": "red"}, "g", 1)
     assert (second["keys"], second["body"], second["source_index"]) == ("x", b"", 1)
+
+
+def test_nobody_has_to_read_a_time_that_pandas_can_not_hold(classified: DataFrame) -> None:
+    """Nor can Arrow's nanoseconds and `mapInPandas`: one such row would fail each reader of the topic."""
+    topic = landed_rows.topic_rows(classified, STORED_MS).where("topic = 'orders'")
+    rows = rows_by_case(topic.selectExpr("*", "unix_millis(born_at) as born"), "source_offset")
+    assert [row["born"] for row in rows["a message born when no reader can tell"]] == [None]
+    assert [row["born"] for row in rows["a batch born when no reader can tell"]] == [None, None]
+    assert [row["born"] for row in rows["a message born in the year 2262"]] == [9_223_372_036_854]
+    assert [born_ms(text) for text in ("9223372036854", "9223372036855")] == [9_223_372_036_854, None]
 
 
 def test_a_joined_batch_has_bodies_as_they_are_and_ids_by_index(classified: DataFrame) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 import traceback
@@ -16,7 +17,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.support import postgres
+from tests.support import postgres, table_features
 
 from commitlake.clients.delta.properties import DEADLINE, TABLES
 from commitlake.config import from_mapping
@@ -187,6 +188,16 @@ def test_a_rule_decides_what_its_table_knows_and_leaves_the_rest(warehouse: Path
         "absent": ("ROLLBACK", 1),
         "twice": ("COMMIT", 1),
     }
+
+
+def test_a_row_that_the_table_deleted_by_a_vector_is_absent(warehouse: Path, tmp_path: Path) -> None:
+    given = {**GIVEN, "table": business(tmp_path / "orders")}
+    table_features.delete(tmp_path / "orders", [0])
+    (rule,) = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK).rules
+    with opened(str(warehouse)) as tables:
+        open_transactions.make(tables)
+        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
+    assert found == {"paid": "ROLLBACK", "cancelled": "ROLLBACK", "absent": "ROLLBACK", "twice": "COMMIT"}
 
 
 @pytest.fixture(scope="module")
@@ -364,6 +375,27 @@ def test_a_database_is_asked_at_the_start_when_nothing_is_due(
     Resolver(from_mapping({"warehouse": str(tmp_path), "checks": {"g": given}}), CLOCK).run(ended)
     told = "the rule checks.g answers nothing now: checks.g.password: the environment variable SHOP_PASSWORD is not set"
     assert [each.startswith(told) for each in caplog.messages] == [True] * warnings
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"commit": "paid = 1"}, "Binder Error: .*paid.*compare columns"),
+        ({}, "a table feature that is not read here: variantType"),
+    ],
+)
+def test_a_table_that_a_rule_can_not_read_is_told_when_nothing_is_due(
+    warehouse: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, str], told: str
+) -> None:
+    given = {**GIVEN, "table": business(tmp_path / "orders"), **change}
+    if not change:
+        table_features.require(tmp_path / "orders", "variantType")
+    stop = threading.Event()
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    threading.Timer(1.2, stop.set).start()
+    Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"nobody": given}}), CLOCK).run(stop)
+    assert len(caplog.messages) == 1
+    assert re.search(f"the rule checks.nobody answers nothing now: .*{told}", caplog.messages[0])
 
 
 def test_an_answer_is_sent_once_but_again_when_that_failed(

@@ -11,6 +11,7 @@ from tests.support.message_values import Name, Number
 from commitlake import config
 from commitlake.config.keys import KEYS
 from commitlake.errors import ConfigError
+from commitlake.protocol.kafka_topics import check_topic
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +90,9 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
     assert load(f"transaction.timeout={given}").transaction.timeout_ms == ms
 
 
+ODD = [("50%25", "%25"), ("a%20b", "%20"), ("a\\b", "\\"), ("a[x]", "["), ("a^b", "^"), ("a|b", "|"), ("a\nb", "\n")]
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -106,6 +110,8 @@ def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
         ("delay.levels=1s 2x", "a list of durations"),
         ("max_message_size=1GiB", "from 1B to 15MiB"),
         ("warehouse=", "warehouse: '' is not allowed"),
+        *((f"warehouse=/a/{name}/b", f"allowed is a directory without {part!r} in its path") for name, part in ODD),
+        ("receipts=file:///a/50%25", "allowed is a directory without '%25' in its path"),
         ("trigger_interval", "'=' is missing"),
     ],
 )
@@ -114,6 +120,14 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_allowed(override: str, ex
         load(override)
     assert expected in str(caught.value)
     assert override.partition("=")[0] in str(caught.value)
+
+
+def test_a_prefix_and_a_check_topic_fit_into_a_name_together() -> None:
+    group = "g" * 100
+    fits = load(f"kafka.topic_prefix={'p' * 143}", f"kafka.check_topics=[{group}]").kafka
+    assert len(fits.topic(check_topic(group))) == 249
+    with pytest.raises(ConfigError, match=r"kafka.check_topics: .* longer than the 249 characters that Kafka allows"):
+        load(f"kafka.topic_prefix={'p' * 144}", f"kafka.check_topics=[{group}]")
 
 
 def test_an_unknown_key_of_the_environment_is_an_error() -> None:

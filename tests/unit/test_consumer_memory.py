@@ -14,7 +14,7 @@ from tests.support.consumers import consumer, rest, running
 from tests.support.polling import wait_for
 from tests.support.topic_table import compact, message, table, write
 
-from commitlake.clients.consumer import subscription
+from commitlake.clients.consumer import subscription, topic
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.lanes import Handed, Lane, Lanes
 from commitlake.clients.consumer.receipts import Attempt
@@ -55,6 +55,43 @@ def test_a_message_that_stays_open_stops_its_own_queue_before_memory_is_full(
         assert f"queue 0 of orders is not read further before message {held[0].position} is done" in caplog.text
         held[0].done()
         wait_for(lambda: len(found) == 47)
+
+
+def test_no_new_message_is_read_while_too_many_wait_for_their_next_attempt(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscription, "MOST_WAITING", 30)
+    found: list[str] = []
+    is_well = threading.Event()
+
+    def handle(each: Any) -> None:
+        found.append(each.message_id)
+        if is_well.is_set():
+            each.done()
+        else:
+            each.retry("8s")
+
+    with running(consumer(warehouse, poll="50ms"), handle):
+        wait_for(lambda: "40 messages of orders wait for their next attempt; no new one is read" in caplog.text)
+        write(warehouse, "orders", [message(100, batch=10)])
+        time.sleep(1)
+        assert "m100" not in found
+        is_well.set()
+        wait_for(lambda: "m100" in found)
+
+
+def test_messages_that_nobody_wants_are_passed_without_a_pause(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rare filter looked at one window a `poll`."""
+    monkeypatch.setattr(topic, "BUDGET", 1)
+    for number in range(100, 110):
+        write(warehouse, "orders", [message(number, batch=number)])
+    write(warehouse, "orders", [message(200, batch=200, tags="rare")])
+    begun, messages = time.monotonic(), consumer(warehouse, poll="5s", tags="rare")
+    with messages:
+        assert next(messages).message_id == "m200"
+    assert time.monotonic() - begun < 20
 
 
 def windows_in_memory() -> int:

@@ -83,6 +83,51 @@ def test_rows_of_a_large_mixed_file_come_in_order_window_by_window(
     assert found == [f"m{n}" for n in range(240)]
 
 
+def test_many_small_files_behind_one_that_was_written_anew_are_not_open_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maintenance, or an owner who erases a row, writes the first rows last."""
+    monkeypatch.setattr(topic_module, "WINDOW_BYTES", 200_000)
+    batches, queues = 12, 40
+    for batch in range(batches):
+        rows = [message(batch * queues + n, batch=batch, queue=n, body=os.urandom(2_000)) for n in range(queues)]
+        write(tmp_path, "orders", rows)
+    place = str(tmp_path / "topics" / "orders")
+    DeltaTable(place).optimize.compact(partition_filters=[("queue_id", "in", [str(n) for n in range(queues // 2)])])
+    opened, most = Snapshot.open, 0
+
+    def counted(table: Snapshot, path: str) -> pa.NativeFile:
+        nonlocal most
+        most = max(most, len(os.listdir("/proc/self/fd")))
+        return opened(table, path)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(Snapshot, "open", counted)
+    reader, cursors, found = Topic(place), {queue: Cursor() for queue in range(queues)}, []
+    while (window := reader.next(cursors)) is not None:
+        found += window.rows["message_id"].to_pylist()
+        for queue, end in window.ends.items():
+            cursors[queue].join(end)
+    assert found == [f"m{n}" for n in range(batches * queues)]
+    assert most - before < 20
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1_000])
+def test_the_oldest_unfinished_messages_are_found_in_few_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    numbers = list(range(40))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        write(tmp_path, "orders", [message(number, batch=number), message(number + 100, batch=number)])
+    opened, paths = Snapshot.open, list[str]()
+    monkeypatch.setattr(Snapshot, "open", lambda table, path: paths.append(path) or opened(table, path))  # type: ignore[func-returns-value]
+    found = unfinished(config.from_mapping({"warehouse": str(tmp_path)}), "orders", "nobody", limit=limit)
+    expected = [*(f"m{number}" for number in range(40)), *(f"m{number + 100}" for number in range(40))]
+    assert found["message_id"].to_pylist() == expected[:limit]
+    assert len([path for path in paths if path.endswith(".parquet")]) <= 2 * limit + 1
+
+
 class UnsteadyFile(io.FileIO):
     """A file of a store that is away at some reads."""
 

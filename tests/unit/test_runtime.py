@@ -46,6 +46,15 @@ def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         runtime.java()
 
 
+def test_a_user_without_a_name_is_told_before_hadoop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.check_user()
+    monkeypatch.setattr(os, "getuid", lambda: 3_987_654_321)
+    with pytest.raises(
+        SetupError, match=r"user id 3987654321, which has no entry in /etc/passwd.* add one, for example"
+    ):
+        runtime.check_user()
+
+
 def test_java_17_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -27,6 +27,8 @@ from commitlake.config.values import (
     rules,
     servers,
     size,
+    table_location,
+    tables_beside,
     targets,
     text,
     texts,
@@ -90,9 +92,16 @@ def _time(name: str, default: str, doc: str, lowest_ms: int = 0) -> Key:
 
 
 KEYS: tuple[Key, ...] = (
-    _key("warehouse", location, "./warehouse", "where the tables are: a directory or URI, or schema:<catalog.schema>"),
+    _key(
+        "warehouse",
+        table_location,
+        "./warehouse",
+        "where the tables are: a directory or URI, or schema:<catalog.schema>",
+    ),
     _key("checkpoints", location, "./checkpoints", "where Spark keeps its checkpoints: a directory or URI"),
-    _key("receipts", directory, "", "where consumers keep what they did; empty: the warehouse's name and _receipts"),
+    _key(
+        "receipts", tables_beside, "", "where consumers keep what they did; empty: the warehouse's name and _receipts"
+    ),
     Key(
         *("receipts.retention", duration(), "30d", "age at which receipts of messages that are done go; 0s: never"),
         path="receipts_retention_ms",

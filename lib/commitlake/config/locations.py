@@ -15,6 +15,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _FILE = re.compile("^file:/*", re.IGNORECASE)
 _ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb", "gcs": "gs"}
 """Schemes by which two programs name one bucket."""
+_UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|\x00-\x1f\x7f]")
+"""In a local path: deltalake takes an escape and a backslash for what they stand for in a URL, and dies of the rest."""
 _UNCLEAR = re.compile(r"[\\%?#\s\x00-\x1f\x7f]|/\.{0,2}(/|$)")
 """Escapes, queries, `.`, `..` and empty parts of a URI: libraries differ in what they make of them."""
 
@@ -32,6 +34,19 @@ def is_local(place: str) -> bool:
 def local_path(place: str) -> Path:
     """The path of a local place, which may be written `/dir`, `file:/dir` or `file:///dir`."""
     return Path(_FILE.sub("/", place))
+
+
+def check_readable(place: str) -> None:
+    """Refuse a local directory whose name deltalake takes for another, or can't take.
+
+    Raises:
+        ValueError: its text says what is allowed.
+    """
+    if is_local(place) and (found := _UNREADABLE.search(str(local_path(place).absolute()))):
+        msg = (
+            f"a directory without {found[0]!r} in its path, which deltalake can't read; rename it, or give a link to it"
+        )
+        raise ValueError(msg)
 
 
 def parts(place: str) -> tuple[str, ...]:

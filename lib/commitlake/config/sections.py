@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from commitlake.config.keys import OPTIONS_KEY, masked
 from commitlake.config.secret_references import resolve
 from commitlake.config.values import EMBEDDED, Dedup
+from commitlake.errors import ConfigError
+from commitlake.protocol.kafka_topics import MOST_OF_A_NAME, check_topic
 
 _COMMITTED = "read_committed"
 
@@ -38,6 +40,15 @@ class KafkaConfig:
     embedded_dir: str = ""
     embedded_port: int = 0
     check_topics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        long = [name for name in map(check_topic, self.check_topics) if len(self.topic(name)) > MOST_OF_A_NAME]
+        if long:
+            msg = (
+                f"kafka.check_topics: with kafka.topic_prefix the topic {self.topic(long[0])} is longer than the "
+                f"{MOST_OF_A_NAME} characters that Kafka allows; take a shorter prefix, or leave the group out"
+            )
+            raise ConfigError(msg)
 
     @property
     def is_embedded(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from commitlake.config.locations import has_scheme
+from commitlake.config.locations import check_readable, has_scheme
 from commitlake.protocol.durations import DAY_MS, duration_ms, duration_text
 from commitlake.protocol.encoding import plain_text
 from commitlake.protocol.topic_names import NAME
@@ -56,9 +56,21 @@ def location(value: object) -> str:
     return place if has_scheme(place) else str(Path(place).expanduser().absolute())
 
 
+def table_location(value: object) -> str:
+    """Parse a location of tables, which deltalake can read."""
+    place = location(value)
+    check_readable(place)
+    return place
+
+
 def directory(value: object) -> str:
     """Parse a local directory, made absolute; empty for none."""
     return location(value) if value else ""
+
+
+def tables_beside(value: object) -> str:
+    """Parse a location of tables; empty for none."""
+    return table_location(value) if value else ""
 
 
 def servers(value: object) -> str:

@@ -46,7 +46,7 @@ advertised.listeners=BROKER://127.0.0.1:{port}
 listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
 inter.broker.listener.name=BROKER
 controller.listener.names=CONTROLLER
-log.dirs={logs}
+log.dirs=logs
 auto.create.topics.enable=false
 default.replication.factor=1
 offsets.topic.num.partitions=4
@@ -196,6 +196,7 @@ class EmbeddedBroker:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                cwd=self.data_dir,  # Kafka and Log4j make two of a path with a comma
                 start_new_session=True,  # Ctrl-C is for the coordinator, which stops the broker last
                 pass_fds=[lock],
             )
@@ -213,7 +214,7 @@ class EmbeddedBroker:
         logs = self.data_dir / "logs"
         try:
             logs.mkdir(parents=True, exist_ok=True)
-            properties = _PROPERTIES.format(node=_NODE, port=self.port, controller_port=controller_port, logs=logs)
+            properties = _PROPERTIES.format(node=_NODE, port=self.port, controller_port=controller_port)
             properties += "".join(f"{name}={value}\n" for name, value in self._properties.items())  # the last wins
             (self.data_dir / "server.properties").write_text(properties)
             (self.data_dir / "log4j2.properties").write_text(_LOGGING)
@@ -228,25 +229,26 @@ class EmbeddedBroker:
     def _format(self, classpath: str) -> None:
         """Format the data directory with credentials: the only way to have some before the first login."""
         command = [*self._java(classpath), "kafka.tools.StorageTool", "format", "--cluster-id", _new_id()]
-        command += ["--config", str(self.data_dir / "server.properties")]
+        command += ["--config", "server.properties"]
         for user, password in self._users.items():
             command += ["--add-scram", f'SCRAM-SHA-512=[name="{user}",password="{password}"]']
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.data_dir)
         self.log_file.write_text(done.stdout + done.stderr)
         if done.returncode:
             raise EmbeddedBrokerError(self._failure(f"cannot format its data directory: exit code {done.returncode}"))
 
     def _command(self, classpath: str) -> list[str]:
-        return [*self._java(classpath), "kafka.Kafka", str(self.data_dir / "server.properties")]
+        return [*self._java(classpath), "kafka.Kafka", "server.properties"]
 
     def _java(self, classpath: str) -> list[str]:
         return [
             runtime.java(),
+            *runtime.LANGUAGE.split(),
             f"-Xmx{_HEAP}",
             "-Xms128m",
             "-XX:+UseSerialGC",
             "-Dfile.encoding=UTF-8",
-            f"-Dlog4j2.configurationFile={self.data_dir / 'log4j2.properties'}",
+            "-Dlog4j2.configurationFile=log4j2.properties",
             "-cp",
             classpath,
         ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from commitlake.errors import RecordError
 
 MAX_ID_LENGTH = 255
+LATEST_BORN_MS = (2**63 - 1) // 1_000_000
 """Characters of a message id, a transaction id or a producer group."""
 OFFSET_BITS = 48
 """A position as one 64-bit number, its *coordinate*, has the queue above and the offset in these bits. At 1 000 records
@@ -129,6 +130,12 @@ def utf8(text: str) -> bytes:
 def natural(text: str | None) -> int | None:
     """A whole number from 0 up; anything else is as absent."""
     return int(text) if text and re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def born_ms(text: str | None) -> int | None:
+    """When a message was made, ms since epoch, UTC; absent beyond the year 2262, where pandas and Arrow's ns end."""
+    number = natural(text)
+    return None if number is None or number > LATEST_BORN_MS else number
 
 
 def positions(listed: Iterable[Position]) -> list[dict[str, int]]:

@@ -11,6 +11,8 @@ PAIRED = (HALF, OP, MESSAGES)
 """An op goes to the partition of its message, so these have equally many partitions."""
 QUEUED = (*PAIRED, CHECK)
 """Topics with `kafka.queues` partitions; the others have one."""
+MOST_OF_A_NAME = 249
+"""Characters in the name of a Kafka topic."""
 ALL = (*LANDED, CHECK, SETTINGS)
 
 

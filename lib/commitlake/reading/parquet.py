@@ -5,6 +5,7 @@ pyarrow's datasets hold a row group at a time, and a compacted file of 67 MB may
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +30,22 @@ class ParquetRows:
         schema: of the table; a column that the file lacks is null.
         constants: values of the columns by which the table is partitioned.
         large: a binary column whose values may be large; repeated ones stay in memory once.
+        deleted: numbers of rows that the file has and the table has not; those that are left count from 0.
+        physical: names of columns in the file, where they have others there.
     """
 
-    def __init__(self, source: pa.NativeFile, schema: pa.Schema, constants: Mapping[str, Any], large: str) -> None:
+    def __init__(
+        self,
+        source: pa.NativeFile,
+        schema: pa.Schema,
+        constants: Mapping[str, Any],
+        large: str,
+        deleted: Numbers | None = None,
+        physical: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> None:
         metadata = pq.read_metadata(source)
-        repeated = [large] if _has_dictionary(metadata, large) else []
+        self._physical = physical
+        repeated = [name for name in [self._named(large)] if _has_dictionary(metadata, name)]
         self._file = pq.ParquetFile(
             source, metadata=metadata, buffer_size=_BUFFER, pre_buffer=False,
             read_dictionary=repeated, coerce_int96_timestamp_unit="us",
@@ -43,6 +55,7 @@ class ParquetRows:
         size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
         self._batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * metadata.num_rows // max(1, size)))
         self._begins = np.cumsum([0, *counts])
+        self._left = None if deleted is None else np.delete(np.arange(self._begins[-1]), deleted)
         self._group, self._at = -1, 0
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._batch: pa.RecordBatch | None = None
@@ -50,18 +63,22 @@ class ParquetRows:
     @property
     def count(self) -> int:
         """How many rows the file has."""
-        return int(self._begins[-1])
+        return int(self._begins[-1]) if self._left is None else len(self._left)
 
-    def columns(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All rows of some small columns, batch by batch."""
-        given = [name for name in names if name in self._file.schema_arrow.names]
-        batches = self._file.iter_batches(_KEY_BATCH_ROWS, columns=given)
-        schema = pa.schema([self._schema.field(name) for name in names])
-        return (self._conformed(batch, schema) for batch in batches)
+    def columns(self, names: Sequence[str], *, are_small: bool = True) -> Iterator[pa.RecordBatch]:
+        """All rows of some columns, batch by batch; of small ones many at once."""
+        given = [name for name in map(self._named, names) if name in self._file.schema_arrow.names]
+        batches = self._file.iter_batches(_KEY_BATCH_ROWS if are_small else self._batch_rows, columns=given)
+        schema, begin = pa.schema([self._schema.field(name) for name in names]), 0
+        for batch in batches:
+            rows = self._conformed(batch, schema)
+            yield rows if self._left is None else rows.take(pa.array(_between(self._left, begin, len(batch))))
+            begin += len(batch)
 
     def take(self, numbers: Numbers, most_bytes: int) -> pa.Table:
         """Rows by their numbers, which ascend: the first of them up to `most_bytes`, and at least one."""
         found: list[pa.RecordBatch] = []
+        numbers = numbers if self._left is None else self._left[numbers]
         left, taken = most_bytes, 0
         while taken < len(numbers) and left > 0:
             batch, begin = self._batch_of(int(numbers[taken]))
@@ -71,7 +88,7 @@ class ParquetRows:
             fits = int(np.searchsorted(ends, left, "right"))
             fits = max(fits, 0 if found else 1)
             if fits:
-                found.append(self._conformed(rows.slice(0, fits), self._schema))
+                found.append(_decoded(rows.slice(0, fits), self._schema))
             taken += fits
             left = left - int(ends[fits - 1]) if fits == len(ends) else 0
         return pa.Table.from_batches(found, self._schema)
@@ -85,23 +102,46 @@ class ParquetRows:
         try:
             while self._batch is None or number >= self._at + self._batch.num_rows:
                 self._at += self._batch.num_rows if self._batch is not None else 0
-                self._batch = next(self._batches)
+                self._batch = self._conformed(next(self._batches), self._schema)
         except BaseException:
             self._group = -1  # an iterator that has failed is over, and `_at` is not that of the batch any more
             raise
         return self._batch, self._at
 
+    def _named(self, column: str) -> str:
+        """Its name in the file."""
+        return self._physical.get(column, column)
+
     def _conformed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        columns = []
+        """With the columns and types of the schema; dictionaries stay, and so do large values stand once.
+
+        At once: of some types that writers choose, such as `string_view`, Arrow can't take rows.
+        """
+        columns = {}
         for field in schema:
             if field.name in self._constants:
-                columns.append(pa.repeat(pa.scalar(self._constants[field.name], field.type), batch.num_rows))
-            elif field.name in batch.schema.names:
-                column = batch[field.name]
-                columns.append(column if column.type == field.type else pc.cast(column, field.type))
+                column = pa.repeat(pa.scalar(self._constants[field.name], field.type), batch.num_rows)
+            elif self._named(field.name) in batch.schema.names:
+                column = batch[self._named(field.name)]
             else:
-                columns.append(pa.nulls(batch.num_rows, field.type))
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+                column = pa.nulls(batch.num_rows, field.type)
+            is_fit = column.type == field.type or pa.types.is_dictionary(column.type)
+            columns[field.name] = column if is_fit else pc.cast(column, field.type)
+        return pa.RecordBatch.from_pydict(columns)
+
+
+def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type == field.type else pc.cast(column, field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _between(numbers: Numbers, begin: int, count: int) -> Numbers:
+    """Those of `count` rows from `begin` on, counted from there; the numbers ascend."""
+    first, last = np.searchsorted(numbers, (begin, begin + count))
+    return numbers[first:last] - begin
 
 
 def _chosen(batch: pa.RecordBatch, indexes: Numbers) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -10,14 +10,17 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import check_readable, is_local, local_path
 from commitlake.config.object_store import storage_options
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol import topic_names
+from commitlake.reading import features
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
     import pyarrow.fs
+
+    from commitlake.reading.parquet import ParquetRows
 
 NO_SPARK = (
     "without Spark a warehouse may be a local directory, or a URI of s3, abfs(s) or gs; read others with Spark: "
@@ -82,7 +85,11 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
         WarehouseError: it can't be read.
     """
     try:
+        check_readable(place)  # deltalake panics, which is no Exception
         return DeltaTable(place, storage_options=storage_options(options))
+    except ValueError as error:
+        msg = f"the table at {place} is not read; allowed is {error}"
+        raise WarehouseError(msg) from None
     except TableNotFoundError:
         msg = f"there is no table at {place}; check the place, or wait for its first row"
         raise NoTableError(msg) from None
@@ -117,21 +124,26 @@ class Snapshot:
 
     Attributes:
         id: Of the table: one that is made at the same place later has another.
+        schema: Its columns.
+        physical: Names of columns in its files, where they have others there.
+        partitions: Columns by which it is partitioned.
 
     Raises:
         NoTableError: There is none.
-        WarehouseError: It can't be read.
+        WarehouseError: It can't be read, or has a feature that is not known.
     """
 
     def __init__(self, place: str, options: Options = None) -> None:
         self.place = str(local_path(place)) if is_local(place) else place
         self._options = dict(options or {})
         self.delta = delta_table(self.place, self._options)
+        features.refuse_unknown(self.delta, self.place)
         self.id = str(self.delta.metadata().id)
-        self.schema = pa.schema(self.delta.schema().to_arrow())
+        self.schema, self.physical = features.columns(self.delta, self.place)
         self.partitions = tuple(self.delta.metadata().partition_columns)
         self._version = self.delta.version()
         self._actions: pa.Table | None = None
+        self._deleted: Mapping[str, features.Numbers] | None = None
 
     def refresh(self) -> bool:
         """Go to the newest version; whether that is another one.
@@ -148,7 +160,8 @@ class Snapshot:
             return False
         if not self._begins_the_log():
             self._refuse_another()
-        self._version, self._actions = self.delta.version(), None
+        features.refuse_unknown(self.delta, self.place)
+        self._version, self._actions, self._deleted = self.delta.version(), None, None
         return True
 
     def _begins_the_log(self) -> bool:
@@ -173,8 +186,37 @@ class Snapshot:
         """
         if self._actions is None:
             actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
-            self._actions = pa.RecordBatchReader.from_stream(actions).read_all()
+            found = pa.RecordBatchReader.from_stream(actions).read_all()
+            features.refuse_clone(found["path"], self.place)
+            self._actions = features.by_logical_names(found, self.physical)
         return self._actions
+
+    def deleted(self) -> Mapping[str, features.Numbers]:
+        """Numbers of the rows that deletion vectors take out of files, by the file's `path`."""
+        if self._deleted is None:
+            self._deleted = features.deleted(self.delta, self.files()["path"].to_pylist)
+        return self._deleted
+
+    def is_plain(self) -> bool:
+        """Whether its rows are those of its files, under the names that they have there."""
+        return not self.physical and not self.deleted()
+
+    def rows(self, path: str, constants: Mapping[str, Any], large: str = "") -> ParquetRows:
+        """Rows of one of the files.
+
+        Args:
+            path: of the file, as in `files()`.
+            constants: values of the columns by which the table is partitioned.
+            large: a binary column whose values may be large.
+        """
+        from commitlake.reading.parquet import ParquetRows
+
+        deleted = self.deleted().get(path)
+        return ParquetRows(self.open(path), self.schema, constants, large, deleted, self.physical)
+
+    def column_names(self) -> list[str]:
+        """Names of columns at this version; `schema` stays that of the first one, which files of all versions fit."""
+        return [field.name for field in self.delta.schema().fields]
 
     def log_length(self) -> int:
         """How many files its log has."""
@@ -206,6 +248,32 @@ class Snapshot:
     def open(self, path: str) -> pyarrow.NativeFile:
         """One of the files, by its `path` in `files()`."""
         return filesystem(self.place, self._options).open_input_file(unquote(path))
+
+
+class Stream:
+    """Rows of a table that its files alone do not tell; who reads Arrow's streams reads them, as often as he likes.
+
+    Args:
+        table: the table.
+        columns: only these, in any case; None for all.
+    """
+
+    def __init__(self, table: Snapshot, columns: Collection[str] | None = None) -> None:
+        self._table = table
+        wanted = None if columns is None else {name.lower() for name in columns}
+        self._schema = pa.schema([field for field in table.schema if wanted is None or field.name.lower() in wanted])
+        self._are_small = columns is not None
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Begin at the first row."""
+        return pa.RecordBatchReader.from_batches(self._schema, self._batches()).__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        table = self._table
+        files = table.files().select(["path", *(f"{_PARTITION}{name}" for name in table.partitions)])
+        for path, *values in zip(*(column.to_pylist() for column in files.columns), strict=True):
+            rows = table.rows(path, dict(zip(table.partitions, values, strict=True)))
+            yield from rows.columns(self._schema.names, are_small=self._are_small)
 
 
 def _all_equal(names: Iterable[str], values: Iterable[Any]) -> pads.Expression:

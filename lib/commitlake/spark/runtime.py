@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -44,9 +45,28 @@ LOCAL_FILES_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 """Hadoop's local file system without a process for each file; see `session.LOCAL_SETTINGS`."""
 KAFKA_BROKER_PACKAGE = os.environ.get("COMMITLAKE_BROKER_PACKAGE", "org.apache.kafka:kafka_2.13:4.1.1")
 
+LANGUAGE = "-Duser.language=en -Duser.country=US"
+"""Options of each JVM that is started here. Delta and Kafka number files in the machine's language: an Arabic one has
+digits that no other reader, nor the next start in another language, takes for digits."""
 # Spark 4 needs 17; Java 24 took away the SecurityManager calls that Hadoop makes.
 _JAVA_VERSIONS = range(17, 24)
 _RESOLVE_TIMEOUT_S = 900
+
+
+def check_user() -> None:
+    """Hadoop asks the system for the name of the user that runs it, and ends where there is none.
+
+    Raises:
+        SetupError: there is none.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        msg = (
+            f"this process runs as user id {os.getuid()}, which has no entry in /etc/passwd, and Hadoop needs a user's "
+            f"name; add one, for example commitlake:x:{os.getuid()}:{os.getgid()}::/tmp:/bin/sh, or run as another user"
+        )
+        raise SetupError(msg) from None
 
 
 def java() -> str:

@@ -62,7 +62,9 @@ def launch(
         if dry_run:
             print(shlex.join(command))
             return 0
-        return _run(command, environment | _own_variables(place, environment), place)
+        return _run(
+            command, environment | _own_variables(place, environment) | session.local_environment(master), place
+        )
 
 
 def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str]:

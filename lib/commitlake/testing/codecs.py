@@ -21,6 +21,7 @@ from commitlake.protocol.encoding import (
     MAX_QUEUE,
     Headers,
     Position,
+    born_ms,
     from_json,
     natural,
     positions,
@@ -214,7 +215,7 @@ def _message_fields(
         "properties": {name: text for name, text in found.items() if name not in headers.PROTOCOL_HEADERS},
         "sharding_key": key,
         "delays": {name: found[name] for name in headers.DELAY_HEADERS if name in found},
-        "born_timestamp": natural(found.get(headers.BORN_TIMESTAMP)),
+        "born_timestamp": born_ms(found.get(headers.BORN_TIMESTAMP)),
         "batch": _whole(found.get(headers.BATCH), "BAD_BATCH"),
         "batch_head": _whole(found.get(headers.BATCH_HEAD), "BAD_BATCH") if found.get(headers.BATCH) else None,
     }

@@ -325,7 +325,7 @@ def _handed_over(
             yield found
         if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
             return
-        if is_idle:
+        if is_idle and not any(each.has_read for each in subscriptions):
             _wait(subscriptions, stop, poll_s)
 
 

@@ -189,6 +189,11 @@ class Lanes:
             lanes = [(q, lane.front()) for q, lane in self._lanes.items() if kept[q] > most_bytes // len(kept)]
             return [(queue, _position(front)) for queue, front in lanes if front is not None and front.is_open]
 
+    def waiting(self) -> int:
+        """How many messages wait for their next attempt."""
+        with self._lock:
+            return sum(len(lane.retries) for lane in self._lanes.values())
+
     def has_news(self) -> bool:
         """Whether there is something to write."""
         with self._lock:

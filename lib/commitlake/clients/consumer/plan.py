@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,18 +38,18 @@ class Part:
     Attributes:
         keys: what they are ordered by.
         numbers: where they are in the file.
-        rows: reads them; None where there is a table.
+        rows: gives what reads them; None where there is a table.
         table: all rows of the file, where they are few; else none.
     """
 
     keys: Keys
     numbers: Numbers
-    rows: ParquetRows | None
+    rows: Callable[[], ParquetRows] | None
     table: pa.Table
 
     def take(self, numbers: Numbers, most_bytes: int) -> pa.Table:
         """Rows by their numbers, which ascend: the first of them up to `most_bytes`, and at least one."""
-        return self.table.take(numbers) if self.rows is None else self.rows.take(numbers, most_bytes)
+        return self.table.take(numbers) if self.rows is None else self.rows().take(numbers, most_bytes)
 
 
 class Plan:

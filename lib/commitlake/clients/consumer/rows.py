@@ -16,6 +16,8 @@ ORDER_COLUMNS = ("queue_id", "batch_id", "source", "source_queue", "source_offse
 PLACE_COLUMNS = ("source", "source_queue", "source_offset", "source_index")
 RECEIPT_COLUMNS = (*("queue_id", "message_id", "transaction_id", "keys", "batch_id"), *PLACE_COLUMNS)
 """What a receipt takes over of its message."""
+NEEDED = (*RECEIPT_COLUMNS, "tags", "properties", "body", "visible_at")
+"""Without one of these nobody reads a topic."""
 Place = tuple[Any, ...]
 """Values of `PLACE_COLUMNS`."""
 

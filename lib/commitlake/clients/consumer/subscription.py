@@ -40,6 +40,8 @@ MOST_UNWRITTEN = 250_000
 """Messages whose receipts are not written, some 450 bytes each: their store is away, or slow."""
 MOST_KEPT_BYTES = 512 << 20
 """Of messages that are finished behind one that is open; a restart gets them again."""
+MOST_WAITING = 50_000
+"""Messages that wait for their next attempt, some 5 kB each: a handler whose database is away fails for all."""
 _LOOK_S, _STALLED_S = 0.01, 5.0
 _AGAIN_MOST = 1_000
 """Less than may be open: a batch of them is handed over as a whole."""
@@ -98,7 +100,10 @@ class Subscription:
         self._empty: dict[int, Lane] | None = None
         """In which the last look found nothing; None where it found something, or did not come to it."""
         self._trouble, self._crowd, self._behind = Complaint(log), Complaint(log), Complaint(log)
+        self._again_trouble = Complaint(log)  # of its own: what can't be found again holds up no new message
         self._is_unbounded = False
+        self.has_read = False
+        """Whether the last look found rows, wanted or not."""
 
     def join(self) -> bool:
         """Become a member of the group; whether the topic is there.
@@ -232,7 +237,7 @@ class Subscription:
     def _next_window(self) -> Window | None:
         """The next rows of the queues that are read; None when there are none now."""
         topic, member = self._table, self._keeper
-        self._empty = None
+        self._empty, self.has_read = None, False
         member.raise_if_failed()
         if topic is None or member.is_late():
             return None
@@ -243,17 +248,21 @@ class Subscription:
                 topic.begin(queue)
         crowded = self._crowded()
         cursors = {queue: lane.read_to for queue, lane in self._lanes.items() if queue not in crowded}
-        window: Window | None = self._read(lambda: self._window(topic, cursors), None)
+        window: Window | None = self._read(lambda: self._window(topic, cursors), None, self._trouble)
         member.queues = topic.queues()
-        self._empty = self._lanes if window is None else None
+        self._empty, self.has_read = (self._lanes, False) if window is None else (None, True)
         return window
 
     def _crowded(self) -> set[int]:
-        """Queues that are not read further, since too much is finished behind a message that is open.
+        """Queues that are not read further: too much is finished behind a message that is open, or waits.
 
         Where the end is waited for all is read.
         """
-        crowded = self._keeper.lanes.crowded(MOST_KEPT_BYTES) if self._plan.follow else []
+        lanes = self._keeper.lanes
+        if self._plan.follow and (waiting := lanes.waiting()) >= MOST_WAITING:
+            self._behind.say("%d messages of %s wait for their next attempt; no new one is read", waiting, self.topic)
+            return set(self._lanes)
+        crowded = lanes.crowded(MOST_KEPT_BYTES) if self._plan.follow else []
         for queue, position in crowded:
             text = "queue %d of %s is not read further before message %s is done, so much is finished behind it"
             self._behind.say(text, queue, self.topic, position)
@@ -265,7 +274,7 @@ class Subscription:
             window = topic.next(cursors)
         return window
 
-    def _read(self, step: Callable[[], Any], otherwise: Any) -> Any:
+    def _read(self, step: Callable[[], Any], otherwise: Any, trouble: Complaint) -> Any:
         """Read from the topic; a store that is away is read again later, where anybody waits."""
         try:
             found = step()
@@ -273,9 +282,9 @@ class Subscription:
             if not self._plan.follow:
                 msg = f"cannot read the topic {self.topic} at {self._plan.place}: {error}; start again when it is there"
                 raise WarehouseError(msg) from error
-            self._trouble.say("cannot read the topic %s, and try again: %s", self.topic, error)
+            trouble.say("cannot read the topic %s, and try again: %s", self.topic, error)
             return otherwise
-        self._trouble.end()
+        trouble.end()
         return found
 
     def _pass(self, window: Window, lanes: Mapping[int, Lane]) -> None:
@@ -328,7 +337,7 @@ class Subscription:
                 found = [topic.find(due)]
             return found
 
-        tables: list[pa.Table] = self._read(find, [])
+        tables: list[pa.Table] = self._read(find, [], self._again_trouble)
         return tables
 
     def _wait_for_room(self) -> None:

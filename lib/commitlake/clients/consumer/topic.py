@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.dataset as pads
 from commitlake.clients.consumer import missing, window
 from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
-from commitlake.clients.consumer.rows import ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
+from commitlake.clients.consumer.rows import NEEDED, ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.errors import NoTableError
 from commitlake.reading.parquet import ParquetRows
 from commitlake.reading.table import Options, Snapshot
@@ -47,6 +48,7 @@ class Topic:
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
+        missing.refuse_columns(place, self._table.column_names(), NEEDED)
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
 
@@ -54,6 +56,7 @@ class Topic:
         """Go to the newest version; whether that is another one."""
         is_new = self._table.refresh()
         if is_new:
+            missing.refuse_columns(self._table.place, self._table.column_names(), NEEDED)
             self._finished &= set(self._table.files()["path"].to_pylist())
         return is_new
 
@@ -93,15 +96,18 @@ class Topic:
         return self._plan.next() if self._plan is not None else None
 
     def _planned(self, cursors: Mapping[int, Cursor]) -> Plan | None:
-        """What comes next of the files that were written first; None when no file has more."""
+        """What comes next; None when no file has more.
+
+        Where the first rows of some files may not be handed over yet, more files are looked at, one by one at first.
+        """
+        looked: dict[str, Part] = {}
         files = self._unfinished(cursors)
-        budget = BUDGET
         while files.num_rows:
             known = statistics(files)
-            chosen = window.taken(known, budget)
-            parts = self._behind(files.take(chosen), cursors, is_first_look=budget == BUDGET)
-            chosen = chosen[: len(parts)]
-            left = known.where(np.setdiff1d(np.arange(files.num_rows), chosen))
+            order = window.in_order(known)
+            count = max(window.fitting(known.size[order], BUDGET), 2 * len(looked))
+            parts = self._behind(files.take(order[:count]), cursors, looked)
+            chosen, left = order[: len(parts)], known.where(order[len(parts) :])
             keys = Keys.joined([part.keys for part in parts])
             allowed = window.may_be_handed_over(keys, left)
             finishes = files["path"].take(chosen).to_pylist() if len(left.size) == 0 or allowed.all() else []
@@ -110,8 +116,6 @@ class Topic:
             self._finished.update(finishes)
             if len(left.size) == 0:
                 return None
-            if len(keys.batch):
-                budget *= 2  # compaction has mixed them: the first rows are in files that were written later
             files = self._unfinished(cursors)
         return None
 
@@ -137,21 +141,40 @@ class Topic:
         return pa.concat_tables(found)
 
     def unfinished(
-        self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
+        self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str], first: int
+    ) -> Iterator[tuple[Iterator[pa.RecordBatch], datetime | None]]:
         """Rows behind the cursors of their queues, batch by batch; and those with one of some source_offsets.
+
+        They come in parts, the files whose rows became visible first before the others.
 
         Args:
             cursors: None for a group that has none: then all rows count as behind.
             offsets: source_offsets.
             columns: of the rows; `is_behind` comes as well.
+            first: files in the first part; each further one has twice as many.
+
+        Yields:
+            Rows, and since when the oldest of all later parts may be visible; None for the last part.
         """
         files, wanted = self._table.files(), np.unique(np.asarray([*offsets], np.int64))
         known = statistics(files)
         has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
         reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
         left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
-        for batch, behind in self._compared(files.filter(pa.array(has | left)), reached, columns):
+        files = files.filter(pa.array(has | left))
+        since = _column(files, "min.visible_at")
+        order = pc.array_sort_indices(since, null_placement="at_start")
+        files, since = files.take(order), [*since.take(order).to_pylist(), None]
+        begin, count = 0, max(1, first)
+        while begin < files.num_rows:
+            part = files.slice(begin, count)
+            begin, count = begin + part.num_rows, 2 * count
+            yield self._unfinished_of(part, reached, wanted, columns), since[begin]
+
+    def _unfinished_of(
+        self, files: pa.Table, reached: Mapping[int, Cursor], wanted: npt.NDArray[np.int64], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch, behind in self._compared(files, reached, columns):
             rows = batch.append_column("is_behind", pa.array(behind))
             yield rows.filter(pa.array(behind | np.isin(batch["source_offset"].to_numpy(), wanted)))
 
@@ -164,15 +187,24 @@ class Topic:
         """
         reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
         files = self._unfinished(reached)
-        numbers = _filled(files, "num_records", 0)
-        before = np.cumsum(numbers) - numbers
-        is_counted = before >= (_HIGHEST if most_rows is None else most_rows)
-        counted = files.filter(pa.array(is_counted))
-        count, firsts = int(numbers[is_counted].sum()), [pc.min(_column(counted, "min.visible_at")).as_py()]
-        for batch, behind in self._compared(files.filter(pa.array(~is_counted)), reached, ["visible_at"]):
+        is_whole = self._are_behind(files, reached)
+        numbers = np.where(is_whole, 0, _filled(files, "num_records", 0))
+        is_whole |= np.cumsum(numbers) - numbers >= (_HIGHEST if most_rows is None else most_rows)
+        whole = files.filter(pa.array(is_whole))
+        count, firsts = int(_filled(whole, "num_records", 0).sum()), [pc.min(_column(whole, "min.visible_at")).as_py()]
+        for batch, behind in self._compared(files.filter(pa.array(~is_whole)), reached, ["visible_at"]):
             count += int(behind.sum())
             firsts.append(pc.min(batch["visible_at"].filter(pa.array(behind))).as_py())
         return count, min((first for first in firsts if first is not None), default=None)
+
+    def _are_behind(self, files: pa.Table, reached: Mapping[int, Cursor]) -> npt.NDArray[np.bool_]:
+        """Of which files the statistics alone tell that all rows are behind the cursors of their queues."""
+        known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._table.deleted()
+        ahead = [window.is_ahead(known, index, reached[queue]) for index, queue in enumerate(queues)]
+        has_all = pc.and_(files["num_records"].is_valid(), _column(files, "min.visible_at").is_valid())
+        is_kept = np.array([path not in deleted for path in files["path"].to_pylist()], bool)
+        found: npt.NDArray[np.bool_] = np.array(ahead, bool) & is_kept & has_all.to_numpy().astype(bool)
+        return found
 
     def _compared(
         self, files: pa.Table, reached: Mapping[int, Cursor], columns: Sequence[str]
@@ -209,35 +241,46 @@ class Topic:
         self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
         return files.filter(pa.array([not each for each in done], pa.bool_()))
 
-    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], *, is_first_look: bool) -> list[Part]:
-        """Rows of the files behind the cursors; of small files they are in memory already.
+    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], looked: dict[str, Part]) -> list[Part]:
+        """Rows of the files behind the cursors; of small files they are in memory, as long as there is room.
 
-        The first look takes as many files as fit into memory, and one at least. Where their rows may not be handed over
-        yet, the next ones take the others too, of which only the keys are in memory.
+        The first look ends where there is none. Later ones take the others too, of which only keys are in memory.
+
+        Args:
+            files: in their order.
+            cursors: of their queues.
+            looked: those that were looked at before, and these.
         """
-        parts: list[Part] = []
-        left = WINDOW_BYTES
+        left = WINDOW_BYTES - sum(part.table.nbytes for part in looked.values())
+        is_first = not looked
         for (path, queue), size in zip(_paths(files), files["size_bytes"].to_pylist(), strict=True):
-            if parts and left <= 0 and is_first_look:
+            if is_first and looked and left <= 0:
                 break
-            rows = self._rows(path, queue)
-            table = rows.take(np.arange(rows.count if 0 < size <= BUDGET and left > 0 else 0), left)
-            left -= table.nbytes
-            parts.append(_part(rows, table, cursors[queue]))
-        return parts
+            if path not in looked:
+                rows = self._rows(path, queue)
+                is_small = 0 < size <= BUDGET
+                table = rows.take(np.arange(rows.count if is_small and left > 0 else 0), left)
+                left -= table.nbytes
+                # Thousands of small files would be open at once; a large one is read on where it was left.
+                looked[path] = _part(
+                    rows, table, cursors[queue], partial(self._rows, path, queue) if is_small else None
+                )
+        return [looked[path] for path, _ in _paths(files) if path in looked]
 
     def _rows(self, path: str, queue: int) -> ParquetRows:
-        return ParquetRows(self._table.open(path), self.schema, {"queue_id": queue}, "body")
+        return self._table.rows(path, {"queue_id": queue}, "body")
 
 
-def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor) -> Part:
-    """The rows behind a cursor, of which `table` has all or the first ones."""
+def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:
+    """The rows behind a cursor, of which `table` has all or the first ones; `again` opens the file once more."""
     is_whole = table.num_rows == rows.count
     keys = keys_of(table) if is_whole else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
     numbers = np.flatnonzero(cursor.is_before(keys))
     if len(numbers) < rows.count:
         keys = keys.where(numbers)
-    return Part(keys, numbers, None, table) if is_whole else Part(keys, numbers, rows, table.slice(0, 0))
+    if is_whole:
+        return Part(keys, numbers, None, table)
+    return Part(keys, numbers, again or (lambda: rows), table.slice(0, 0))
 
 
 def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:

@@ -18,11 +18,13 @@ from commitlake.errors import WarehouseError
 from commitlake.reading.table import Options, Snapshot, location
 
 _COLUMNS = ("visible_at", "message_id", "transaction_id", "tags", "keys", "properties", *PLACE_COLUMNS)
-_SQL = f"""
-WITH newest AS (
-    SELECT source, source_queue, source_offset, source_index, max(struct_pack(
-           round, attempt, rank := list_position({list(STATES)}, state), state, remark)) AS it
-    FROM receipts GROUP BY ALL)
+_NEWEST = f"""
+CREATE TEMP TABLE newest AS
+SELECT source, source_queue, source_offset, source_index, max(struct_pack(
+       round, attempt, rank := list_position({list(STATES)}, state), state, remark)) AS it
+FROM receipts GROUP BY ALL
+"""
+_SQL = """
 SELECT m.visible_at, m.message_id, m.transaction_id, m.tags, m.keys, m.properties,
        concat_ws('-', m.source, m.source_queue, m.source_offset, m.source_index) AS position,
        coalesce(it.state, 'OPEN') AS state, coalesce(it.attempt, 0) AS attempts, it.remark AS remark
@@ -32,7 +34,8 @@ FROM messages m LEFT JOIN newest n ON m.source = n.source AND m.source_queue = n
 WHERE (it.state <> 'DONE' OR (it IS NULL AND is_behind)) AND """
 _ORDERED = ("queue_id", "batch_id")
 _BEHIND = pa.field("is_behind", pa.bool_())
-_ORDER = "\nORDER BY visible_at, position"
+_ORDER = [("visible_at", "ascending"), ("position", "ascending")]
+_ALL = 1 << 30
 
 
 def unfinished(
@@ -74,14 +77,25 @@ def unfinished(
     cursors = None if state is None else assignment.cursors(state)
     receipts = _receipts(conf, group, topic, options)
     offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
-    rows = table.unfinished(cursors, offsets, _COLUMNS)
+    parts = table.unfinished(cursors, offsets, _COLUMNS, _ALL if limit is None else 1)
     schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(_COLUMNS + _ORDERED)), _BEHIND])
     with duckdb.connect(":memory:") as db:
-        db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
-        most = "" if limit is None else f" LIMIT {int(limit)}"
+        db.execute(_NEWEST)
         params = {"first_round": assignment.first_rounds(state)[-1]}
-        return db.sql(f"{_SQL}{wanted.condition()}{_ORDER}{most}", params=params).to_arrow_table()
+        found: list[pa.Table] = []
+        for rows, later in [*parts] or [(iter(()), None)]:
+            db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
+            found.append(db.sql(f"{_SQL}{wanted.condition()}", params=params).to_arrow_table())
+            found = [pa.concat_tables(found).sort_by(_ORDER).slice(0, _ALL if limit is None else limit)]
+            if (
+                later is not None
+                and limit
+                and found[0].num_rows == limit
+                and found[0]["visible_at"][-1].as_py() < later
+            ):
+                break
+        return found[0]
 
 
 def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:

@@ -1,12 +1,12 @@
 """Which files of a topic table are read next, and how far their rows may be handed over.
 
 Files overlap: compaction puts rows of many batches into one, and a batch has a file in each queue. So the files of a
-window are taken about in the order in which they were written, and rows beyond the first row of any file that is left
-wait for a later window.
+window are taken by their first rows, and rows beyond the first row of any file that is left wait for a later window.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,40 @@ def is_finished(files: FileStatistics, index: int, cursor: Cursor) -> bool:
     return bool(one_queue and files.last_offset[index] < cursor.normal.get(queue, (-1, -1))[0])
 
 
-def taken(files: FileStatistics, budget: int) -> npt.NDArray[np.intp]:
-    """Indexes of the files to read next: the first ones written, up to `budget` bytes and at least one."""
-    order = np.argsort(files.written, kind="stable")
-    fits = np.cumsum(files.size[order]) <= budget
-    return order[: max(1, int(fits.sum()))]
+def is_ahead(files: FileStatistics, index: int, cursor: Cursor) -> bool:
+    """Whether the statistics of a file alone tell that all its rows are behind the cursor."""
+    if files.last_batch[index] >= 0 and files.first_batch[index] <= cursor.batch[0]:
+        return False
+    if not files.has_normal[index]:
+        return True
+    queue = int(files.first_queue[index])
+    one_queue = files.last_queue[index] == queue
+    return bool(one_queue and files.first_offset[index] > cursor.normal.get(queue, (-1, -1))[0])
+
+
+def in_order(files: FileStatistics) -> npt.NDArray[np.intp]:
+    """Indexes of the files, about in the order in which they were written, but none behind one with later rows.
+
+    So both kinds of rows come on, and of a file that was written anew nobody has to look at all that came between.
+    """
+    turn = files.written.copy()
+    for mine, first in _sequences(files):
+        order = mine[np.argsort(first[mine], kind="stable")]
+        earliest = np.minimum.accumulate(files.written[order][::-1])[::-1]
+        turn[order] = np.minimum(turn[order], earliest)
+    return np.lexsort((files.written, files.first_offset, files.first_batch, turn))
+
+
+def _sequences(files: FileStatistics) -> Iterator[tuple[npt.NDArray[np.intp], Numbers]]:
+    """Files whose rows come one after the other, by what their first rows are told."""
+    yield np.flatnonzero(files.last_batch >= 0), files.first_batch
+    for queue in np.unique(files.first_queue[files.has_normal]):
+        yield np.flatnonzero(files.has_normal & (files.first_queue == queue)), files.first_offset
+
+
+def fitting(sizes: Numbers, budget: int) -> int:
+    """How many of the files are read together: up to `budget` bytes, and at least one."""
+    return max(1, int((np.cumsum(sizes) <= budget).sum()))
 
 
 def may_be_handed_over(keys: Keys, left: FileStatistics) -> npt.NDArray[np.bool_]:

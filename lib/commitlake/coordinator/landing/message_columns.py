@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.landing.parse import at_most, timestamp, whole
+from commitlake.coordinator.landing.parse import at_most, born, timestamp, whole
 from commitlake.protocol import headers
 
 _DROPPED = sorted(headers.MESSAGE_HEADERS | headers.TRANSACTION_HEADERS | headers.COORDINATOR_HEADERS)
@@ -37,7 +37,7 @@ def message_columns() -> dict[str, Column]:
         "first_queue": F.coalesce(F.col("first")["queue"], F.col("partition")),
         "first_offset": F.coalesce(F.col("first")["offset"], F.col("offset")),
         "check_immunity_s": at_most(whole(header(headers.CHECK_IMMUNITY), 18), _MAX_INT),
-        "born_at": timestamp(whole(header(headers.BORN_TIMESTAMP), 18)),
+        "born_at": born(header(headers.BORN_TIMESTAMP)),
         "deliver_at": timestamp(F.col("deliver_ms")),
         "due_at": timestamp(due),
     }
@@ -51,13 +51,12 @@ def member_columns() -> dict[str, Column]:
     def of(name: str, column: str) -> Column:
         return F.when(is_member, F.nullif(own[name], F.lit(""))).otherwise(F.col(column))
 
-    born = timestamp(whole(own[headers.BORN_TIMESTAMP], 18))
     return {
         "message_id": of(headers.UNIQ_KEY, "message_id"),
         "tags": of(headers.TAGS, "tags"),
         "keys": of(headers.KEYS, "keys"),
         "producer_group": F.coalesce(own[headers.PGROUP], "producer_group"),
-        "born_at": F.coalesce(born, "born_at"),
+        "born_at": F.coalesce(born(own[headers.BORN_TIMESTAMP]), "born_at"),
         "properties": F.when(is_member, F.map_filter(own, lambda name, _: ~name.isin(*_DROPPED))).otherwise(
             F.col("properties")
         ),

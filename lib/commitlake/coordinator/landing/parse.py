@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType
 
 from commitlake.protocol import headers
-from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
+from commitlake.protocol.encoding import LATEST_BORN_MS, MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 from commitlake.protocol.message_batch import MOST_MEMBERS
 
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999: what other readers of a timestamp can still show
@@ -38,6 +38,12 @@ def whole(value: Column, digits: int) -> Column:
 def timestamp(ms: Column) -> Column:
     """A timestamp of ms since epoch, null for null."""
     return F.timestamp_millis(at_most(ms, _LATEST_MS))
+
+
+def born(value: Column) -> Column:
+    """When a message was made; `commitlake.protocol.encoding.born_ms` has the same rule in Python."""
+    ms = whole(value, 18)
+    return F.when(ms <= LATEST_BORN_MS, F.timestamp_millis(ms))
 
 
 def at_most(value: Column, limit: int) -> Column:

@@ -237,7 +237,9 @@ def _table(tables: Tables, rule: CheckRule) -> str:
         tables.db.register("matched", matched(rule, due))
         return "matched"
     kind, _, place = rule.table.partition(":")
-    return tables.outside(place) if kind == "delta" else f"read_parquet('{escaped(place)}')"
+    if kind != "delta":
+        return f"read_parquet('{escaped(place)}')"
+    return tables.outside(place, {*(right for _, right in rule.match), *rule.columns})
 
 
 def _fits(rule: CheckRule) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from commitlake.config.locations import has_scheme
-from commitlake.errors import NoTableError, WarehouseError
-from commitlake.reading.table import Options, Snapshot, location
+from commitlake.errors import NoTableError
+from commitlake.reading.table import Options, Snapshot, Stream, location
 
 
 class Tables:
@@ -47,19 +47,23 @@ class Tables:
                 self._make(name, self._open[name])
 
     def topic(self, topic: str) -> str | None:
-        """Make a view of a topic's table, and return its name; None when there is no such table."""
+        """Make a view of a topic's table, and return its name; None when there is no such table.
+
+        Raises:
+            WarehouseError: it can't be read.
+        """
         name = f"topics/{topic}"
         try:
             self.open(name)
-        except WarehouseError:
+        except NoTableError:
             return None
         return quoted(name)
 
-    def outside(self, place: str) -> str:
-        """Make a view of a Delta table outside the warehouse, and return its name."""
+    def outside(self, place: str, columns: Collection[str] | None = None) -> str:
+        """Make a view of a Delta table outside the warehouse, and return its name; `columns` are those that matter."""
         name = f"outside {len(self._open)}"
         self._open[name] = Snapshot(place, self._options)
-        self._make(name, self._open[name])
+        self._make(name, self._open[name], columns)
         return quoted(name)
 
     def files(self, name: str) -> pa.Table:
@@ -95,16 +99,26 @@ class Tables:
             )
             raise NoTableError(msg) from None
 
-    def _make(self, name: str, table: Snapshot) -> None:
-        columns = ", ".join(map(_typed, table.schema))
-        if has_scheme(table.place):
-            self.db.register(f"arrow {name}", table.dataset())
-            source = f'"arrow {name}"'
-        else:
-            source = _files(table)
-        empty = ", ".join(f"NULL::{_kind(field.type)} AS {quoted(field.name)}" for field in table.schema)
-        body = f"SELECT {columns} FROM {source}" if source else f"SELECT {empty} WHERE false"
-        self.db.execute(f"CREATE VIEW {quoted(name)} AS {body}")
+    def _make(self, name: str, table: Snapshot, columns: Collection[str] | None = None) -> None:
+        empty = f"empty {name}"
+        self.db.register(empty, table.schema.empty_table())
+        sources = [f"SELECT * FROM {quoted(empty)}"]
+        if has_scheme(table.place) or not table.is_plain():
+            arrow = table.dataset() if table.is_plain() else Stream(table, columns)
+            self.db.register(f"arrow {name}", arrow)
+            sources = [f'SELECT * FROM "arrow {name}"']
+        elif table.files().num_rows:
+            rows, listed = _files(table, self.db.table(quoted(empty))), ", ".join(map(_typed, table.schema))
+            joined = f"(SELECT * FROM {rows} UNION ALL BY NAME SELECT * FROM {quoted(empty)})"
+            sources = [f"SELECT {listed} FROM {rows}", f"SELECT {listed} FROM {joined}"]
+        self._first_that_binds(f"CREATE VIEW {quoted(name)} AS", sources)
+
+    def _first_that_binds(self, statement: str, sources: Sequence[str]) -> None:
+        """The second reads a column that no file has yet; of all tables it would take twice as long."""
+        try:
+            self.db.execute(f"{statement} {sources[0]}")
+        except duckdb.BinderException:
+            self.db.execute(f"{statement} {sources[-1]}")
 
 
 @contextmanager
@@ -115,13 +129,14 @@ def opened(warehouse: str, options: Options = None) -> Iterator[Tables]:
         yield Tables(db, warehouse, options)
 
 
-def _files(table: Snapshot) -> str:
-    """DuckDB's call that reads all files of a local table."""
+def _files(table: Snapshot, empty: duckdb.DuckDBPyRelation) -> str:
+    """DuckDB's call that reads all files of a local table; `empty` has its types."""
     paths = [str(Path(table.place) / unquote(path)) for path in table.files()["path"].to_pylist()]
     listed = ", ".join(f"'{escaped(path)}'" for path in paths)
-    types = ", ".join(f"{name}: {_kind(table.schema.field(name).type)}" for name in table.partitions)
+    kinds = dict(zip(empty.columns, map(_one_word, empty.types), strict=True))
+    types = ", ".join(f"{quoted(name)}: {kinds[name]}" for name in table.partitions)
     hive = f", hive_partitioning = true, hive_types = {{{types}}}" if types else ", hive_partitioning = false"
-    return f"read_parquet([{listed}], union_by_name = true{hive})" if paths else ""
+    return f"read_parquet([{listed}], union_by_name = true{hive})"
 
 
 HAS_KEY = "list_contains(string_split(keys, ' '), $keys)"
@@ -139,30 +154,19 @@ def epoch_ms(at: datetime) -> int:
 
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
-_KINDS = {
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.string(): "VARCHAR",
-    pa.binary(): "BLOB",
-    pa.bool_(): "BOOLEAN",
-    _TIMESTAMP: "TIMESTAMPTZ",
-}
 
 
-def _kind(kind: pa.DataType) -> str:
-    if pa.types.is_map(kind):
-        return f"MAP({_kind(kind.key_type)}, {_kind(kind.item_type)})"
-    if pa.types.is_list(kind):
-        return f"{_kind(kind.value_type)}[]"
-    if pa.types.is_struct(kind):
-        return f"STRUCT({', '.join(f'{quoted(field.name)} {_kind(field.type)}' for field in kind)})"
-    return _KINDS[kind]
+def _one_word(kind: object) -> str:
+    """A type of a partition column: DuckDB takes there no other."""
+    return "VARCHAR" if "(" in str(kind) else str(kind).replace(" WITH TIME ZONE", "TZ")
 
 
 def _typed(field: pa.Field) -> str:
     """A column; what Spark writes by default is a timestamp without a zone, in the eyes of DuckDB."""
-    name = quoted(field.name)
-    return f"{name}::TIMESTAMPTZ AS {name}" if field.type == _TIMESTAMP else name
+    name, kind = quoted(field.name), field.type
+    if pa.types.is_decimal(kind):
+        return f"{name}::DECIMAL({kind.precision}, {kind.scale}) AS {name}"
+    return f"{name}::TIMESTAMPTZ AS {name}" if kind == _TIMESTAMP else name
 
 
 def _named(sql: str, parameters: Mapping[str, object]) -> dict[str, object]:
