@@ -11,6 +11,7 @@ from commitlake import errors
 from commitlake.protocol.version import __version__
 
 if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
+    from commitlake.clients.consumer.asynchronous import AsyncConsumer as AsyncConsumer
     from commitlake.clients.consumer.batches import MessageBatch as MessageBatch
     from commitlake.clients.consumer.consume import Consumer as Consumer
     from commitlake.clients.consumer.consume import consume as consume
@@ -61,6 +62,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, a spark-submit w
 
 # Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
 _HOMES = {
+    "AsyncConsumer": "commitlake.clients.consumer.asynchronous",
     "MessageBatch": "commitlake.clients.consumer.batches",
     "Consumer": "commitlake.clients.consumer.consume",
     "consume": "commitlake.clients.consumer.consume",

@@ -394,3 +394,28 @@ def test_a_change_names_a_group_and_a_topic(warehouse: Path, words: list[str]) -
     with pytest.raises(SystemExit) as ended:
         app(["groups", f"--set=warehouse={warehouse}", *words])
     assert ended.value.code == 2
+
+
+def test_where_changes_of_the_state_are_slow_receipts_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(1_000)])
+    changes: list[str] = []
+    replace = Group._replace
+
+    def slow(self: Group, text: str) -> None:
+        changes.append(text)
+        time.sleep(0.5)
+        replace(self, text)
+
+    monkeypatch.setattr(Group, "_replace", slow)
+    until = time.monotonic() + 12
+    count = 0
+    with consumer(tmp_path, lease="15s") as messages:
+        while time.monotonic() < until:
+            next(messages).done()
+            count += 1
+            time.sleep(0.02)
+        written = DeltaTable(f"{tmp_path}_receipts/receipts").version()
+        assert written > 2 * len(changes)
+    assert next(consumer(tmp_path)).message_id == f"m{count}", "the cursor is written at the end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from enum import Enum, StrEnum
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from commitlake.clients.consumer import assignment
+from commitlake.clients.consumer.arguments import checked_group, topics_of
 from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.filters import Filter, condition_sql
 from commitlake.clients.consumer.retries import Retries
@@ -21,7 +23,18 @@ ROWS = pa.table(
         "tags": ["paid", "shipped", None],
         "keys": ["k1", "k2 k3", None],
         "properties": pa.array(
-            [[("region", "eu"), ("n", "9"), ("sent.by", "web")], [("region", "us"), ("n", "10"), ("gift", "true")], []],
+            [
+                [("region", "eu"), ("n", "9"), ("sent.by", "web"), ("id", "9007199254740992")],
+                [
+                    ("region", "us"),
+                    ("n", "10"),
+                    ("gift", "true"),
+                    ("id", "9007199254740993"),
+                    ("keys", "mine"),
+                    ("Tags", "own"),
+                ],
+                [],
+            ],
             pa.map_(pa.string(), pa.string()),
         ),
     }
@@ -33,7 +46,15 @@ def keys(*rows: tuple[int, int, int, int, int]) -> Keys:
     return Keys(*(np.asarray(column, np.int64) for column in zip(*rows, strict=True)))
 
 
-def kept(tags: str | None = None, where: str | None = None) -> list[str | None]:
+class Name(StrEnum):
+    PAID = "paid"
+
+
+class Plain(str, Enum):  # noqa: UP042 - whose format is its name
+    PAID = "paid"
+
+
+def kept(tags: Any = None, where: str | None = None) -> list[str | None]:
     return list(Filter(tags, where).keep(ROWS)["keys"].to_pylist())
 
 
@@ -84,6 +105,13 @@ def test_rows_of_batches_come_before_others_in_the_order_of_the_contract() -> No
         ("region IS FALSE", []),
         ("keys = 5 OR tags IN (1, 2) OR keys", []),
         ("\"sent.by\" = 'web'", ["k1"]),
+        ("'web' = \"sent.by\"", ["k1"]),
+        ("KEYS = 'k1' AND \"KEYS\" = 'k1'", ["k1"]),
+        ("\"keys\" = 'mine' AND \"Tags\" = 'own'", ["k2 k3"]),
+        ("id = 9007199254740993", ["k2 k3"]),
+        ("id IN (1, 9007199254740993)", ["k2 k3"]),
+        ("id < 9007199254740993", ["k1"]),
+        ("id > -9007199254740993 AND n < 1e300", ["k1", "k2 k3"]),
     ],
 )
 def test_a_condition_on_properties_is_rocketmqs(where: str, expected: list[str]) -> None:
@@ -118,10 +146,51 @@ def test_what_is_no_condition_is_refused(where: str) -> None:
         ("*", ["k1", "k2 k3", None]),
         ("paid", ["k1"]),
         (" paid||shipped ", ["k1", "k2 k3"]),
+        ("paid || ", ["k1"]),
+        (["paid", "shipped"], ["k1", "k2 k3"]),
+        (("shipped",), ["k2 k3"]),
+        (Name.PAID, ["k1"]),
+        ([Plain.PAID], ["k1"]),
+        (Plain.PAID, ["k1"]),
     ],
 )
-def test_tags_are_joined_by_two_bars(tags: str | None, expected: list[str | None]) -> None:
+def test_tags_are_joined_by_two_bars_or_a_list(tags: Any, expected: list[str | None]) -> None:
     assert kept(tags) == expected
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [[], ["paid||shipped"], ["*"], [" paid"], [""], [None], "||", "paid || *", 5, b"paid", {"paid": 1}, [["paid"]]],
+)
+def test_what_are_no_tags_is_refused(tags: Any) -> None:
+    with pytest.raises(ConsumerError, match=r"tags: .* is not allowed; give a tag"):
+        Filter(tags, None)
+
+
+@pytest.mark.parametrize(
+    "where", ['region = "eu"', "region IN ('us', \"eu\")", 'region LIKE "eu"', 'n > 1 AND (region) <> ("eu")']
+)
+def test_a_text_in_double_quotes_is_told(where: str) -> None:
+    with pytest.raises(ConsumerError, match="since a text stands in single quotes: 'eu'"):
+        Filter(None, where)
+
+
+@pytest.mark.parametrize("word", ["select", "current_date", "from", "desc", "case"])
+def test_a_word_of_sql_as_a_name_is_told(word: str) -> None:
+    with pytest.raises(ConsumerError, match=f'stands in double quotes: "{word}"'):
+        Filter(None, f"{word} = 'x'")
+    Filter(None, f"\"{word}\" = 'x'")
+
+
+@pytest.mark.parametrize("where", ["(" * 5_000 + "a" + ")" * 5_000, "NOT " * 5_000 + "a"])
+def test_a_condition_that_is_too_deep_is_told(where: str) -> None:
+    with pytest.raises(ConsumerError, match="is too deep"):
+        Filter(None, where)
+
+
+def test_names_of_an_enum_are_its_values() -> None:
+    assert topics_of([Plain.PAID, Name.PAID]) == ("paid",)
+    assert f"{topics_of(Plain.PAID)[0]} {checked_group(Plain.PAID)}" == "paid paid"
 
 
 def take_turns(state: assignment.State, *names: str, queues: int = 4, held: tuple[int, ...] = ()) -> assignment.State:
@@ -141,6 +210,15 @@ def test_one_instance_reads_all_queues_and_two_share_them() -> None:
     alone = take_turns(EMPTY, "a")
     assert owners(alone) == ["a", "a", "a", "a"]
     assert owners(take_turns(alone, "b", "a", "b")) == ["a", "b", "a", "b"]
+
+
+def test_instances_beyond_the_queues_stand_by_until_one_is_gone_or_a_queue_is_new() -> None:
+    full = take_turns(EMPTY, "b", "c", "b", "c", queues=2)
+    assert take_turns(full, "a", "d", queues=2) is full
+    assert take_turns(take_turns(EMPTY, "b", queues=0), "a", queues=0)["members"].keys() == {"b"}
+    assert assignment.turn(full, "a", {"c"}, range(2), (), {})["members"].keys() == {"a", "b"}
+    assert take_turns(full, "a", "d", queues=3)["members"].keys() == {"a", "b", "c"}
+    assert take_turns(assignment.leave(full, "b", {}), "a", "d", queues=2)["members"].keys() == {"a", "c"}
 
 
 def test_a_queue_with_open_messages_stays_until_they_are_finished() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.consumers import consumer, rest
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
@@ -22,11 +26,6 @@ from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
 from commitlake.errors import ConsumerError
 from commitlake.spark.process import Stop
-
-
-def consumer(place: Path, **arguments: Any) -> Any:
-    given = {"group": "points", "poll": "50ms", "lease": "3s", **arguments}
-    return commitlake.consume({"warehouse": str(place)}, "orders", **given)
 
 
 def left(place: Path) -> list[tuple[str, str, int, str]]:
@@ -259,3 +258,140 @@ def test_a_line_that_waits_goes_to_an_instance_that_joins(tmp_path: Path) -> Non
     assert found["b"] == [first, first + 2, first + 4]
     table = Receipts(f"{tmp_path}_receipts/receipts", "points", "orders")
     assert table.waiting() == table.dead() == []
+
+
+def numbers(place: Path) -> list[str]:
+    write(place, "orders", [message(n, batch=0, queue=n % 4) for n in range(20)])
+    return sorted(f"m{n}" for n in range(20))
+
+
+class Awaited:
+    """Handlers that are coroutine functions in one way or another."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.at_a_time = self.most = 0
+
+    async def handle(self, each: Any) -> None:
+        self.at_a_time += 1
+        self.most = max(self.most, self.at_a_time)
+        await asyncio.sleep(0.02)
+        self.at_a_time -= 1
+        self.found.append(each.message_id)
+
+    __call__ = handle
+
+    def future(self, each: Any) -> Any:
+        return self.handle(each)
+
+
+@pytest.mark.parametrize("kind", ["method", "object", "partial", "future"])
+def test_a_handler_that_is_a_coroutine_function_is_awaited(tmp_path: Path, kind: str) -> None:
+    sent, own = numbers(tmp_path), Awaited()
+    handler = {"method": own.handle, "object": own, "partial": partial(Awaited.handle, own), "future": own.future}
+    consumer(tmp_path, follow=False).run(handler[kind], threads=4)
+    assert sorted(own.found) == sent
+    assert own.most == 4
+    assert left(tmp_path) == []
+
+
+def test_an_exception_of_a_coroutine_is_a_retry(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(0, batch=0)])
+
+    async def handle(each: Any) -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no such customer")
+
+    consumer(tmp_path, follow=False).run(handle, most=1)
+    assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: no such customer")]
+
+
+def generator(each: Any) -> Any:
+    yield each
+
+
+async def async_generator(each: Any) -> Any:
+    yield each
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [generator, async_generator, partial(generator), lambda each: iter(generator(each)), None, "handle"],
+)
+def test_a_handler_that_would_handle_nothing_is_refused_and_no_message_is_done(tmp_path: Path, handler: Any) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(5)])
+    with pytest.raises(ConsumerError, match="would handle nothing"):
+        consumer(tmp_path, follow=False).run(handler)
+    assert len(rest(tmp_path)) == 5
+
+
+def test_a_loop_of_asyncio_gets_each_message_once_also_when_it_is_cancelled_at_times(tmp_path: Path) -> None:
+    sent = numbers(tmp_path)
+
+    async def read() -> list[str]:
+        found: list[str] = []
+        async with commitlake.AsyncConsumer(consumer(tmp_path)) as messages:
+            while len(found) < 20:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        async for each in messages:
+                            found.append(each.message_id)
+                            each.done()
+                            await asyncio.sleep(0.005)
+        return found
+
+    assert sorted(asyncio.run(read())) == sent
+    assert left(tmp_path) == []
+
+
+def test_tasks_may_share_a_consumer_of_asyncio(tmp_path: Path) -> None:
+    sent = numbers(tmp_path)
+
+    async def read(messages: Any) -> list[str]:
+        return [each.message_id async for each in messages if each.done() is None]
+
+    async def share() -> list[str]:
+        async with commitlake.AsyncConsumer(consumer(tmp_path, follow=False)) as messages:
+            found = await asyncio.gather(*(read(messages) for _ in range(3)))
+        return sorted(each for part in found for each in part)
+
+    assert asyncio.run(share()) == sent
+
+
+def test_a_run_of_asyncio_awaits_its_handler_on_the_same_loop(tmp_path: Path) -> None:
+    sent, own = numbers(tmp_path), Awaited()
+
+    async def run() -> None:
+        here = asyncio.get_running_loop()
+
+        async def handle(each: Any) -> None:
+            assert asyncio.get_running_loop() is here
+            await own.handle(each)
+
+        await commitlake.AsyncConsumer(consumer(tmp_path, follow=False)).run(handle, threads=4)
+
+    asyncio.run(run())
+    assert (sorted(own.found), own.most) == (sent, 4)
+    assert left(tmp_path) == []
+
+
+def test_a_run_of_asyncio_that_is_cancelled_waits_for_the_calls_under_way(tmp_path: Path) -> None:
+    numbers(tmp_path)
+    begun, ended = list[str](), list[str]()
+
+    async def handle(each: Any) -> None:
+        begun.append(each.message_id)
+        await asyncio.sleep(0.5)
+        ended.append(each.message_id)
+
+    async def run() -> None:
+        running = asyncio.create_task(commitlake.AsyncConsumer(consumer(tmp_path)).run(handle, threads=2))
+        while not begun:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(run())
+    assert sorted(begun) == sorted(ended)
+    assert len(left(tmp_path)) == 20 - len(ended)

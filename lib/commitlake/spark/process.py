@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from commitlake.config.terminal import escape_other_letters
 from commitlake.errors import CommitLakeError
@@ -77,10 +77,6 @@ class Stop:
 
     def __init__(self) -> None:
         self._is_set = False
-        self.blocks = 0
-        """Blocks under way in which a signal sets it."""
-        self.give_back: Callable[[], None] = lambda: None
-        """Lets signals do what they did before these."""
 
     def set(self, *_: object) -> None:
         """Set the flag."""
@@ -103,41 +99,59 @@ def stop_on_signals() -> Stop:
 def stopped_by_signals(stop: Stop) -> Iterator[None]:
     """Let the first SIGTERM or SIGINT set `stop`; the second one does what it did before.
 
-    Outside the main thread, where Python lets nobody handle signals, they go on doing that. Where the block ends in
-    another thread than it began in, the next signal finds that it is over. Blocks of one flag may overlap, as that of
-    an iterator and that of who asks it: the last one to end gives the signals back.
+    Outside the main thread, where Python lets nobody handle signals, they go on doing that. Blocks may overlap, of one
+    flag or of several: a signal sets all of them, and the last block to end gives the signals back. Where one ends in
+    another thread than it began in, the next signal finds that it is over.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    if not stop.blocks:
-        _hear(stop)
-    stop.blocks += 1
+    _EARS.open(stop)
     try:
         yield
     finally:
-        stop.blocks -= 1
-        if not stop.blocks and threading.current_thread() is threading.main_thread():
-            stop.give_back()
+        _EARS.close(stop)
 
 
-def _hear(stop: Stop) -> None:
-    """Let the next signal set `stop`, and give the signals back."""
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+class _Ears:
+    """Those whom the next signal stops; one handler for all."""
 
-    def give_back() -> None:
+    def __init__(self) -> None:
+        self._stops: list[Stop] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def open(self, stop: Stop) -> None:
+        self._stops.append(stop)
+        if not self._before and not stop.is_set():
+            self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+
+    def close(self, stop: Stop) -> None:
+        if stop in self._stops:  # not in the child of a fork
+            self._stops.remove(stop)
+        if not self._stops and threading.current_thread() is threading.main_thread():
+            self._give_back()
+
+    def forget(self) -> None:
+        """In the child of a fork nobody listens who would end it."""
+        self._stops.clear()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        before, self._before = self._before, {}
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._hear:  # else somebody has another wish since
+                signal.signal(number, handler)
 
-    def handle(number: int, _: object) -> None:
-        give_back()
-        if not stop.blocks:
+    def _hear(self, number: int, _: object) -> None:
+        self._give_back()
+        if not self._stops:
             signal.raise_signal(number)
-        stop.set()
+        for stop in list(self._stops):
+            stop.set()
 
-    stop.give_back = give_back
-    for number in _SIGNALS:
-        signal.signal(number, handle)
+
+_EARS = _Ears()
+os.register_at_fork(after_in_child=_EARS.forget)
 
 
 def terminal_columns() -> int:

@@ -57,7 +57,7 @@ def checked_group(group: str) -> str:
     if not isinstance(group, str) or not 1 <= len(quote(group, safe="", errors="replace")) <= 240:
         msg = f"group: {group!r:.100} is not allowed; give a name of 1 to 240 characters, of which é counts as 6"
         raise ConsumerError(msg)
-    return group
+    return str.__str__(group)  # without what an Enum makes of it
 
 
 def topics_of(given: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -70,4 +70,4 @@ def topics_of(given: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     if not names or not all(isinstance(name, str) and name for name in names):
         msg = f"topic: {given!r:.100} is not allowed; give the name of a topic, or a list of them"
         raise ConsumerError(msg)
-    return names
+    return tuple(map(str.__str__, names))  # without what an Enum makes of it

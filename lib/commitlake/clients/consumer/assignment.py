@@ -34,6 +34,8 @@ def turn(
 ) -> State:
     """The state after this instance's turn; the same one when there is nothing to change.
 
+    Where each queue has a member, others stand by: they join when one is gone, or a queue is new.
+
     Args:
         state: as it is kept.
         me: this instance.
@@ -44,6 +46,8 @@ def turn(
         lease_s: silence after which others take its queues.
     """
     members = {name: lease for name, lease in state["members"].items() if name not in gone}
+    if me not in members and len(members) >= max(1, len(state["queues"].keys() | set(map(str, queues)))):
+        return state
     members[me] = lease_s
     known = {str(queue): {"owner": None, "cursor": None} for queue in sorted(queues)} | state["queues"]
     dues = due({"members": members, "queues": known})

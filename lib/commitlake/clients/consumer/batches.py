@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pyarrow as pa
 
 from commitlake.clients.consumer.lanes import Handed
-from commitlake.clients.consumer.outcomes import Outcomes
+from commitlake.clients.consumer.outcomes import UNPICKLED, Outcomes
+from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 
 
@@ -43,6 +46,14 @@ class MessageBatch:
             ConsumerError: `after` is no duration.
         """
         self._outcomes.retry(self._handed, after, most, remark)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickle and copies: what finishes it is here.
+
+        Raises:
+            ConsumerError: always.
+        """
+        raise ConsumerError(UNPICKLED)
 
     def __repr__(self) -> str:
         """Show how many they are and no content."""

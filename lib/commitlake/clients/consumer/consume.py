@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -14,9 +17,12 @@ from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import Start, checked_group, seconds, start_ms, topics_of
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.filters import Filter
+from commitlake.clients.consumer.forks import FORKED, refuse_fork
+from commitlake.clients.consumer.handlers import Handler, awaiting
 from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.runner import PAUSES, Handler, Runner
+from commitlake.clients.consumer.runner import PAUSES, Runner
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
+from commitlake.clients.consumer.tags import Tags
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.reading.table import Options, location
@@ -33,7 +39,7 @@ def consume(
     topic: str | list[str],
     *,
     group: str,
-    tags: str | None = None,
+    tags: Tags | None = None,
     where: str | None = None,
     start: Start = "first",
     follow: bool = True,
@@ -51,7 +57,7 @@ def consume(
             `warehouse`, `receipts` and `receipts.retention` count.
         topic: the topic, or a list of topics; `message.topic` tells them apart.
         group: the group; each group gets all messages.
-        tags: tags joined by `||`; None or `*` for all.
+        tags: a tag, tags joined by `||`, or a list of tags; None or `*` for all.
         where: an SQL condition on properties, for example `region = 'eu' AND amount > 10`.
         start: where a group begins that has never read the topic: `first`, `newest`, or a time (ms since epoch, UTC, or
             an aware datetime).
@@ -85,22 +91,27 @@ class Consumer:
     """One instance of a group, and the iterator over its messages: a loop goes on where the one before it was left.
 
     The instance begins with the first message that is asked for. It ends with `close()` or the `with` block; without
-    one, when its messages are at their end, or when nobody holds it or a message of it any more. See `consume`.
+    one, when its messages are at their end, or when nobody holds it or a message of it any more. SIGTERM and SIGINT are
+    heard during a loop, a `run`, and a call of `next`. See `consume`.
+
+    Attributes:
+        told: tells it to stop.
     """
 
     def __init__(self, plans: Mapping[str, ReadOptions], poll_s: float) -> None:
         self.topics = tuple(plans)
         self.group = next(iter(plans.values())).group
         self._plans, self._poll_s = plans, poll_s
-        self._stop = Stop()
+        self.told = Stop()
         self._subscriptions: tuple[Subscription, ...] = ()
         self._lock = threading.RLock()  # for threads that share the iterator
         self._messages: Iterator[ReceivedMessage] | None = None
-        self._is_entered = False
+        self._is_entered = self._is_closed = False
+        self._pid = 0
 
     def stop(self) -> None:
         """End the iteration; may be called in any thread."""
-        self._stop.set()
+        self.told.set()
 
     def close(self) -> None:
         """Write what is finished and leave the group; the end of the iteration does it too.
@@ -108,7 +119,10 @@ class Consumer:
         Raises:
             ConsumerError: what is finished could not be written; it comes again.
         """
-        self._stop.set()
+        self.told.set()
+        self._is_closed = True
+        if self._is_forked():
+            return
         with self._lock:
             try:
                 if self._messages is not None:
@@ -117,6 +131,7 @@ class Consumer:
                 self._leave(at_once=True)
 
     def __enter__(self) -> Self:
+        self._check_open()
         self._is_entered = True
         return self
 
@@ -130,17 +145,35 @@ class Consumer:
                 raise
             log.error("%s", failure)  # the caller has to know the block's own error
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """A loop over what comes next.
+
+        Raises:
+            ConsumerError: the consumer was closed.
+        """
+        self._check_open()
+        return self._loop()
 
     def __next__(self) -> ReceivedMessage:
         """The next message, once there is one.
 
         Raises:
-            ConsumerError: the group's tables can't be written.
+            ConsumerError: the group's tables can't be written, or the consumer was closed or comes from a fork.
             WarehouseError: the topic can't be read.
             StopIteration: told to stop; or without `follow`, there is no message any more.
         """
+        self._check_open()
+        with stopped_by_signals(self.told):
+            return self._take()
+
+    def _loop(self) -> Iterator[ReceivedMessage]:
+        """It holds the signals as long as somebody holds it: a loop that is left gives them back."""
+        with stopped_by_signals(self.told), suppress(StopIteration):
+            while not self._is_closed:
+                yield self._take()
+
+    def _take(self) -> ReceivedMessage:
+        self._check_process()
         with self._lock:
             if self._messages is None:
                 self._messages = _until_nobody_holds_it(self._begin(Subscription.messages), self._subscriptions)
@@ -151,10 +184,23 @@ class Consumer:
                 self._end()
                 raise
             except BaseException:  # what was read may not have been handed over, so nothing more is
-                self._stop.set()
+                self.told.set()
                 self._messages = None
                 self._end_quietly()
                 raise
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            msg = "this consumer was closed and hands over no more messages; make another one with commitlake.consume"
+            raise ConsumerError(msg)
+
+    def _is_forked(self) -> bool:
+        """Whether it has begun in another process: a fork takes along neither its threads nor deltalake's."""
+        return self._pid not in (0, os.getpid())
+
+    def _check_process(self) -> None:
+        if self._is_forked():
+            raise ConsumerError(FORKED)
 
     def batches(self) -> Iterator[MessageBatch]:
         """Hand messages over as Arrow tables, in place of one by one: some three times as many a second.
@@ -165,11 +211,15 @@ class Consumer:
             ConsumerError: the group's tables can't be written, or a loop over single messages was left unfinished.
             WarehouseError: the topic can't be read.
         """
+        self._check_open()
         if self._messages is not None:
             msg = "batches: this consumer hands messages over one by one already; make another one for batches"
             raise ConsumerError(msg)
         try:
-            yield from self._begin(Subscription.batches)
+            with stopped_by_signals(self.told):
+                for batch in self._begin(Subscription.batches):
+                    yield batch
+                    self._check_process()
         finally:
             self._end()
 
@@ -186,9 +236,10 @@ class Consumer:
 
         A handler that returns has done its message, unless it called `done` or `retry` itself. One that raises an
         exception gets the message again after a pause, which grows, and after `most` attempts it is a dead letter.
+        At the end it waits for the calls under way. A second signal ends it without them; their messages come again.
 
         Args:
-            handler: called with a message.
+            handler: called with a message; what a coroutine function does is awaited, on an event loop of the run.
             threads: how many calls there are at a time.
             most: attempts altogether.
             ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their
@@ -200,9 +251,22 @@ class Consumer:
             ConsumerError: an argument can't be used, or the group's tables can't be written.
             WarehouseError: the topic can't be read.
         """
-        runner = Runner(tracing.handling(handler, self.group), threads, most, pauses, ordered, self._stop)
-        with self, stopped_by_signals(self._stop):  # until the last handler has returned
-            runner.run(self)
+        self.run_on(None, handler, threads, most, pauses, ordered)
+
+    def run_on(
+        self,
+        loop: asyncio.AbstractEventLoop | None,
+        handler: Handler,
+        threads: int,
+        most: int,
+        pauses: Sequence[Duration],
+        ordered: bool,
+    ) -> None:
+        """The same; coroutines are awaited on `loop`, None for one of its own."""
+        with awaiting(handler, loop) as call:
+            runner = Runner(tracing.handling(call, self.group), threads, most, pauses, ordered, self.told)
+            with self, stopped_by_signals(self.told):  # until the last handler has returned
+                runner.run(self)
 
     def raise_if_failed(self) -> None:
         """For whoever waits between two messages.
@@ -214,10 +278,13 @@ class Consumer:
             subscription.raise_if_failed()
 
     def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+        self._check_process()
         if not self._subscriptions:
-            self._subscriptions = tuple(Subscription(topic, plan, self._stop) for topic, plan in self._plans.items())
+            refuse_fork()
+            self._pid = os.getpid()
+            self._subscriptions = tuple(Subscription(topic, plan, self.told) for topic, plan in self._plans.items())
         follow = next(iter(self._plans.values())).follow
-        return _handed_over(self._subscriptions, kind, self._stop, self._poll_s, follow=follow)
+        return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=follow)
 
     def _end(self) -> None:
         """The iteration is over. Inside a `with` block messages may be finished until the end of the block."""
@@ -251,16 +318,15 @@ def _handed_over(
     follow: bool,
 ) -> Iterator[T]:
     """What the topics have, in turn, until told to stop or, without `follow`, until none has anything."""
-    with stopped_by_signals(stop):
-        while not stop.is_set():
-            is_idle = True
-            for found in _rounds(subscriptions, kind):
-                is_idle = False
-                yield found
-            if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
-                return
-            if is_idle and not any(each.has_read for each in subscriptions):
-                _wait(subscriptions, stop, poll_s)
+    while not stop.is_set():
+        is_idle = True
+        for found in _rounds(subscriptions, kind):
+            is_idle = False
+            yield found
+        if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
+            return
+        if is_idle and not any(each.has_read for each in subscriptions):
+            _wait(subscriptions, stop, poll_s)
 
 
 def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscription, ...]) -> Iterator[T]:

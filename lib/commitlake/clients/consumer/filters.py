@@ -1,10 +1,13 @@
 """Which messages a group wants, as RocketMQ has it: a tag expression, and an SQL condition on properties.
 
-Names in a condition are those of properties; `TAGS` and `KEYS` are columns. All of them are texts: beside a number one
-counts as that, beside TRUE or FALSE or alone likewise, and where it is none, or not there, the message is not wanted.
+Names in a condition are those of properties; `TAGS` and `KEYS` are columns, `"tags"` in double quotes is none. All of
+them are texts: beside a number one counts as that, beside TRUE or FALSE or alone likewise, and where it is none, or not
+there, the message is not wanted.
 """
 
 from __future__ import annotations
+
+from decimal import Decimal
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +16,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from commitlake.clients.consumer.tags import tags_of
+from commitlake.clients.consumer.tags import Tags, tags_of
 from commitlake.errors import ConsumerError
 
 _COLUMNS = ("tags", "keys")
@@ -26,20 +29,23 @@ _TEXTS = pa.map_(pa.string(), pa.string())
 _TRIED = (None, "x", "1", "true")
 """Values with which a condition is tried first: what can't be used ends a consumer before it has a message."""
 _ALLOWED = "comparisons, BETWEEN, IN, LIKE and IS NULL of properties, joined by AND, OR and NOT"
+_WORDS = {"AND", "OR", "NOT", "IN", "LIKE", "IS", "NULL", "BETWEEN", "TRUE", "FALSE", "ESCAPE"}
+_EXACT, _EXACT_TO = 1 << 53, 10**29
+"""Whole numbers from here on are not all doubles; up to there they are decimals of 38 digits."""
 
 
 class Filter:
     """Keeps the rows that a group wants.
 
     Args:
-        tags: Tags joined by `||`; None or `*` for all.
+        tags: Tags joined by `||`, or a list of them; None or `*` for all.
         where: An SQL condition; None for all.
 
     Raises:
-        ConsumerError: The condition can't be read.
+        ConsumerError: The tags are none, or the condition can't be read.
     """
 
-    def __init__(self, tags: str | None, where: str | None) -> None:
+    def __init__(self, tags: Tags | None, where: str | None) -> None:
         self._tags = tags_of(tags)
         self._given, self._where = where, None if where is None else condition_sql(where)
         if where is not None:
@@ -82,24 +88,64 @@ def condition_sql(where: str) -> str:
     Raises:
         ConsumerError: It is no condition.
     """
+    try:
+        return _condition_sql(where)
+    except RecursionError as error:
+        msg = f"where: {where!r:.100}, of {len(where)} characters, is too deep; use fewer parentheses, NOT and AND"
+        raise ConsumerError(msg) from error
+
+
+def _condition_sql(where: str) -> str:
     tree = _parsed(where)
     if not all(isinstance(node, _NODES) for node in tree.walk()):
-        msg = f"where: {where!r} is not a condition; allowed are {_ALLOWED}"
+        msg = f"where: {where!r} is not a condition{_reserved(where)}; allowed are {_ALLOWED}"
         raise ConsumerError(msg)
-    dotted = next((node for node in tree.find_all(exp.Column) if len(node.parts) > 1), None)
-    if dotted is not None:
-        name = ".".join(part.name for part in dotted.parts)
+    for column in tree.find_all(exp.Column):
+        _check_name(where, column)
+    return tree.transform(_look_up).sql(dialect="duckdb")
+
+
+def _check_name(where: str, column: exp.Column) -> None:
+    if len(column.parts) > 1:
+        name = ".".join(part.name for part in column.parts)
         msg = f'where: {where!r} has a name with a dot; write it as "{name}", in double quotes'
         raise ConsumerError(msg)
-    return tree.transform(_look_up).sql(dialect="duckdb")
+    compared = _unwrapped(column)
+    first = compared.this.unnest() if isinstance(compared, (*_COMPARED, exp.Like)) else column
+    if column.this.quoted and first is not column and isinstance(first, exp.Column):
+        text = exp.Literal.string(column.name).sql()
+        msg = (
+            f"where: {where!r} compares with the property {column.sql()}, since a text stands in single quotes: {text}"
+        )
+        raise ConsumerError(msg)
+
+
+def _unwrapped(node: exp.Expr) -> exp.Expr | None:
+    """What a name is a part of, without parentheses."""
+    parent = node.parent
+    while isinstance(parent, exp.Paren):
+        parent = parent.parent
+    return parent
 
 
 def _parsed(where: str) -> exp.Expr:
     try:
         return sqlglot.parse_one(where, dialect="duckdb")
-    except SqlglotError as error:
-        msg = f"where: {where!r} can't be read: {str(error).splitlines()[0]}; allowed are {_ALLOWED}"
+    except (SqlglotError, TypeError, AttributeError) as error:  # the last two where it is no text
+        told = str(error).splitlines()[0]
+        msg = f"where: {where!r} can't be read: {told}{_reserved(where)}; allowed are {_ALLOWED}"
         raise ConsumerError(msg) from error
+
+
+def _reserved(where: str) -> str:
+    """A hint at the words of SQL among what may be names of properties."""
+    try:
+        tokens = sqlglot.tokenize(where, dialect="duckdb")
+    except (SqlglotError, TypeError, AttributeError):
+        return ""
+    words = [each.text for each in tokens if each.token_type.name not in ("VAR", "STRING", "NUMBER", "IDENTIFIER")]
+    names = [f'"{word}"' for word in words if word.isidentifier() and word.upper() not in _WORDS]
+    return f"; a property whose name is a word of SQL stands in double quotes: {', '.join(names)}" if names else ""
 
 
 def _tried(where: str) -> pa.Table:
@@ -113,8 +159,9 @@ def _tried(where: str) -> pa.Table:
 def _look_up(node: exp.Expression) -> exp.Expression:
     if not isinstance(node, exp.Column):
         return node
+    is_column = node.name.lower() in _COLUMNS and (not node.this.quoted or node.name.isupper())
     value: exp.Expression = exp.column(node.name.lower())
-    if node.name.lower() not in _COLUMNS:
+    if not is_column:
         arguments = [exp.column("properties"), exp.Literal.string(node.name)]
         value = exp.Anonymous(this="map_extract_value", expressions=arguments)
     kind = _kind_beside(node)
@@ -123,16 +170,14 @@ def _look_up(node: exp.Expression) -> exp.Expression:
 
 def _kind_beside(column: exp.Expression) -> str | None:
     """The type that stands for a property here: of the constants beside it, None for texts; alone it is a condition."""
-    compared = column.parent
-    while isinstance(compared, exp.Paren):
-        compared = compared.parent
+    compared = _unwrapped(column)
     if compared is None or isinstance(compared, (exp.And, exp.Or, exp.Not)):
         return "BOOLEAN"
     if not isinstance(compared, (*_COMPARED, exp.Is)):
         return None
-    for other in compared.find_all(exp.Literal, exp.Boolean):
-        if isinstance(other, exp.Boolean):
-            return "BOOLEAN"
-        if not other.is_string:
-            return "DOUBLE"
-    return None
+    if compared.find(exp.Boolean):
+        return "BOOLEAN"
+    numbers = [Decimal(other.name) for other in compared.find_all(exp.Literal) if not other.is_string]
+    if any(_EXACT <= abs(number) < _EXACT_TO for number in numbers):
+        return "DECIMAL(38, 9)"
+    return "DOUBLE" if numbers else None

@@ -25,6 +25,10 @@ _WRITE_S, _EACH_S = 1.0, 0.05
 """The time between two turns, and how much of it each instance of the group needs: a commit takes 10 to 30 ms."""
 _LOOK_S = 10.0
 """How often to look for messages that an administrator sends again."""
+_WRITE_SHARE, _TURN_SHARE, _LOOK_SHARE = 0.2, 0.1, 0.02
+"""Of the time, at most, that goes into receipts, into changes of the group's state, and into these looks: hundreds of
+groups share a machine, and a store may be slow. Receipts come first, each 3 s at least."""
+_LONGEST_S = 3.0
 _EXPIRE_S = 3_600.0
 """How often to delete old receipts."""
 _PATIENCE_S = 10.0
@@ -66,6 +70,8 @@ class Keeper:
         self._is_settled, self._known = False, set[int]()
         self._gone: set[str] = set()
         self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
+        self._write_s = self._change_s = self._look_s = 0.0  # how long the last one took
+        self._owes_turn = False
         self._members = 1
         self._trouble = Complaint(log)
         self._failure: Exception | None = None
@@ -120,6 +126,8 @@ class Keeper:
                     break
                 if self._has_turn():
                     self._try(self._turn, is_patient=self._is_patient)
+                elif self.lanes.has_news():
+                    self._try(self._write_only, is_patient=self._is_patient)
                 if self._retention_ms and time.monotonic() > self._expire_at:
                     self._expire()
             self._trouble = Complaint(log)  # patience begins now, not with an outage of before
@@ -131,11 +139,13 @@ class Keeper:
         atexit.unregister(self._close_quietly)
 
     def _pause_s(self) -> float:
-        return max(_WRITE_S, self._members * _EACH_S) * random.uniform(0.9, 1)
+        busy_s = min(_LONGEST_S, self._write_s / _WRITE_SHARE)
+        return max(_WRITE_S, self._members * _EACH_S, busy_s) * random.uniform(0.9, 1)
 
     def _has_turn(self) -> bool:
-        is_quiet = not self.lanes.has_news() and not set(self.queues) - self._known
-        return not is_quiet or time.monotonic() - self._last_turn > self._lease_s / 5
+        is_quiet = not (self._owes_turn or self.lanes.has_news() or set(self.queues) - self._known)
+        pause_s = self._lease_s / 5 if is_quiet else min(self._change_s / _TURN_SHARE, self._lease_s / 3)
+        return time.monotonic() - self._last_turn > pause_s
 
     def _try(self, step: Any, *, is_patient: bool) -> bool:
         """Do it; whether the store let it. One that is away is tried again."""
@@ -153,7 +163,7 @@ class Keeper:
         """Write receipts, then the cursors behind them; see who lives; read what is due to this instance."""
         cursors, held = self._write()
         alive_at, queues = self._show_life(), set(self.queues)
-        self._last_turn = time.monotonic()
+        self._last_turn, self._owes_turn = time.monotonic(), False
         kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
@@ -166,14 +176,17 @@ class Keeper:
             return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)
+        self._change_s = time.monotonic() - self._last_turn
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
         has_new = self.lanes.follow(state, self._me, kept)
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, len(state["members"])
-        if has_new or time.monotonic() - self._last_look > _LOOK_S:
+        if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
+            begun = time.monotonic()
             self.lanes.set_waiting(self._receipts.waiting())
             self._last_look = time.monotonic()
+            self._look_s = self._last_look - begun
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
         self._is_settled = all(map(self._reads, map(owners.get, queues)))
 
@@ -190,13 +203,21 @@ class Keeper:
     def _write(self) -> tuple[dict[int, Any], set[int]]:
         """Write receipts; the cursors that hold now, and the queues that must be kept."""
         receipts, cursors, held = self.lanes.take()
+        begun = time.monotonic()
         try:
             self.lanes.note(self._receipts.write(self._still_mine(receipts)))
         except BaseException:
             self.lanes.put_back(receipts)
             raise
         self.lanes.written(receipts)
+        self._write_s = time.monotonic() - begun
         return cursors, held
+
+    def _write_only(self) -> None:
+        """Write receipts; the cursors behind them wait for the next turn."""
+        self._owes_turn = True
+        self._write()
+        self._show_life()
 
     def _still_mine(self, receipts: list[Receipt]) -> list[Receipt]:
         """Without what puts messages off whose queues others took while this process stood still: they have them now.

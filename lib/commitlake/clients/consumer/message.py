@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from commitlake.clients.consumer.lanes import Handed
-from commitlake.clients.consumer.outcomes import Outcomes
+from commitlake.clients.consumer.outcomes import UNPICKLED, Outcomes
+from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 
 T = TypeVar("T")
@@ -108,6 +109,14 @@ class ReceivedMessage:
     def is_late(self) -> bool:
         """Whether another instance may have it meanwhile: this one has shown no sign of life for a lease."""
         return self._outcomes.is_late()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickle and copies: what finishes it is here.
+
+        Raises:
+            ConsumerError: always.
+        """
+        raise ConsumerError(UNPICKLED)
 
     def __repr__(self) -> str:
         """Show where it is from and no content."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 
 from commitlake.clients.consumer.arguments import seconds
+from commitlake.clients.consumer.forks import FORKED
 from commitlake.clients.consumer.keeper import Keeper
 from commitlake.clients.consumer.lanes import Handed
 from commitlake.clients.consumer.receipts import Attempt
+from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import Duration
 
 log = logging.getLogger(__name__)
+
+UNPICKLED = (
+    "a received message is not pickled or copied, since it is finished in the process that got it; send what the work "
+    "needs, such as message.body and message.position, and call done() or retry() here"
+)
 
 
 class Outcomes:
@@ -24,11 +32,17 @@ class Outcomes:
     """
 
     def __init__(self, topic: str, member: Keeper) -> None:
-        self.topic, self._member = topic, member
+        self.topic, self._member, self._pid = topic, member, os.getpid()
         weakref.finalize(self, member.abandon).atexit = False
 
     def finish(self, handed: list[Handed], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
-        """Note what became of messages."""
+        """Note what became of messages.
+
+        Raises:
+            ConsumerError: this process was forked, and they are in the hands of the one before.
+        """
+        if self._pid != os.getpid():
+            raise ConsumerError(FORKED)
         if remark is not None:
             remark = remark.encode(errors="replace").decode()  # an Arrow table takes no lone surrogate
         if self._member.is_closed:

@@ -51,7 +51,7 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
         options: deltalake's `storage_options`.
 
     Returns:
-        Columns consumer_group, topic, members (that are there, or were killed and not missed yet), queues,
+        Columns consumer_group, topic, members (that read, or were killed and not missed yet), queues,
         behind (messages that the group has not passed, wanted or not; null where the topic can't be read now),
         oldest_visible_at (of these), waiting (for their next attempt), dead (letters).
     """

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from commitlake.clients.consumer import tables
 from commitlake.clients.consumer.rows import Place, place_of
@@ -110,8 +110,8 @@ class Receipts:
     ) -> None:
         self.first_rounds = first_rounds
         self._place, self._group, self._topic, self._options = place, group, topic, options
-        self._written = 0
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
+        self._appender = tables.appender(place, options)
         self._table = Snapshot(place, options)
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
@@ -128,12 +128,8 @@ class Receipts:
         return list(rows.filter(self._is_not_simple()).to_pylist())
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows of the table's schema, and now and then make few files of many."""
-        tables.check_there(self._place)
-        write_deltalake(self._place, rows, mode="append", storage_options=storage_options(self._options))
-        self._written += 1
-        if self._written % 200 == 0:
-            tables.compact(self._delta())
+        """Append rows of the table's schema."""
+        self._appender.append(rows)
 
     def waiting(self) -> list[dict[str, Any]]:
         """Receipts of the messages that wait for their next attempt, in the order in which they are due."""

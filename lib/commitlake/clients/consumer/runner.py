@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 
 from commitlake.clients.consumer.arguments import seconds
 from commitlake.clients.consumer.complaint import Complaint
+from commitlake.clients.consumer.handlers import Handler, not_called
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
-from commitlake.spark.process import Stop
+from commitlake.spark.process import STOPPED, Stop
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +26,10 @@ PAUSES = ("10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "1
 """Before the second attempt, the third, and so on: RocketMQ's."""
 _LONGEST_REMARK = 500
 _LOOK_S = 0.05
+_SAY_S = 0.5
+"""After this it is told what is waited for."""
 _LONG_LINE = 1_000
 """Messages of one key; when 10 000 are open (`subscription.MOST_OPEN`) no more are handed over."""
-Handler = Callable[[ReceivedMessage], object]
 
 
 @dataclass(eq=False)
@@ -78,6 +82,8 @@ class Runner:
         self._lock = threading.Lock()
         self._room = threading.Semaphore(2 * threads)
         self._failure: BaseException | None = None
+        self._at_work: set[ReceivedMessage] = set()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_over = threading.Event()
         self._crowd = Complaint(log)
 
@@ -86,42 +92,82 @@ class Runner:
 
         What was handed over and not begun when told to stop comes again.
         """
-        with ThreadPoolExecutor(self._threads, "commitlake-handler") as pool:
-            clock = threading.Thread(target=self._look_again, args=[pool], name="commitlake-runner", daemon=True)
-            clock.start()
-            try:
-                for message in messages:
-                    self._accept(pool, message)
-                self._wait_for_lines()
-                self._is_over.set()
-                clock.join()
-                pool.shutdown()  # works off what was handed over last; told to stop, it begins no more
-            finally:
-                self._stop.set()
-                self._is_over.set()
-                clock.join()
+        clock = threading.Thread(target=self._look_again, name="commitlake-runner", daemon=True)
+        clock.start()
+        for number in range(self._threads):  # Python waits at its end for those of a ThreadPoolExecutor, however long
+            threading.Thread(target=self._serve, name=f"commitlake-handler-{number}", daemon=True).start()
+        try:
+            self._hand_over(messages)
+            self._is_over.set()
+            clock.join()
+            self._wait_for_calls()
+        except KeyboardInterrupt:
+            if self._stop.is_set():  # so it is the second one, and needs no trace
+                log.warning("told to stop once more, so nobody waits for %s; it comes again", self._at_work_told())
+                raise SystemExit(STOPPED) from None
+            raise
+        finally:
+            self._stop.set()
+            self._is_over.set()
+            for _ in range(self._threads):
+                self._work.put(None)
         if self._failure is not None:
             raise self._failure
 
-    def _accept(self, pool: ThreadPoolExecutor, message: ReceivedMessage) -> None:
+    def _serve(self) -> None:
+        while (call := self._work.get()) is not None:
+            call()
+
+    def _hand_over(self, messages: Iterable[ReceivedMessage]) -> None:
+        try:
+            for message in messages:
+                self._accept(message)
+            self._wait_for_lines()
+        except Exception as error:  # told when the calls under way have returned
+            self._fail(error)
+
+    def _accept(self, message: ReceivedMessage) -> None:
         key = _key(message) if self._ordered else None
         if key is None:
-            self._room.acquire()
-            pool.submit(self._work_alone, message)
+            if self._has_room():
+                self._work.put(partial(self._work_alone, message))
             return
         with self._lock:
             line = self._lines.setdefault(key, Line())
             line.messages.append(message)
-        self._begin(pool, key, line)
+        self._begin(key, line)
 
-    def _begin(self, pool: ThreadPoolExecutor, key: Hashable, line: Line) -> None:
+    def _has_room(self) -> bool:
+        """Wait for room, and take it; False where told to stop."""
+        while not self._room.acquire(timeout=_LOOK_S):
+            if self._stop.is_set():
+                return False
+        return True
+
+    def _wait_for_calls(self) -> None:
+        """Until all the room is free again; told to stop, say what for."""
+        left, told_at = 2 * self._threads, None
+        while left:
+            left -= self._room.acquire(timeout=_LOOK_S)
+            if self._stop.is_set() and self._at_work and told_at is None:
+                told_at = time.monotonic() + _SAY_S
+            if told_at and time.monotonic() > told_at:
+                text = "waits for the handlers of %s; a second signal ends without them, and their messages come again"
+                log.warning(text, self._at_work_told())
+                told_at = float("inf")
+
+    def _at_work_told(self) -> str:
+        first, *others = [*map(repr, list(self._at_work))] or ["no message"]
+        return f"{first} and {len(others)} more" if others else first
+
+    def _begin(self, key: Hashable, line: Line) -> None:
         """Begin with the first message of a line, if nobody is at it and it is due."""
         with self._lock:
             if line.due_s is None or line.due_s > time.monotonic() or not line.messages:
                 return
             line.due_s = None
-        self._room.acquire()
-        pool.submit(self._work_in_line, key, line)
+        if self._has_room():
+            self._work.put(partial(self._work_in_line, key, line))
 
     def _work_alone(self, message: ReceivedMessage) -> None:
         try:
@@ -164,12 +210,17 @@ class Runner:
 
     def _call(self, message: ReceivedMessage) -> str | None:
         """Call the handler; None when the message is done, else why not."""
+        self._at_work.add(message)
         try:
-            self._handler(message)
+            found = self._handler(message)
         except Exception as error:  # a handler may raise anything: the message comes again
             told = _told(error)
             log.warning("the handler failed at %r: %s", message, told)
             return None if message.finished else told[:_LONGEST_REMARK]
+        finally:
+            self._at_work.discard(message)
+        if inspect.isgenerator(found) or inspect.isasyncgen(found):
+            raise not_called(found)
         if not message.finished:
             message.done()
         return None
@@ -179,7 +230,7 @@ class Runner:
         self._failure = self._failure or error
         self._stop.set()
 
-    def _look_again(self, pool: ThreadPoolExecutor) -> None:
+    def _look_again(self) -> None:
         """Begin with what is due again, and let queues go that another instance is to read."""
         try:
             while not self._is_over.wait(_LOOK_S):
@@ -188,7 +239,7 @@ class Runner:
                 for key, line in lines:
                     self._warn_of(line)
                     if line.due_s is None or not self._is_given_back(key, line):
-                        self._begin(pool, key, line)
+                        self._begin(key, line)
         except BaseException as error:
             self._fail(error)
 

@@ -11,7 +11,7 @@ from commitlake import config as configuration
 from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.rows import RECEIPT_COLUMNS
-from commitlake.clients.consumer.tags import tags_of
+from commitlake.clients.consumer.tags import Tags, tags_of
 from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
@@ -27,7 +27,7 @@ def read_topic(
     topic: str,
     *,
     up_to: int | str | None = None,
-    tags: str | None = None,
+    tags: Tags | None = None,
     from_time: datetime | None = None,
     stream: bool = False,
 ) -> DataFrame:
@@ -39,7 +39,7 @@ def read_topic(
         topic: the topic.
         up_to: a batch_id, or `last complete batch`, at which several topics are at one point; normal messages,
             which belong to no batch, come all.
-        tags: tags joined by `||`; None or `*` for all.
+        tags: a tag, tags joined by `||`, or a list of tags; None or `*` for all.
         from_time: rows that became visible then or later.
         stream: as a stream, in which each row comes once.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
+from functools import cache
+
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from commitlake.config.locations import is_local, local_path
@@ -13,6 +17,9 @@ from commitlake.reading.table import Options
 
 TRANSIENT = (DeltaError, OSError, pa.ArrowException, ConsumerError)
 """What a store raises that is away for a while; also what it raises for ever when it is broken."""
+_COMPACT_EVERY = 200
+_COMMIT_TRIES = 100
+"""Of an append, which only the commits of other processes come before."""
 
 
 def create(place: str, schema: pa.Schema, partition_by: list[str], options: Options, more: dict[str, str]) -> None:
@@ -48,3 +55,55 @@ def compact(table: DeltaTable) -> None:
         table.cleanup_metadata()
     except DeltaError:
         return
+
+
+class Appender:
+    """Appends rows to a table for all of this process: what comes while a commit is under way goes into the next one.
+
+    With a commit for each group of consumers, a hundred of them race for the next version of one log, and lose.
+    """
+
+    def __init__(self, place: str, options: dict[str, str] | None) -> None:
+        self._place, self._options = place, options
+        self._waiting: list[tuple[pa.Table, Future[None]]] = []
+        self._lock, self._turn, self._count = threading.Lock(), threading.Lock(), 0
+
+    def append(self, rows: pa.Table) -> None:
+        """Append rows, and now and then make few files of many."""
+        written: Future[None] = Future()
+        with self._lock:
+            self._waiting.append((rows, written))
+        with self._turn:
+            is_first = not written.done()
+            if is_first:
+                self._write()
+        written.result()
+        if is_first and self._count % _COMPACT_EVERY == 0:
+            compact(DeltaTable(self._place, storage_options=self._options))
+
+    def _write(self) -> None:
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        try:
+            check_there(self._place)
+            rows = pa.concat_tables(rows for rows, _ in taken)
+            again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
+            write_deltalake(self._place, rows, mode="append", storage_options=self._options, commit_properties=again)
+            self._count += 1
+        except BaseException as error:
+            for _, written in taken:
+                written.set_exception(error)
+            return
+        for _, written in taken:
+            written.set_result(None)
+
+
+@cache
+def _appender(place: str, options: tuple[tuple[str, str], ...] | None) -> Appender:
+    return Appender(place, None if options is None else dict(options))
+
+
+def appender(place: str, options: Options) -> Appender:
+    """What appends to a table in this process."""
+    kept = storage_options(options)
+    return _appender(place, None if kept is None else tuple(sorted(kept.items())))

@@ -11,6 +11,7 @@ from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import kept_receipts, kept_state, refuse_other_table
 from commitlake.clients.consumer.receipts import SCHEMA, STATES
 from commitlake.clients.consumer.rows import PLACE_COLUMNS
+from commitlake.clients.consumer.tags import Tags
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
@@ -42,7 +43,7 @@ def unfinished(
     topic: str,
     group: str,
     *,
-    tags: str | None = None,
+    tags: Tags | None = None,
     where: str | None = None,
     limit: int | None = None,
     options: Options = None,

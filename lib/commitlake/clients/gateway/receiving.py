@@ -137,7 +137,7 @@ def _problem(tags: str | None, where: str | None) -> str | None:
     """Why a filter can't be used; None where it can. Clients tell theirs again and again."""
     try:
         Filter(tags, where)
-    except (ConsumerError, RecursionError) as error:
+    except ConsumerError as error:
         return str(error).removeprefix("where: ")
     return None
 

@@ -1,0 +1,120 @@
+"""The consumer for asyncio: its messages are awaited, and a handler is a coroutine function."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from commitlake.clients.consumer.consume import Consumer
+from commitlake.clients.consumer.handlers import Handler
+from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.consumer.runner import PAUSES
+from commitlake.protocol.durations import Duration
+from commitlake.spark.process import stopped_by_signals
+
+T = TypeVar("T")
+
+
+class AsyncConsumer:
+    """A `Consumer` that never blocks the event loop: `async with AsyncConsumer(commitlake.consume(...)) as messages`.
+
+    `done` and `retry` of its messages are called without `await`; they wait for nothing. Whoever cancels an `async for`
+    loses no message: the next one has it.
+
+    Args:
+        consumer: what it reads with, and nobody else.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer, self._turn = consumer, asyncio.Lock()  # of tasks that share it
+        self._asked: asyncio.Future[ReceivedMessage | None] | None = None
+
+    def stop(self) -> None:
+        """End the iteration; may be called in any thread."""
+        self._consumer.stop()
+
+    async def close(self) -> None:
+        """Write what is finished and leave the group.
+
+        Raises:
+            ConsumerError: what is finished could not be written; it comes again.
+        """
+        self.stop()
+        await _in_thread(self._consumer.close)
+
+    async def __aenter__(self) -> Self:
+        self._consumer.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        await _in_thread(self._consumer.__exit__, kind, error, trace)
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """A loop over what comes next, as `Consumer.__iter__`."""
+        with stopped_by_signals(self._consumer.told):
+            while (message := await self._next()) is not None:
+                yield message
+
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        threads: int = 1,
+        most: int = 16,
+        ordered: bool = False,
+        pauses: Sequence[Duration] = PAUSES,
+    ) -> None:
+        """Call a handler for each message, on this event loop where it is a coroutine function, else in threads.
+
+        Whoever cancels it waits for the calls under way.
+
+        Args:
+            handler: called with a message.
+            threads: how many calls there are at a time.
+            most: attempts altogether.
+            ordered: as `Consumer.run` has it.
+            pauses: before the second attempt, the third and so on; the last one holds for all further ones.
+
+        Raises:
+            ConsumerError: an argument can't be used, or the group's tables can't be written.
+            WarehouseError: the topic can't be read.
+        """
+        loop, options = asyncio.get_running_loop(), (threads, most, pauses, ordered)
+        with stopped_by_signals(self._consumer.told):
+            running = _in_thread(self._consumer.run_on, loop, handler, *options)
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError:
+                self.stop()
+                await running
+                raise
+
+    async def _next(self) -> ReceivedMessage | None:
+        """The next message, None at the end; one that a cancelled call has asked for is still there."""
+        async with self._turn:
+            if self._asked is None:
+                self._asked = _in_thread(next, self._consumer, None)
+            await asyncio.wait([self._asked])
+            asked, self._asked = self._asked, None
+            return asked.result()
+
+
+def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    """What a call returns; its thread keeps no process alive, as one of `asyncio.to_thread` does."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:  # whatever it is, who awaits it gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="commitlake-async-consumer", daemon=True).start()
+    return asyncio.wrap_future(future)
