@@ -83,6 +83,24 @@ def test_a_backup_of_a_running_warehouse_goes_on_with_each_message_once(
             assert audit(spark, str(copy.warehouse)).findings == ()
 
 
+def test_a_backup_has_all_of_a_table_that_its_owner_changed(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    for number in range(8):
+        lake.message(f"m{number}", topic="news")
+    lake.run(spark)
+    place, copied, owner = lake.warehouse / "topics/news", tmp_path / "copy", spark.newSession()
+    owner.conf.set("spark.databricks.delta.commitInfo.userMetadata", "by hand")
+    properties = "'delta.appendOnly' = 'false', 'delta.enableDeletionVectors' = 'true', 'delta.checkpointPolicy' = 'v2'"
+    owner.sql(f"ALTER TABLE delta.`{place}` SET TBLPROPERTIES ({properties}, 'delta.checkpointInterval' = '1')")
+    owner.sql(f"DELETE FROM delta.`{place}` WHERE message_id < 'm4'")
+    backup(str(lake.warehouse), copied)
+    shutil.rmtree(lake.warehouse)
+    log = copied / "topics/news/_delta_log"
+    for commit in sorted(log.glob(f"{'[0-9]' * 20}.json"))[:-1]:
+        commit.unlink()  # as cleaned up in time: a checkpoint stands for them
+    left = spark.read.format("delta").load(str(copied / "topics/news")).select("message_id").collect()
+    assert sorted(row[0] for row in left) == ["m4", "m5", "m6", "m7"]
+
+
 @pytest.mark.parametrize(
     ("older", "told"),
     [

@@ -46,10 +46,11 @@ class Written:
 
 def markers(log: FileSystem) -> Iterator[tuple[int, Marker]]:
     """Version and marker of a table's commits, the newest first; without those that have none."""
-    for name in sorted((name for name in log.names("") if name.endswith(".json")), reverse=True):
-        marker = marker_of(log.read(name) or "")
+    commits = {name.removesuffix(".json") for name in log.names("")}  # an owner's checkpoint may end like one
+    for version in sorted(filter(str.isdigit, commits), reverse=True):
+        marker = marker_of(log.read(f"{version}.json") or "")
         if marker:
-            yield int(name.removesuffix(".json")), marker
+            yield int(version), marker
 
 
 def marker_of(commit: str) -> Marker:

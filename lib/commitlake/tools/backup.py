@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,9 @@ _OTHERS = (
 """Maintenance deletes from `op` first, and says before that what may be gone."""
 _OF_LANDINGS_ONLY = ("half", "op", "delayed")
 _BATCH, _LANDING = "batch_id", "landing_id"
+_COMMIT = f"_delta_log/{'[0-9]' * 20}.json"
+_OWNERS = ("_delta_log/_sidecars/*", "**/deletion_vector_*.bin")
+"""What a table has beside its log and its rows where an owner has let it have v2 checkpoints or deletion vectors."""
 
 
 class Backup(NamedTuple):
@@ -53,7 +57,7 @@ class _Log:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self._versions = sorted((int(file.stem) for file in (place / "_delta_log").glob("*.json")), reverse=True)
+        self._versions = sorted((int(file.stem) for file in place.glob(_COMMIT)), reverse=True)
         if not self._versions:
             msg = f"backup: there is no table at {place}; start the coordinator of this version there once"
             raise WarehouseError(msg)
@@ -88,8 +92,9 @@ class _Log:
 def _marker(commit: str) -> Mapping[str, Any]:
     for line in commit.splitlines():
         if line.startswith('{"commitInfo"'):
-            found = json.loads(json.loads(line)["commitInfo"].get("userMetadata") or "null")
-            return found if isinstance(found, dict) else {}
+            with suppress(ValueError):  # other tools may have put anything there
+                found = json.loads(json.loads(line)["commitInfo"].get("userMetadata") or "null")
+                return found if isinstance(found, dict) else {}
     return {}
 
 
@@ -138,10 +143,10 @@ def _copy(log: _Log, to: Path) -> int:
     try:
         found = DeltaTable(log.place, version=log.version).get_add_actions()
         files = [unquote(name) for name in pa.table(found)["path"].to_pylist()]
-        here = log.place / "_delta_log"
-        files += [f"_delta_log/{file.name}" for file in here.glob("*.json") if int(file.stem) <= log.version]
-        before = (file for file in here.glob("*.checkpoint*.parquet") if int(file.name[:20]) <= log.version)
-        files += [f"_delta_log/{file.name}" for file in before]
+        known = [*log.place.glob(_COMMIT), *log.place.glob("_delta_log/[0-9]*.checkpoint*")]
+        known = [file for file in known if int(file.name[:20]) <= log.version]
+        known += [file for kind in _OWNERS for file in log.place.glob(kind)]
+        files += [str(file.relative_to(log.place)) for file in known]
         for file in files:
             (to / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(log.place / file, to / file)
