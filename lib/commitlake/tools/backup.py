@@ -11,9 +11,10 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -53,13 +54,13 @@ class _Log:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self._versions = sorted((int(file.stem) for file in (place / "_delta_log").glob("*.json")), reverse=True)
+        self._versions = sorted((int(file.stem) for file in _commits(place)), reverse=True)
         if not self._versions:
             msg = f"backup: there is no table at {place}; start the coordinator of this version there once"
             raise WarehouseError(msg)
         self.version = self._versions[0]
 
-    def commits(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def commits(self) -> Iterator[tuple[int, Mapping[str, int]]]:
         """Version and marker of each commit, the newest first."""
         for version in self._versions:
             yield version, _marker((self.place / "_delta_log" / f"{version:020}.json").read_text())
@@ -85,11 +86,19 @@ class _Log:
         return min(landings, default=math.inf)
 
 
-def _marker(commit: str) -> Mapping[str, Any]:
+def _commits(place: Path) -> Iterator[Path]:
+    """Not the checkpoints that a topic's owner may have as JSON."""
+    return (file for file in (place / "_delta_log").glob("*.json") if file.stem.isdigit())
+
+
+def _marker(commit: str) -> Mapping[str, int]:
+    """The numbers of a commit's batch and landing; a topic's owner may put anything into its own commits."""
     for line in commit.splitlines():
         if line.startswith('{"commitInfo"'):
-            found = json.loads(json.loads(line)["commitInfo"].get("userMetadata") or "null")
-            return found if isinstance(found, dict) else {}
+            with suppress(ValueError):
+                found = json.loads(json.loads(line)["commitInfo"].get("userMetadata") or "null")
+                if isinstance(found, dict):
+                    return {name: found[name] for name in (_BATCH, _LANDING) if isinstance(found.get(name), int)}
     return {}
 
 
@@ -139,7 +148,7 @@ def _copy(log: _Log, to: Path) -> int:
         found = DeltaTable(log.place, version=log.version).get_add_actions()
         files = [unquote(name) for name in pa.table(found)["path"].to_pylist()]
         here = log.place / "_delta_log"
-        files += [f"_delta_log/{file.name}" for file in here.glob("*.json") if int(file.stem) <= log.version]
+        files += [f"_delta_log/{file.name}" for file in _commits(log.place) if int(file.stem) <= log.version]
         before = (file for file in here.glob("*.checkpoint*.parquet") if int(file.name[:20]) <= log.version)
         files += [f"_delta_log/{file.name}" for file in before]
         for file in files:
