@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -110,3 +111,22 @@ def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_th
     engine.close(0)
     wait_for(lambda: threading.active_count() <= before + 1)  # the client's own
     assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT  # after a handler that shut it down
+
+
+def test_a_send_at_the_end_of_the_process_fails_and_the_process_ends() -> None:
+    program = """
+from tests.unit.test_by_hand import RECORD, ByHand, Client, FailedSend
+def block(engine):
+    try:
+        yield
+    finally:
+        try:
+            engine.send("orders", 0, RECORD, 1_000)
+        except FailedSend as error:
+            print(error)
+left = block(ByHand(Client()))
+next(left)
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "is at its end" in done.stdout
