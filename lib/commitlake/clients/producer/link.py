@@ -94,6 +94,7 @@ class KafkaLink:
     def __init__(
         self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str = ENGINES[0]
     ) -> None:
+        more = dict(more)  # a change for the next producer is none for this one
         _check_own(more)
         check_engine(engine, more)
         _check_names(more)
