@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -54,6 +55,7 @@ class Client:
         return sent
 
     def flush(self, timeout_s: float) -> bool:
+        self.callers.add(threading.current_thread())
         return True
 
     def close(self, timeout_s: float) -> None: ...
@@ -99,6 +101,7 @@ def test_a_send_may_be_interrupted_at_each_instruction_and_the_next_one_is_sent(
         assert send() == AT
         at += 1
     assert at > 100
+    assert engine.flush(1)  # at the shutdown of a producer beside others
     assert threading.main_thread() not in client.callers
 
 
@@ -123,10 +126,14 @@ def block(engine):
         try:
             engine.send("orders", 0, RECORD, 1_000)
         except FailedSend as error:
-            print(error)
+            print(error, engine.flush(1))
 left = block(ByHand(Client()))
 next(left)
 """
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, timeout=60, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "is at its end" in done.stdout
+    assert "False" in done.stdout

@@ -54,7 +54,7 @@ class ByHand:
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
-        return self._engine.flush(timeout_s)
+        return not sys.is_finalizing() and self._made(partial(self._engine.flush, timeout_s))
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
