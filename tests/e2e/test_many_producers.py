@@ -64,6 +64,27 @@ def test_a_producer_that_shuts_down_takes_the_connection_from_no_other(kafka: Na
     wait_for(lambda: not ours(), why=ours)
 
 
+def test_a_connection_that_hangs_holds_up_the_checks_of_no_other(kafka: Namespace) -> None:
+    """In the resolver of names, for example, or in an application's provider of tokens."""
+    hung, other = Listener(), Listener()
+    with kafka.producer(hung, "a") as first, kafka.producer(other, "b", start_timeout=11_000):
+        kafka.ask(check(group="a"), check(group="b"))
+        wait_for(lambda: hung.checked and other.checked)
+        is_over, hangs = threading.Event(), threading.Event()
+
+        async def hang() -> None:
+            hangs.set()
+            is_over.wait(WAIT_S)
+
+        first._checks._consumer._client._net.call_soon_threadsafe(hang)
+        assert hangs.wait(WAIT_S)
+        try:
+            kafka.ask(check("n", "b"))
+            wait_for(lambda: len(other.checked) > 1, 20)
+        finally:
+            is_over.set()
+
+
 def test_producers_that_nobody_holds_end(kafka: Namespace) -> None:
     for number in range(3):
         producer = kafka.producer(Listener(), f"group-{number}")

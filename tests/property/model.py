@@ -66,8 +66,7 @@ class Model:
 
     def is_spoiled(self, h: Half) -> bool:
         """A refused part of it has come, not long ago: its first half message lands before it."""
-        came = [part for part in self.parts_refused_of(h) if part.seen and not part.gone]
-        return any(part.m.stored >= h.m.stored for part in came)
+        return any(part.seen and not part.gone for part in self.parts_refused_of(h))
 
     def parts_refused_of(self, h: Half) -> list[Half]:
         same = [part for part in self.refused_parts if (part.m.tid, part.m.group) == (h.m.tid, h.m.group)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.message_values import PROPERTIES, SETTINGS, TYPED, VALUES, bare, is_typed, plain, refusal, sent
 
 from commitlake.clients.consumer.tags import tags_of
-from commitlake.errors import RecordError
+from commitlake.errors import ConsumerError, RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.clock import now_ms
 from commitlake.testing import landing
@@ -93,5 +93,8 @@ def test_what_landing_refuses_or_takes_a_producer_does_too(source: str, name: st
 @given(st.text("ab|* \t\u00a0", max_size=6))
 def test_a_tag_is_accepted_where_a_filter_can_select_it(tag: str) -> None:
     accepted = refusal(lambda: sent("message", {"tags": tag})) is None
-    selected = tags_of(tag)
+    try:
+        selected = tags_of(tag)
+    except ConsumerError:
+        selected = []
     assert accepted == (selected is None or tag in selected)

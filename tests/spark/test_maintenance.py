@@ -136,6 +136,21 @@ def test_what_an_op_repeats_long_after_the_end_stays(story: Story, maintained: L
     assert Position(*op["half_messages"][0].values()) in places(copied.rows("half"))
 
 
+def test_a_refused_part_of_what_can_be_resumed_stays(story: Story, copied: Lake) -> None:
+    half = next(row for row in story.lake.rows("discarded") if row["reason"] != "ORPHAN")
+    named = {"FIRST_HALF": f"{half['first_queue']}-{half['first_offset']}".encode()}
+    rows = [
+        {"source": "half", "kafka_partition": 0, "kafka_offset": offset, "reason": "TOPIC_NOT_ALLOWED", "value": b"",
+         "headers": [*headers.items()], "rejected_at": datetime(2020, 1, 1, tzinfo=UTC)}
+        for offset, headers in ((1_000_001, named), (1_000_002, {}), (1_000_003, {}))
+    ]  # fmt: skip
+    table = DeltaTable(f"{copied.warehouse}/rejected")
+    write_deltalake(table, pa.Table.from_pylist(rows, table.to_pyarrow_dataset().schema), mode="append")
+    maintenance(story.spark, copied).run()
+    left = {row["kafka_offset"] for row in copied.rows("rejected") if row["source"] == "half"}
+    assert left & {1_000_001, 1_000_002, 1_000_003} == {1_000_001, 1_000_003}, "the highest stays anyway"
+
+
 def test_without_saved_rows_nothing_is_deleted(
     spark: SparkSession, copied: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

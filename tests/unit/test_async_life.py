@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +46,10 @@ def kafka() -> Iterator[Kafka]:
     made = Kafka()
     yield made
     made.go_on.set()
+
+
+class Key(enum.StrEnum):
+    A = "a"
 
 
 class Orders:
@@ -94,11 +99,13 @@ def test_a_send_that_still_waits_at_a_shutdown_has_failed_and_is_not_cancelled(k
 
 def test_sends_of_one_sharding_key_go_out_in_the_order_they_were_begun(kafka: Kafka) -> None:
     bodies = [str(n).encode() for n in range(200)]
+    keys: list[Any] = ["a", b"a", bytearray(b"a"), Key.A]  # one for Kafka
 
     async def serve() -> None:
         sender = producer(kafka, Orders(), threads=8)
         await sender.start()
-        await asyncio.gather(*(sender.send(Message("orders", body, sharding_key="a")) for body in bodies))
+        sent = [Message("orders", body, sharding_key=keys[at % 4]) for at, body in enumerate(bodies)]
+        await asyncio.gather(*map(sender.send, sent))
         half = [sender.send_message_in_transaction(Message("orders", body, sharding_key=b"a")) for body in bodies]
         await asyncio.gather(*half, sender.send([Message("orders", b"x", sharding_key="a")]))
         await sender.shutdown(100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -53,6 +55,7 @@ class Client:
         return sent
 
     def flush(self, timeout_s: float) -> bool:
+        self.callers.add(threading.current_thread())
         return True
 
     def close(self, timeout_s: float) -> None: ...
@@ -98,6 +101,7 @@ def test_a_send_may_be_interrupted_at_each_instruction_and_the_next_one_is_sent(
         assert send() == AT
         at += 1
     assert at > 100
+    assert engine.flush(1)  # at the shutdown of a producer beside others
     assert threading.main_thread() not in client.callers
 
 
@@ -110,3 +114,26 @@ def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_th
     engine.close(0)
     wait_for(lambda: threading.active_count() <= before + 1)  # the client's own
     assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT  # after a handler that shut it down
+
+
+def test_a_send_at_the_end_of_the_process_fails_and_the_process_ends() -> None:
+    program = """
+from tests.unit.test_by_hand import RECORD, ByHand, Client, FailedSend
+def block(engine):
+    try:
+        yield
+    finally:
+        try:
+            engine.send("orders", 0, RECORD, 1_000)
+        except FailedSend as error:
+            print(error, engine.flush(1))
+left = block(ByHand(Client()))
+next(left)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, timeout=60, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "is at its end" in done.stdout
+    assert "False" in done.stdout

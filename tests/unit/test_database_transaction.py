@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from tests.support import postgres
 from tests.support.polling import wait_for
 
-from commitlake import Message, RefusedSend, UncertainSend
+from commitlake import FailedSend, Message, RefusedSend, UncertainSend
 from commitlake.coordinator.resolving.database import answers
 from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import MQClientException
@@ -408,6 +409,12 @@ def sent_and_rolled_back_by_sql(client: Client, send: Callable[[], object]) -> N
     client.sql("ROLLBACK TO here")
 
 
+def failed_outside_and_rolled_back(client: Client, send: Callable[[], object]) -> None:
+    with suppress(FailedSend):
+        send()
+    sent_and_rolled_back(client, send)
+
+
 def sent_after_what_was_rolled_back(client: Client, send: Callable[[], object]) -> None:
     sent_and_rolled_back(client, send)
     send()
@@ -443,6 +450,7 @@ LOST = "a savepoint of the database in which a message was sent was rolled back"
         (sent_and_rolled_back_from_outside, [], LOST),
         (sent_and_rolled_back_by_sql, [], LOST),
         (sent_after_what_was_rolled_back, [], LOST),
+        (failed_outside_and_rolled_back, [], LOST),
         (rolled_back_without_a_send, ["17"], None),
         (ended_before_the_send, ["17"], "was ended within the block"),
     ],
@@ -458,6 +466,8 @@ def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
     error: str | None,
 ) -> None:
     client = Client(kind, server)
+    if steps is failed_outside_and_rolled_back:
+        producer.fault = Fault.KAFKA_AWAY
     expected = nullcontext() if error is None else pytest.raises((ValueError, MQClientException), match=error)
     with closing(client.made), expected, producer.begin_transaction(database=client.made) as transaction:
         steps(client, lambda: transaction.send(Message("orders", "a book")))
@@ -475,6 +485,17 @@ def test_a_send_that_is_refused_in_a_savepoint_ties_nothing_to_it(
         with suppress(RefusedSend), database.transaction():
             transaction.send(Message("no topic!", "a pen"))
     assert (ids(server), len(lake.messages("orders"))) == (["17"], 1)
+
+
+def test_properties_to_which_nothing_can_be_added_are_refused(
+    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
+) -> None:
+    message = Message("orders", "a book")
+    message.properties = MappingProxyType({"a": "b"})  # type: ignore[assignment]
+    with pytest.raises(RefusedSend, match="must be a dict"), producer.begin_transaction(database=database) as block:
+        database.execute(INSERT)
+        block.send(message)
+    assert (ids(server), lake.messages("orders"), lake.pending) == ([], [], [])
 
 
 def test_a_block_of_the_client_around_the_transaction(

@@ -108,7 +108,7 @@ def test_members_of_enums_are_what_they_stand_for_in_every_way_of_sending(lake: 
         ("queue_id", "1", "the queue id is '1'; it must be a whole number"),
         ("queue_id", True, "the queue id is True; it must be a whole number"),
         ("sharding_key", 17, "Message.sharding_key is 17; it must be bytes"),
-        ("properties", None, "Message.properties is None; it must be a map"),
+        ("properties", None, "Message.properties is None; it must be a dict"),
         ("properties", {"a": 5}, "property 'a' is 5; its name and value must be strings"),
         ("properties", {"DELAY": "3"}, "property 'DELAY' has a name of the protocol"),
         ("deliver_at", int(time.time()), "which is more than a year ago; give ms since epoch"),

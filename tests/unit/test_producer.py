@@ -449,6 +449,25 @@ def test_a_flush_and_a_close_of_librdkafka_wait_for_clients_that_were_replaced()
         engine.close(5)
 
 
+def test_a_flush_of_librdkafka_does_not_wait_for_what_is_sent_meanwhile() -> None:
+    """By another producer that shares the connection, for example."""
+    engine = ConfluentEngine(lambda ms: {**in_memory(ms), "test.mock.broker.rtt": 300}, 10_000, str)
+    is_over = threading.Event()
+
+    def send() -> None:
+        while not is_over.wait(0.01):
+            engine.send("orders", 0, RECORD, 10_000)
+
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(send)
+        before = engine.send("orders", 0, RECORD, 10_000).outcome
+        is_flushed = engine.flush(8)
+        is_over.set()
+    assert is_flushed
+    assert before.done()
+    engine.close(20)
+
+
 class Held:
     """A client of kafka-python whose record is acknowledged or given up when the test says so."""
 

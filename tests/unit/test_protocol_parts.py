@@ -145,7 +145,12 @@ def test_no_commit_applies_beside_a_refused_part_but_a_rollback_does(admin: bool
     assert events == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
 
 
-@pytest.mark.parametrize("other", [{"tid": 2}, {"group": 2}, {"stored": T - 1}])
+def test_a_refused_part_counts_whatever_the_clock_says_by_which_it_was_refused() -> None:
+    events = OneSegment().batch(T, half(), refused(Q, stored=T - 1), commit(), landed=T - 1)
+    assert events == {"DECIDED": [(7, "DISCARDED", "REFUSED_PART")]}
+
+
+@pytest.mark.parametrize("other", [{"tid": 2}, {"group": 2}])
 def test_a_refused_record_that_is_no_part_of_the_transaction_changes_nothing(other: dict[str, Any]) -> None:
     segment = OneSegment()
     assert segment.batch(T, half(), refused(Q, **other)) == {}

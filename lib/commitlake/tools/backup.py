@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -33,7 +33,6 @@ _OTHERS = (
 """Maintenance deletes from `op` first, and says before that what may be gone."""
 _OF_LANDINGS_ONLY = ("half", "op", "delayed")
 _BATCH, _LANDING = "batch_id", "landing_id"
-_COMMIT = f"_delta_log/{'[0-9]' * 20}.json"
 _OWNERS = ("_delta_log/_sidecars/*", "**/deletion_vector_*.bin")
 """What a table has beside its log and its rows where an owner has let it have v2 checkpoints or deletion vectors."""
 
@@ -57,13 +56,13 @@ class _Log:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self._versions = sorted((int(file.stem) for file in place.glob(_COMMIT)), reverse=True)
+        self._versions = sorted((int(file.stem) for file in _commits(place)), reverse=True)
         if not self._versions:
             msg = f"backup: there is no table at {place}; start the coordinator of this version there once"
             raise WarehouseError(msg)
         self.version = self._versions[0]
 
-    def commits(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def commits(self) -> Iterator[tuple[int, Mapping[str, int]]]:
         """Version and marker of each commit, the newest first."""
         for version in self._versions:
             yield version, _marker((self.place / "_delta_log" / f"{version:020}.json").read_text())
@@ -89,12 +88,19 @@ class _Log:
         return min(landings, default=math.inf)
 
 
-def _marker(commit: str) -> Mapping[str, Any]:
+def _commits(place: Path) -> Iterator[Path]:
+    """Not the checkpoints that a topic's owner may have as JSON."""
+    return (file for file in (place / "_delta_log").glob("*.json") if file.stem.isdigit())
+
+
+def _marker(commit: str) -> Mapping[str, int]:
+    """The numbers of a commit's batch and landing; a topic's owner may put anything into its own commits."""
     for line in commit.splitlines():
         if line.startswith('{"commitInfo"'):
-            with suppress(ValueError):  # other tools may have put anything there
+            with suppress(ValueError):
                 found = json.loads(json.loads(line)["commitInfo"].get("userMetadata") or "null")
-                return found if isinstance(found, dict) else {}
+                if isinstance(found, dict):
+                    return {name: found[name] for name in (_BATCH, _LANDING) if isinstance(found.get(name), int)}
     return {}
 
 
@@ -143,7 +149,7 @@ def _copy(log: _Log, to: Path) -> int:
     try:
         found = DeltaTable(log.place, version=log.version).get_add_actions()
         files = [unquote(name) for name in pa.table(found)["path"].to_pylist()]
-        known = [*log.place.glob(_COMMIT), *log.place.glob("_delta_log/[0-9]*.checkpoint*")]
+        known = [*_commits(log.place), *log.place.glob("_delta_log/[0-9]*.checkpoint*")]
         known = [file for file in known if int(file.name[:20]) <= log.version]
         known += [file for kind in _OWNERS for file in log.place.glob(kind)]
         files += [str(file.relative_to(log.place)) for file in known]

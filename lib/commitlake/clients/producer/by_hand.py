@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from commitlake.clients.producer.engine import Engine, Result, Sent
+from commitlake.errors import FailedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
@@ -19,6 +21,7 @@ T = TypeVar("T")
 HANDS = 4
 """A call that was interrupted goes on in its thread, at most as long as a send may take."""
 _LOOK_S = 1.0
+_AT_AN_END = "this Python process is at its end, and all threads that send are gone; send, or end a transaction, before"
 
 
 class ByHand:
@@ -51,7 +54,7 @@ class ByHand:
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
-        return self._engine.flush(timeout_s)
+        return not sys.is_finalizing() and self._made(partial(self._engine.flush, timeout_s))
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
@@ -63,6 +66,8 @@ class ByHand:
     def _made(self, make: Callable[[], T]) -> T:
         if threading.current_thread() is not threading.main_thread() or os.getpid() != self._pid:
             return make()  # a process that was forked has no such threads, and the engine says that it can't be used
+        if sys.is_finalizing():  # a finalizer, or a `with` block of a generator that nobody has closed
+            raise FailedSend(_AT_AN_END)
         outcome = Result[T]()
         self._calls.put(partial(_make, make, outcome))
         try:

@@ -162,7 +162,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._reads = self._topic_now()
         options = self._link.client_options(KafkaConsumer)
         self._consumer = KafkaConsumer(
-            **{**options, "kafka_client": partial(options["kafka_client"], turns().net())},
+            **{**options, "kafka_client": partial(options["kafka_client"], self._link.net())},
             **python_group_options(self._link.kafka),
             group_id=f"{self._topic}.{self._group}",
             auto_offset_reset="earliest",

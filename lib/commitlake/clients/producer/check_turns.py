@@ -9,7 +9,6 @@ from functools import lru_cache
 from queue import SimpleQueue
 
 from commitlake.kafka.quiet import ThrottledFilter
-from commitlake.kafka.refusals import Loop
 
 READERS = 8
 """Threads at most; that many readers may be held up at a time, each by a Kafka that does not answer."""
@@ -21,7 +20,7 @@ Turn = Callable[[int], bool]
 
 
 class CheckTurns:
-    """Has as many threads as readers, up to `READERS`, and a loop for the connections of all of them.
+    """Has as many threads as readers, up to `READERS`.
 
     Attributes:
         outages: for lines that all readers would write when Kafka is away.
@@ -31,7 +30,6 @@ class CheckTurns:
         self.outages = ThrottledFilter()
         self._turns = SimpleQueue[Turn]()
         self._readers = self._threads = 0
-        self._net: Loop | None = None
         self._lock = threading.Lock()
 
     def add(self, turn: Turn) -> None:
@@ -43,19 +41,10 @@ class CheckTurns:
             self._readers += 1
             self._turns.put(turn)
 
-    def net(self) -> Loop:
-        """The loop for a client's connections, with its thread; another one when that has crashed."""
-        with self._lock:
-            if self._net is None or self._net._exception:
-                self._net = Loop()
-                self._net.start()
-            return self._net
-
     def _serve(self) -> None:
         while True:
             turn = self._turns.get()
             goes_on = turn(POLL_MS * READERS // max(READERS, self._readers))
-            net = None
             with self._lock:
                 if goes_on:
                     self._turns.put(turn)
@@ -64,11 +53,7 @@ class CheckTurns:
                 if self._threads <= self._readers:
                     continue
                 self._threads -= 1
-                if not self._readers:
-                    net, self._net = self._net, None
-            if net:
-                net.close()
-            return
+                return
 
 
 def turns() -> CheckTurns:

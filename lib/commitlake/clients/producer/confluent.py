@@ -59,6 +59,7 @@ class ConfluentEngine:
         self._explain = explain
         self._pid = os.getpid()
         self._queues: dict[str, tuple[int, float]] = {}
+        self._open: set[Result[Position]] = set()  # until all who wait have been told
         self._shared = _Clients(options, timeout_ms)
         self._shared.newest(timeout_ms)
         # A batch of each record, so that one is refused for what it is itself.
@@ -84,7 +85,12 @@ class ConfluentEngine:
         named = {"value": record.value, "key": record.key, "headers": [*record.headers], "partition": queue}
         produce = partial(self._produce, sending.outcome, {"topic": topic, **named})
         again = partial(produce, partial(self._lone.newest, timeout_ms), None)
-        produce(partial(self._current, timeout_ms), again)
+        self._open.add(sending.outcome)
+        try:
+            produce(partial(self._current, timeout_ms), again)
+        except BaseException:
+            self._open.discard(sending.outcome)
+            raise
         return sending
 
     def _produce(
@@ -109,7 +115,12 @@ class ConfluentEngine:
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
         until = time.monotonic() + timeout_s
-        return all([clients.flush(until) for clients in (self._shared, self._lone)])
+        awaited = self._open.copy()  # what others send meanwhile would have no end
+        while awaited and (now := time.monotonic()) < until:
+            for clients in (self._shared, self._lone):
+                clients.flush(min(until, now + _POLL_S))
+            awaited &= self._open
+        return not awaited
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
@@ -128,11 +139,13 @@ class ConfluentEngine:
     ) -> None:
         if error is None:
             outcome.set_result(Position(record.partition(), record.offset()))
-            return
-        self._note(client, error)
-        told = _failure_of(again) if again and error.code() in _OF_A_BATCH else self._told(error)
-        if told:
+        else:
+            self._note(client, error)
+            told = _failure_of(again) if again and error.code() in _OF_A_BATCH else self._told(error)
+            if told is None:
+                return
             outcome.set_exception(told)
+        self._open.discard(outcome)
 
     def _told(self, error: Failure, *, is_sent: bool = True) -> MQClientException:
         """The public error for one of librdkafka; `is_sent` says whether the record may have gone out."""
@@ -190,10 +203,10 @@ class _Clients:
                 self._replace(max(timeout_ms, self._timeout_ms))
             return self._alive[-1]
 
-    def flush(self, until: float) -> bool:
-        """See `Engine`."""
-        newest_first = reversed(self._alive)  # an old one may hang
-        return not any([each.producer.flush(max(0.0, until - time.monotonic())) for each in newest_first])
+    def flush(self, until: float) -> None:
+        """Send at once what would linger, and wait until nothing is left, at most until then."""
+        for each in reversed(self._alive):  # an old one may hang
+            each.producer.flush(max(0.0, until - time.monotonic()))
 
     def close(self, until: float) -> None:
         """Take nothing more, and wait for the outcome of what was taken; what has none by then is given up."""

@@ -1,4 +1,4 @@
-"""What the producers of a process share of one Kafka: a client that sends, and the reader of the settings."""
+"""What the producers of a process share of one Kafka: a client that sends, the reader of the settings, and a loop."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSend, MQClientException
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import confluent_options, python_options, record_bytes
+from commitlake.kafka.refusals import Loop
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import SETTINGS
 
@@ -62,6 +63,8 @@ class Connection:
         self._reader: SettingsReader | None = None
         self._holders: WeakSet[object] = WeakSet()
         self._switch = threading.RLock()
+        self._net: Loop | None = None
+        self._net_lock = threading.RLock()  # as the switch
         self._pid = os.getpid()
 
     @property
@@ -87,6 +90,16 @@ class Connection:
         if self._reader is None:
             raise FailedSend(NOT_RUNNING)
         return self._reader.current
+
+    def net(self) -> Loop:
+        """The loop for the clients of all readers of checks, with its thread; another one when that has crashed."""
+        with self._net_lock:
+            if self._engine is None:
+                raise FailedSend(NOT_RUNNING)
+            if self._net is None or self._net._exception:
+                self._net = Loop()
+                self._net.start()
+            return self._net
 
     def join(self, holder: object) -> None:
         """Be there for a producer until it leaves, or nobody holds it; connect if this is the first one.
@@ -157,6 +170,10 @@ class Connection:
         reader, self._reader = self._reader, None
         if reader:
             reader.stop()
+        with self._net_lock:
+            net, self._net = self._net, None
+        if net:  # beside, for a loop that hangs
+            threading.Thread(target=net.close, name="commitlake-net-end", daemon=True).start()
 
     def _end_if_left(self) -> None:
         """Called by the thread that reads the settings: a finalizer could run anywhere, also where a lock is held."""

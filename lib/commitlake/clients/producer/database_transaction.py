@@ -35,6 +35,7 @@ class DatabaseTransaction(Transaction):
         super().__init__(send_half, send_decision)
         self._database = database
         self._xact: Xact | None = None
+        self._tries = self._last_sent = 0  # numbers of tries: one that failed may have the mark of a savepoint outside
 
     def send(self, message: Message) -> SendResult:
         """Send one more half message and wait for its acknowledgement; see `Transaction.send`.
@@ -49,12 +50,15 @@ class DatabaseTransaction(Transaction):
             if self._xact is None:
                 self._xact = self._database.begin()
             else:  # a message of the database's next transaction would end as the first one has
-                self._database.check(len(self._halves))
-            self._database.sends(len(self._halves) + 1)
+                self._database.check(self._last_sent)
+            self._tries += 1
+            self._database.sends(self._tries)
             properties = message.properties if isinstance(message.properties, dict) else {}  # others are refused
             properties[TRANSACTION] = str(self._xact)
             try:
-                return super().send(message)
+                sent = super().send(message)
+                self._last_sent = self._tries
+                return sent
             finally:  # it is that of this attempt: the same object may be sent in another transaction, or in none
                 del properties[TRANSACTION]
 
@@ -87,7 +91,7 @@ class DatabaseTransaction(Transaction):
 
     def _commit_database(self) -> None:
         try:
-            self._database.commit(len(self._halves))
+            self._database.commit(self._last_sent)
         except BaseException:
             self._give_up()
             raise

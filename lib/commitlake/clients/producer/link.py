@@ -19,6 +19,7 @@ from commitlake.config import KafkaConfig
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, SetupError, UncertainSend
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import check_option_names
+from commitlake.kafka.refusals import Loop
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -94,6 +95,7 @@ class KafkaLink:
     def __init__(
         self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str = ENGINES[0]
     ) -> None:
+        more = dict(more)  # a change for the next producer is none for this one
         _check_own(more)
         check_engine(engine, more)
         _check_names(more)
@@ -136,6 +138,10 @@ class KafkaLink:
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
         """Options of a Kafka client of that class."""
         return self._joined().client_options(client)
+
+    def net(self) -> Loop:
+        """The loop for a reader of checks."""
+        return self._joined().net()
 
     def explain(self, error: Exception) -> str:
         """What went wrong with Kafka, and what to do about it."""

@@ -20,9 +20,10 @@ from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
+from commitlake.clients.producer.plain import sharding_key_of
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer
-from commitlake.errors import FailedSend, MQClientException
+from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.protocol import wire
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class ProducerOnLoop(TransactionMQProducer):
         super().__init__(group, listener, **options)
         self._threads, self._given = threads, executor
         self._loop: asyncio.AbstractEventLoop
-        self._lanes = WeakValueDictionary[str | bytes, asyncio.Lock]()
+        self._lanes = WeakValueDictionary[bytes, asyncio.Lock]()
         self._make_pools()
 
     @property
@@ -130,8 +131,11 @@ class ProducerOnLoop(TransactionMQProducer):
         Raises:
             FailedSend: the producer was shut down before its turn came, or has no thread.
         """
-        key = getattr(message[0] if isinstance(message, Sequence) and message else message, "sharding_key", None)
-        if not isinstance(key, str | bytes):
+        first = message[0] if isinstance(message, Sequence) and message else message
+        key = None
+        with suppress(RecordError):  # which the call raises
+            key = sharding_key_of(first) if isinstance(first, Message) else None
+        if key is None:
             return await asyncio.wrap_future(self._queued(call))
         async with self._lanes.setdefault(key, asyncio.Lock()):  # which lets in who waits in the order they came
             return await asyncio.wrap_future(self._queued(call))

@@ -7,7 +7,6 @@ through here, on every path, and what comes out is exactly a `str`, an `int` or 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from numbers import Real
@@ -127,11 +126,11 @@ def properties_of(message: Message) -> dict[str, str]:
     """The user properties of a message.
 
     Raises:
-        RecordError: they are no map, or one is no user property.
+        RecordError: they are no dict, to which a transaction adds what answers its checks; or one is no user property.
     """
     given: object = message.properties
-    if not isinstance(given, Mapping):
-        msg = f"Message.properties is {shown(given)}; it must be a map of strings to strings"
+    if not isinstance(given, dict):
+        msg = f"Message.properties is {shown(given)}; it must be a dict of strings to strings"
         raise RecordError(msg)
     found = dict(named(*each) for each in given.items())
     for name in headers.RESERVED_HEADERS.intersection(found):

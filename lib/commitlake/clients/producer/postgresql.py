@@ -64,11 +64,14 @@ class LocalDatabase:
         return xact(*names)
 
     def sends(self, number: int) -> None:
-        """Tie a message, counted from 1, to the savepoint that is open."""
+        """Tie a try to send, counted from 1, to the savepoint that is open."""
         self._mark(number)
 
     def check(self, sent: int) -> None:
         """Refuse what comes after the end of the transaction that was open at first, or of a savepoint with messages.
+
+        Args:
+            sent: number of the last try that sent a message, 0 for none.
 
         Raises:
             MQClientException: it has ended, or may be lost after its commit, or not all that were sent stand in it.

@@ -144,7 +144,8 @@ class Landing:
     def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int]) -> None:
         rows = self._without_others(topic, shown.where(F.col("topic") == topic))
         self._own_topics.add(topic)
-        self._warehouse.append(rows, topic_table(topic), marker)
+        if not rows.isEmpty():  # Delta commits nothing then, and a start would look for the landing there
+            self._warehouse.append(rows, topic_table(topic), marker)
 
     def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
         """The first rows of a topic in this run, without what an older coordinator has landed meanwhile.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from commitlake.coordinator.coordination.input_rows import refused_rows
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind
 from commitlake.tables import Warehouse
 
@@ -152,8 +153,19 @@ class _Old:
         op = self._stored("op").select(source, "queue", "op_offset").toDF(*keys)
         is_old = self._cut.written("rejected_at")
         young = self._read("rejected").where(~is_old).select(*keys)  # an offset used before may have several rows
-        gone = old.where(is_old).select(*keys).join(young, keys, "left_anti")
+        gone = (
+            old.where(is_old)
+            .select(*keys)
+            .join(young, keys, "left_anti")
+            .join(self._parts_that_spoil(), keys, "left_anti")
+        )
         return _but_highest(gone.join(op, keys, "left_anti"), old, keys[:2], keys[2])
+
+    def _parts_that_spoil(self) -> DataFrame:
+        """Refused parts of what may still be resumed: it never may be, for their sake."""
+        parts = refused_rows(self._read("rejected")).select("queue", "offset", "part_queue", "part_offset")
+        left = parts.join(self._halves_left().toDF("queue", "offset"), ["queue", "offset"], "left_semi")
+        return left.selectExpr("'half'", "part_queue", "part_offset").toDF("source", "kafka_partition", "kafka_offset")
 
     def positions(self) -> DataFrame:
         """Only the newest shows where landing goes on; some more are kept for people who ask."""

@@ -113,11 +113,8 @@ class _Look:
         return self.since.landed_since(early, *place)
 
     def written(self, table: str) -> DataFrame:
-        """What batches have written: also later ones, since an end is final."""
-        return self.warehouse.rows(table).where(self.since.written_since())
-
-    def opened(self, rows: DataFrame) -> DataFrame:
-        """Rows that batches have written to be open from then on, not those of later batches."""
+        """What batches have written, not later ones: a backup leaves out one that is not whole."""
+        rows = self.warehouse.rows(table).where(self.since.written_since())
         return rows if self.until is None else rows.where(f"batch_id <= {self.until.batch_id}")
 
     def with_saved(self, rows: DataFrame, *kinds: Kind) -> DataFrame:
@@ -129,7 +126,7 @@ class _Look:
 
     def resumed(self) -> DataFrame:
         """What RESUMEs have opened, as rows of `INPUT_SCHEMA`."""
-        return stored_rows(self.opened(self.written("reentries").where(OPENED)))
+        return stored_rows(self.written("reentries").where(OPENED))
 
 
 def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
@@ -201,8 +198,7 @@ def _open_delayed(look: _Look) -> DataFrame:
 
 def _open_waiting(look: _Look) -> DataFrame:
     """Committed half messages with a delay that has not ended."""
-    committed = look.opened(look.written("transactions"))
-    committed = committed.where("state = 'COMMITTED' AND deliver_at IS NOT NULL")
+    committed = look.written("transactions").where("state = 'COMMITTED' AND deliver_at IS NOT NULL")
     new = waiting_rows(committed, "half_offset", "unix_millis(deliver_at)")
     return _without_delivery(look.with_saved(new, Kind.WAITING), look, Source.HALF, "part_queue", "part_offset")
 

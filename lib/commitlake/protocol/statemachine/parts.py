@@ -27,13 +27,16 @@ def drop_strangers(segment: Segment) -> None:
 
 
 def spoiled(segment: Segment) -> Mask:
-    """Which open first half messages have a part that landing has refused; it was stored after them."""
+    """Which open first half messages have a part that landing has refused.
+
+    When that was is not asked: a refusal has the coordinator's time, which may be behind the broker's.
+    """
     halves, refused = segment.halves, segment.refused
     found = np.zeros(len(halves), dtype=np.bool_)
     at = find(halves["offset"], refused["offset"])
     refused, at = refused[at >= 0], at[at >= 0]
     same = (refused["tid"] == halves["tid"][at]) & (refused["grp"] == halves["grp"][at])
-    found[at[same & (refused["stored"] >= halves["stored"][at])]] = True
+    found[at[same]] = True
     return found
 
 
