@@ -37,7 +37,7 @@ class Written:
             return None
         if name in LAST:
             newest = sorted(list(self._newest[LAST[name]].items()), key=lambda each: -each[1])
-            return {**marker, _TABLES: dict(newest[:_MOST])}
+            return {**marker, _TABLES: dict(newest[:_MOST])} if newest else marker
         for field, newest_of in self._newest.items():
             newest_of.pop(str(name), None)  # an older one says nothing more, and a start would look for it for long
             if field in marker:
