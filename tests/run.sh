@@ -42,14 +42,20 @@ tests() { # NAME MARKERS PATH...
   beside "$1" "$bin/python" -m pytest -q -m "$2" "${@:3}"
 }
 
-# Tests of clients mostly wait for time-outs, so they go with those of the rules.
+# Tests of clients mostly wait for time-outs, so they have a process of their own.
 clients=(tests/e2e/test_producer.py tests/e2e/test_producer_faults.py tests/e2e/test_embedded_broker.py)
+consumers=(tests/unit/test_consum*.py)
 others=(tests/e2e "${clients[@]/#/--ignore=}")
+rules=(tests/unit tests/property "${consumers[@]/#/--ignore=}")
 
 all() {
   local markers="not soak"
   case $1 in
-    rules) beside checks check && tests rules "$markers" tests/unit tests/property tests/spark "${clients[@]}" ;;
+    rules)
+      beside checks check
+      tests clients "$markers" "${consumers[@]}" "${clients[@]}"
+      tests rules "$markers" "${rules[@]}" tests/spark
+      ;;
     kills) tests kills "$markers" tests/recovery ;;
     commands) tests commands "$markers" "${others[@]}" ;;
     load) finish && tests load "$markers" tests/steady ;; # alone: it measures
@@ -62,7 +68,8 @@ short() {
   beside checks check
   tests commands "$markers" "${others[@]}"
   tests kills "$markers" tests/spark tests/recovery
-  tests rules "$markers" tests/unit tests/property "${clients[@]}"
+  tests clients "$markers" "${consumers[@]}" "${clients[@]}"
+  tests rules "$markers" "${rules[@]}"
 }
 
 case ${1:-} in

@@ -38,6 +38,13 @@ def members() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("commitlake-consumer")]
 
 
+@pytest.fixture(autouse=True)
+def alone() -> None:
+    """What tests before have dropped has left its group."""
+    gc.collect()
+    wait_for(lambda: members() == [])
+
+
 def test_a_consumer_is_an_iterator_and_a_second_loop_goes_on_where_the_first_was_left(warehouse: Path) -> None:
     with consumer(warehouse, follow=False) as messages:
         found = [next(messages)]
