@@ -128,11 +128,10 @@ def test_what_an_op_repeats_long_after_the_end_stays(story: Story, maintained: L
     table = DeltaTable(f"{copied.warehouse}/op")
     same = pc.equal(pc.field("queue"), op["queue"]) & pc.equal(pc.field("op_offset"), op["op_offset"])
     repeated = table.to_pyarrow_dataset().to_table(filter=same)
-    for name, value in {"op_offset": 1_000_000, "stored_at": datetime.now(UTC) + timedelta(hours=1)}.items():
-        at, kind = repeated.schema.get_field_index(name), repeated.schema.field(name).type
-        repeated = repeated.set_column(at, name, pa.array([value] * len(repeated), kind))
-    write_deltalake(table, repeated, mode="append")
-    maintenance(story.spark, copied).run()
+    at, kind = repeated.schema.get_field_index("stored_at"), repeated.schema.field("stored_at").type
+    later = pa.array([datetime.now(UTC) + timedelta(hours=1)] * len(repeated), kind)
+    write_deltalake(table, repeated.set_column(at, "stored_at", later), mode="append")
+    assert maintenance(story.spark, copied).run().deleted["half"] > 0
     assert Position(*op["half_messages"][0].values()) in places(copied.rows("half"))
 
 
@@ -142,13 +141,13 @@ def test_a_refused_part_of_what_can_be_resumed_stays(story: Story, copied: Lake)
     rows = [
         {"source": "half", "kafka_partition": 0, "kafka_offset": offset, "reason": "TOPIC_NOT_ALLOWED", "value": b"",
          "headers": [*headers.items()], "rejected_at": datetime(2020, 1, 1, tzinfo=UTC)}
-        for offset, headers in ((1_000_001, named), (1_000_002, {}), (1_000_003, {}))
+        for offset, headers in ((0, named), (1, {}), (2, {}))
     ]  # fmt: skip
     table = DeltaTable(f"{copied.warehouse}/rejected")
     write_deltalake(table, pa.Table.from_pylist(rows, table.to_pyarrow_dataset().schema), mode="append")
     maintenance(story.spark, copied).run()
     left = {row["kafka_offset"] for row in copied.rows("rejected") if row["source"] == "half"}
-    assert left & {1_000_001, 1_000_002, 1_000_003} == {1_000_001, 1_000_003}, "the highest stays anyway"
+    assert left & {0, 1} == {0}, "the highest of a partition stays anyway"
 
 
 def test_without_saved_rows_nothing_is_deleted(
