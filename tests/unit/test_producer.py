@@ -35,6 +35,7 @@ from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
+from commitlake.clients.producer.settings import SettingsReader
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
@@ -551,3 +552,17 @@ def test_a_time_out_of_0_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
         producer.send(Message("orders", b""), timeout=timeout)
     producer.send([Message("orders", b"")], timeout=0)
     assert waited == [0, 0, 0, 7, 3_000, 0]
+
+
+def test_the_thread_that_reads_the_settings_outlives_errors_of_any_kind() -> None:
+    looks = []
+
+    def fail() -> None:
+        looks.append(None)
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    reader = SettingsReader({"bootstrap_servers": "127.0.0.1:1"}, "settings", str, fail)
+    with pytest.raises(MQClientException, match="can't start new thread"):
+        reader.start(1_000)
+    assert len(looks) > 1, "it tries again"
