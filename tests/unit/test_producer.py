@@ -555,7 +555,7 @@ def test_a_time_out_of_0_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_thread_that_reads_the_settings_outlives_errors_of_any_kind() -> None:
-    looks = []
+    looks: list[None] = []
 
     def fail() -> None:
         looks.append(None)

@@ -146,7 +146,7 @@ class Keeper:
         is_quiet = not (self._owes_turn or self.lanes.has_news() or set(self.queues) - self._known)
         pause_s = min(self._change_s / _TURN_SHARE, self._lease_s / 3)
         if is_quiet:  # who stands by looks more seldom, and not at the same moment as the others
-            pause_s = self._lease_s / 5 if self._me in self._members else self._lease_s * random.uniform(0.2, 0.4)
+            pause_s = self._lease_s / 5 if self._me in self._members else self._lease_s / 3 * random.uniform(1, 1.2)
         return time.monotonic() - self._last_turn > pause_s
 
     def _try(self, step: Any, *, is_patient: bool) -> bool:
@@ -184,7 +184,7 @@ class Keeper:
             self._group.beats.show(self._me)
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
-        has_new = self.lanes.follow(state, self._me, kept)
+        has_new, self._owes_turn = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
