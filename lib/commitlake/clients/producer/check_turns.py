@@ -66,7 +66,9 @@ class CheckTurns:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                turn, had_failed = self._changed.wait_for(self._next)
+                taken = self._changed.wait_for(self._next)
+            assert taken
+            turn, had_failed = taken
             turned = turn(POLL_MS * READERS // max(READERS, self._readers))
             with self._changed:
                 self._failing -= had_failed
