@@ -15,7 +15,7 @@ from tests.support.story import Story
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import rebuild, snapshot
-from commitlake.coordinator.recovery.snapshot import BEGINNING, Look, Point
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, Point
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import Kind
 from commitlake.reading.questions import transactions
@@ -142,9 +142,11 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     assert (len(found.inputFiles()), found.count()) == (2, 100)
     for low in (0, 200):
         warehouse.append(refused(spark, low), "rejected")
-    parts = Look(warehouse, since, None).landed("rejected", "kafka_partition", "kafka_offset", half="source = 'half'")
+    parts = Between(warehouse, since, None).landed(
+        "rejected", "kafka_partition", "kafka_offset", half="source = 'half'"
+    )
     assert (len(parts.inputFiles()), parts.count()) == (1, 5)
-    left = {row["part_offset"] for row in rebuild._refused_parts(Look(warehouse, since, None)).collect()}
+    left = {row["part_offset"] for row in rebuild._refused_parts(Between(warehouse, since, None)).collect()}
     assert left == {4, *range(200, 205)}, "and one that is later than its offset says"
     complete = LandingPosition(1, {"op": {0: 300, 1: 300}, "admin": {0: 0}})
     assert positions.above(warehouse, "half", complete).inputFiles() == []

@@ -7,12 +7,12 @@ from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, IS_ANSWER, op_rows, rows
-from commitlake.coordinator.recovery.snapshot import Look
+from commitlake.coordinator.recovery.snapshot import Between
 from commitlake.protocol.statemachine.deadlines import LONGEST_PAUSE_MS
 from commitlake.protocol.states import Kind
 
 
-def with_checks(halves: DataFrame, look: Look, timing: TransactionConfig) -> DataFrame:
+def with_checks(halves: DataFrame, look: Between, timing: TransactionConfig) -> DataFrame:
     """Brings the checks of half messages up to date; an answer counts as in `statemachine.answers`.
 
     Args:
@@ -43,7 +43,7 @@ def with_checks(halves: DataFrame, look: Look, timing: TransactionConfig) -> Dat
     return rows(found, **{name: name for name in INPUT_SCHEMA.names} | changed)
 
 
-def _newest_checks(look: Look) -> DataFrame:
+def _newest_checks(look: Between) -> DataFrame:
     """The newest check of each round."""
     each = look.written("checks").selectExpr(
         *("queue AS c_queue", "half_offset AS c_offset", "round AS c_round"),
@@ -52,7 +52,7 @@ def _newest_checks(look: Look) -> DataFrame:
     return each.groupBy("c_queue", "c_offset", "c_round").agg(F.max("asked").alias("last"))
 
 
-def _answers(look: Look) -> DataFrame:
+def _answers(look: Between) -> DataFrame:
     """What was answered, still unknown, by half message, id and group."""
     answers = op_rows(look.landed("op", "queue", "op_offset", op=IS_ANSWER))
     place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]

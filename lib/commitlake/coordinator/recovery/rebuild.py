@@ -26,7 +26,7 @@ from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_o
 from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
-from commitlake.coordinator.recovery.snapshot import BEGINNING, Look, Point
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, Point
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
@@ -73,13 +73,13 @@ def open_rows(
         since: what was open before, and from where to look.
         until: where the tables were; what has landed or was written later is left for later. None: all of it.
     """
-    look = Look(warehouse, since, until)
+    look = Between(warehouse, since, until)
     halves = with_checks(_open_halves(look, timing), look, timing)
     every = [halves, _refused_parts(look), _open_ops(look), _open_delayed(look), _open_waiting(look)]
     return reduce(DataFrame.unionByName, every)
 
 
-def _open_halves(look: Look, timing: TransactionConfig) -> DataFrame:
+def _open_halves(look: Between, timing: TransactionConfig) -> DataFrame:
     """Half messages without an end in their newest round."""
     new = half_rows(look.landed("half", "queue", "queue_offset", half="true"))
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
@@ -92,7 +92,7 @@ def _open_halves(look: Look, timing: TransactionConfig) -> DataFrame:
     return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
 
 
-def _refused_parts(look: Look) -> DataFrame:
+def _refused_parts(look: Between) -> DataFrame:
     """Parts that landing has refused, of first half messages that are open or have not landed; few, in most starts.
 
     A record at an offset used before came later than its offset says, so those are looked through each time.
@@ -106,7 +106,7 @@ def _refused_parts(look: Look) -> DataFrame:
     return with_first(named, look.ledger()).where("pending").select(*refused.columns)
 
 
-def _open_ops(look: Look) -> DataFrame:
+def _open_ops(look: Between) -> DataFrame:
     """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
     asked = look.landed("op", "queue", "op_offset", op="NOT admin", admin="admin")
     new = op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
@@ -145,20 +145,20 @@ def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
     return found
 
 
-def _open_delayed(look: Look) -> DataFrame:
+def _open_delayed(look: Between) -> DataFrame:
     """Delayed messages that have not reached the end of their delay."""
     new = delayed_rows(look.landed("delayed", "queue", "queue_offset", messages="true"))
     return _without_delivery(look.with_saved(new, Kind.DELAYED), look, Source.MESSAGES, "queue", "offset")
 
 
-def _open_waiting(look: Look) -> DataFrame:
+def _open_waiting(look: Between) -> DataFrame:
     """Committed half messages with a delay that has not ended."""
     committed = look.written("transactions").where("state = 'COMMITTED' AND deliver_at IS NOT NULL")
     new = waiting_rows(committed, "half_offset", "unix_millis(deliver_at)")
     return _without_delivery(look.with_saved(new, Kind.WAITING), look, Source.HALF, "part_queue", "part_offset")
 
 
-def _without_delivery(rows: DataFrame, look: Look, source: Source, queue: str, offset: str) -> DataFrame:
+def _without_delivery(rows: DataFrame, look: Between, source: Source, queue: str, offset: str) -> DataFrame:
     name = source.name.lower()
     done = look.written("deliveries").where(f"source = '{name}'")
     done = done.selectExpr(f"{coordinate_sql('queue', 'queue_offset')} AS d_at")

@@ -70,7 +70,7 @@ BEGINNING = Point()
 
 
 @dataclass(frozen=True)
-class Look:
+class Between:
     """Rows of the tables between two points."""
 
     warehouse: Warehouse
