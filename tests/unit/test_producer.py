@@ -475,9 +475,6 @@ class Held:
         self.has_outcome = threading.Event()
         self._sender = SimpleNamespace(force_close=self.has_outcome.set, join=lambda _: None)
 
-    def partitions_for(self, _: str) -> list[int]:
-        return [0]
-
     def flush(self, timeout: float) -> None:
         if not self.has_outcome.wait(timeout):
             raise KafkaTimeoutError
@@ -492,7 +489,7 @@ def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced
         new.has_outcome.set()
         clients = iter((old, new))
         engine = KafkaPythonEngine(lambda *_, made=clients: next(made), 1_000, str)
-        engine.queues("orders", 2_000)  # a longer time-out, so it needs a new client
+        engine._current(2_000, time.monotonic() + 20)  # a longer time-out, so it needs a new client
         assert not engine.flush(0.1)
         if not is_given_up:
             threading.Timer(0.2, old.has_outcome.set).start()

@@ -11,7 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from commitlake.clients.producer.engine import Engine, Result, Sent
+from commitlake.clients.producer.engine import Engine, Queue, Result, Sent
 from commitlake.errors import FailedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -43,11 +43,7 @@ class ByHand:
         for number in range(HANDS):
             threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
 
-    def queues(self, topic: str, timeout_ms: int) -> int:
-        """See `Engine`."""
-        return self._made(partial(self._engine.queues, topic, timeout_ms))
-
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """See `Engine`."""
         sent = self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
         return _SentByHand(sent.outcome, partial(self._made, sent.withdraw))
@@ -60,6 +56,9 @@ class ByHand:
         """See `Engine`."""
         self._engine.close(timeout_s)
         self._is_closed = True
+        self._end_hands()
+
+    def _end_hands(self) -> None:
         for _ in range(HANDS):
             self._calls.put(None)
 
@@ -86,10 +85,13 @@ class ByHand:
             del call  # a thread that waits keeps nothing alive
 
     def _make_left(self) -> None:
-        with suppress(Empty):
-            while True:
-                if call := self._calls.get_nowait():
-                    call()
+        try:
+            with suppress(Empty):
+                while True:
+                    if call := self._calls.get_nowait():
+                        call()
+        finally:
+            self._end_hands()  # those that still make a call have their marks taken here
 
 
 def _make(make: Callable[[], T], outcome: Result[T]) -> None:

@@ -236,6 +236,6 @@ def shared(connection: Connection) -> Connection:
 
 
 @lru_cache(maxsize=1)
-def _of(pid: int) -> tuple[threading.Lock, WeakValueDictionary[object, Connection]]:
+def _of(pid: int) -> tuple[threading.RLock, WeakValueDictionary[object, Connection]]:
     """A process that was forked has no connections, and the lock of its parent may be held there for ever."""
-    return threading.Lock(), WeakValueDictionary()
+    return threading.RLock(), WeakValueDictionary()

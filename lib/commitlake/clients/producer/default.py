@@ -120,7 +120,8 @@ class DefaultMQProducer:
 
         Args:
             message: a message, or messages of one topic without delay.
-            timeout: ms, instead of `send_msg_timeout`.
+            timeout: ms, instead of `send_msg_timeout`. The longest so far, of all producers that share the connection,
+                is also how much later Kafka's client may try again what had gone out.
 
         Raises:
             RefusedSend: nothing was sent, with `reason`; as it is the message would be refused again.

@@ -219,8 +219,8 @@ class KafkaLink:
         engine = self._started()
         try:
             if queue is None:
-                number = next(self._turn) if record.key is None else murmur2(record.key) & 0x7FFFFFFF
-                queue = int(number % engine.queues(name, timeout_ms))
+                number = next(self._turn) if record.key is None else int(murmur2(record.key)) & 0x7FFFFFFF
+                return engine.send(name, number.__mod__, record, timeout_ms)
             return engine.send(name, queue, record, timeout_ms)
         except ConfigError as error:  # of a connection in place of another, for example when a file is gone
             raise FailedSend(str(error)) from error

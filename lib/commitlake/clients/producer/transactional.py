@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
-from threading import Lock
 from typing import Any
 
 from commitlake.clients import tracing
@@ -346,22 +345,19 @@ def _attempt(half: wire.HalfRecord | wire.CheckRecord) -> str:
 
 
 class _Recent:
-    """The newest `most` of the decisions added, by id."""
+    """The newest `most` of the decisions added, by id. A lock might be held by what a signal handler interrupts."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._decisions: OrderedDict[str, LocalTransactionState] = OrderedDict()
-        self._lock = Lock()
 
     def add(self, name: str, decision: LocalTransactionState) -> None:
-        with self._lock:
-            self._decisions[name] = decision
-            if len(self._decisions) > self._most:
-                self._decisions.popitem(last=False)
+        self._decisions[name] = decision
+        if len(self._decisions) > self._most:
+            self._decisions.popitem(last=False)
 
     def get(self, name: str) -> LocalTransactionState | None:
-        with self._lock:
-            return self._decisions.get(name)
+        return self._decisions.get(name)
 
 
 def log_lost(error: BaseException | None) -> None:
