@@ -6,14 +6,11 @@ import tempfile
 
 from deltalake import DeltaTable
 
-from commitlake.errors import ConsumerError
+from commitlake.errors import WarehouseError
 
-_SPAWN = (
-    "start such processes by `spawn` (multiprocessing.get_context('spawn')), or before the first message is asked for"
-)
-FORKED = (
-    "this consumer has begun in another process, from which this one was forked; its messages come, and are finished, "
-    f"only there; {_SPAWN}, and make a consumer in each"
+SPAWN = (
+    "start such processes by `spawn` (multiprocessing.get_context('spawn')), or before the first message, or table, is "
+    "asked for"
 )
 
 
@@ -21,12 +18,12 @@ def refuse_fork() -> None:
     """Refuse a process that was forked from one that used deltalake, whose threads are missing here.
 
     Raises:
-        ConsumerError: it was.
+        WarehouseError: it was.
     """
     try:
-        DeltaTable.is_deltatable(tempfile.gettempdir())  # it looks for its threads first
+        DeltaTable.is_deltatable(tempfile.gettempdir())  # it looks for its threads first; 16 us
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # which is no Exception, and can't be imported
             raise
-        msg = f"this process was forked from one that used deltalake, which does not work in both; {_SPAWN}"
-        raise ConsumerError(msg) from error
+        msg = f"this process was forked from one that used deltalake, which does not work in both; {SPAWN}"
+        raise WarehouseError(msg) from error
