@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.foreign import foreign_modules
 from typer.testing import CliRunner
 
 import commitlake
@@ -333,13 +334,11 @@ def run_script(clone: Path, python: str, *given: str, cwd: Path | None = None) -
 
 
 def test_the_script_runs_no_file_of_the_directory_that_it_is_called_from(tmp_path: Path) -> None:
-    here, clone = tmp_path / "here", tmp_path / "clone"
-    for directory in (here, clone):
-        directory.mkdir()
+    clone = tmp_path / "clone"
+    clone.mkdir()
     (clone / "lib").symlink_to(ROOT / "lib")
-    for name in ("kafka", "yaml", "queue", "typer"):
-        (here / f"{name}.py").write_text("raise SystemExit('the file of the directory was run')")
-    assert "warehouse = " in run_script(clone, f'exec {sys.executable} "$@"', "config", cwd=here)
+    told = run_script(clone, f'exec {sys.executable} "$@"', "config", cwd=foreign_modules(tmp_path))
+    assert "warehouse = " in told
 
 
 @pytest.mark.parametrize(
