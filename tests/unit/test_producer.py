@@ -24,9 +24,11 @@ from kafka.errors import KafkaTimeoutError
 from tests.support.published import SETTINGS
 
 from commitlake.clients.producer import (
+    AsyncTransactionMQProducer,
     DefaultMQProducer,
     LocalTransactionState,
     Message,
+    RefusedSend,
     TransactionMQProducer,
     confluent,
 )
@@ -384,6 +386,31 @@ def test_an_engine_that_is_unknown_or_does_not_take_an_option_is_refused() -> No
     with pytest.raises(MQClientException, match="sasl_mechanism is not allowed with engine='confluent'"):
         DefaultMQProducer("group", engine="confluent", client_options={"sasl_mechanism": "PLAIN"}, **where)
     DefaultMQProducer("group", engine="confluent", client_options={"compression_type": "zstd"}, **where)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"client_options": [1]}, "client_options: [1] is not allowed; allowed is a dict"),
+        ({"client_options": {5: 1}}, "client_options: 5 is not allowed"),
+        ({"client_options": {"linger_ms": "5"}}, "client_options: linger_ms is '5', allowed is a number, such as 0"),
+        ({"listener": "a listener"}, "'a listener' is no listener, allowed is an object with the methods execute_"),
+        ({"threads": 0}, "threads: 0 is not allowed; allowed is a whole number from 1"),
+        ({"threads": "8"}, "threads: '8' is not allowed"),
+    ],
+)
+def test_what_a_producer_can_not_use_is_refused_when_it_is_made(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(MQClientException) as caught:
+        AsyncTransactionMQProducer("group", **{"bootstrap_servers": "nowhere:9092", **given})
+    assert text in str(caught.value)
+
+
+def test_no_hook_and_no_messages_are_refused() -> None:
+    producer = TransactionMQProducer("group", bootstrap_servers="nowhere:9092")
+    with pytest.raises(MQClientException, match="7 is no hook, allowed is a callable"):
+        producer.register_end_transaction_hook(7)  # type: ignore[arg-type]
+    with pytest.raises(RefusedSend, match=r"7 .*is no message"):
+        producer.split(7)  # type: ignore[arg-type]
 
 
 def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ class DefaultMQProducer:
         timeout = None if timeout is None else milliseconds("timeout", timeout)
         if isinstance(message, Message):
             return self._send_one(message, timeout)
-        return self._send_batch(list(message) if isinstance(message, Iterable) else [message], timeout)
+        return self._send_batch(_listed(message), timeout)
 
     def split(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
@@ -140,7 +140,7 @@ class DefaultMQProducer:
         Raises:
             RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
         """
-        listed = list(messages)
+        listed = _listed(messages)
         for each in listed:
             topic_of(each)
         with self._refusing(tracing.reserved()) as maker:
@@ -243,6 +243,11 @@ class DefaultMQProducer:
         except RecordError as error:
             msg = f"{error.reason or 'refused'}: {error}; nothing was sent"
             raise RefusedSend(msg, error.reason) from error
+
+
+def _listed(given: Any) -> list[Any]:
+    """What should be several messages."""
+    return list(given) if isinstance(given, Iterable) else [given]
 
 
 def _addresses(given: object) -> str:

@@ -99,8 +99,7 @@ class TransactionMQProducer(DefaultMQProducer):
             start_timeout=start_timeout,
             engine=engine,
         )
-        self._check_plain(listener, *_METHODS)
-        self._listener = listener
+        self._listener = self._checked_listener(listener)
         self._executor, self._check_timeout_s = executor, milliseconds("check_timeout", check_timeout) / 1_000
         self._hooks: list[AnyHook] = []
         self._is_warned = False
@@ -141,10 +140,9 @@ class TransactionMQProducer(DefaultMQProducer):
         """Set the listener, also while running.
 
         Raises:
-            MQClientException: its methods are coroutine functions.
+            MQClientException: it is no listener, or its methods are coroutine functions.
         """
-        self._check_plain(listener, *_METHODS)
-        self._listener = listener
+        self._listener = self._checked_listener(listener)
         if self._running:  # nothing waits for a start or a shutdown under way
             self._answer_checks()
 
@@ -152,8 +150,11 @@ class TransactionMQProducer(DefaultMQProducer):
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent.
 
         Raises:
-            MQClientException: it is a coroutine function.
+            MQClientException: it can't be called, or is a coroutine function.
         """
+        if not callable(getattr(hook, "end_transaction", hook)):
+            msg = f"{hook!r:.200} is no hook, allowed is a callable, or an object with a method end_transaction"
+            raise MQClientException(msg)
         self._check_plain(hook, "__call__", "end_transaction")
         self._hooks.append(hook)
 
@@ -226,6 +227,13 @@ class TransactionMQProducer(DefaultMQProducer):
                 "checks)",
                 self.group,
             )
+
+    def _checked_listener(self, listener: Any) -> TransactionListener | None:
+        if listener is not None and not any(hasattr(listener, name) for name in _METHODS):
+            msg = f"{listener!r:.200} is no listener, allowed is an object with the methods {' and '.join(_METHODS)}"
+            raise MQClientException(msg)
+        self._check_plain(listener, *_METHODS)
+        return listener  # type: ignore[no-any-return]
 
     def _check_plain(self, given: object, *names: str) -> None:
         """Nothing would await a coroutine here."""
