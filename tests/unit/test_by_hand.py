@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.support.polling import wait_for
 
+from commitlake.clients.producer import DefaultMQProducer
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.engine import Queue, Result
@@ -46,6 +47,7 @@ class Client:
         self.chosen: int | None = None
         self.flushes = threading.Event()
         self.flushes.set()
+        self.is_closed = False
         self._sent: SimpleQueue[Sent] = SimpleQueue()
         threading.Thread(target=self._tell, daemon=True).start()
 
@@ -63,7 +65,9 @@ class Client:
         self.callers.add(threading.current_thread())
         return self.flushes.wait(timeout_s)
 
-    def close(self, timeout_s: float) -> None: ...
+    def close(self, timeout_s: float) -> None:
+        self.flush(timeout_s)
+        self.is_closed = True
 
     def _tell(self) -> None:
         while True:
@@ -126,25 +130,52 @@ def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_th
     assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT  # after a handler that shut it down
 
 
-def test_a_thread_whose_call_was_interrupted_ends_with_the_engine_too() -> None:
-    before, client = threading.active_count(), Client()
-    client.flushes.clear()
-    engine = ByHand(client)
+def after(seconds: float, call: Callable[[], object]) -> None:
+    """Calls what a signal handler interrupts by an exception."""
 
     def limit(*_: object) -> None:
         raise TimeLimit
 
     handler = signal.signal(signal.SIGALRM, limit)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         with pytest.raises(TimeLimit):
-            engine.flush(60)
+            call()
     finally:
         signal.signal(signal.SIGALRM, handler)
-    engine.close(0)
+
+
+@pytest.mark.parametrize("end", [ByHand.flush, ByHand.close])
+def test_a_call_that_is_interrupted_goes_on_and_its_thread_ends_with_the_engine(
+    end: Callable[[ByHand, float], object],
+) -> None:
+    before, client = threading.active_count(), Client()
+    client.flushes.clear()
+    engine = ByHand(client)
+    after(0.2, lambda: end(engine, 60))
+    threading.Timer(0.5, client.flushes.set).start()
+    engine.close(60)
+    assert client.is_closed
     assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT
-    client.flushes.set()
     wait_for(lambda: threading.active_count() <= before + 1, 15)
+
+
+def test_a_shutdown_that_was_interrupted_is_made_good_by_the_next_one() -> None:
+    begun: list[float] = []
+
+    class Connection:
+        def leave(self, holder: object, timeout_s: float) -> None:
+            begun.append(timeout_s)
+            if len(begun) == 1:
+                raise TimeLimit
+
+    producer = DefaultMQProducer("group", bootstrap_servers="nowhere:9092")
+    producer._running, producer._link._connection = True, Connection()  # type: ignore[assignment]
+    with pytest.raises(TimeLimit):
+        producer.shutdown(1_000)
+    for _ in range(2):
+        producer.shutdown(5_000)
+    assert begun == [1, 5]
 
 
 def in_place_of_a_start(monkeypatch: pytest.MonkeyPatch, handler: Callable[[], object]) -> None:

@@ -31,12 +31,14 @@ from commitlake.clients.producer import (
     RefusedSend,
     TransactionMQProducer,
     confluent,
+    settings,
 )
 from commitlake.clients.producer.check_progress import CheckProgress
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
+from commitlake.clients.producer.settings import SettingsReader
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
@@ -523,6 +525,20 @@ def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced
             assert engine.flush(20)
         engine.close(0.1)
         assert old.has_outcome.is_set()
+
+
+def test_the_settings_are_read_again_after_any_error_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[object] = []
+
+    def crashed(**_: object) -> None:
+        tries.append(None)
+        msg = "the loop has crashed"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(settings, "KafkaConsumer", crashed)
+    with pytest.raises(MQClientException, match="cannot read the Kafka topic settings: the loop has crashed"):
+        SettingsReader({}, "settings", str, bool).start(1_500)
+    assert len(tries) > 1
 
 
 def test_without_a_broker_the_start_fails_without_the_clients_traceback(caplog: pytest.LogCaptureFixture) -> None:

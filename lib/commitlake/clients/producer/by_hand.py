@@ -40,8 +40,12 @@ class ByHand:
         self._pid = os.getpid()
         self._is_closed = False
         self._calls = SimpleQueue[Callable[[], None] | None]()
-        for number in range(HANDS):
-            threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
+        try:
+            for number in range(HANDS):
+                threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
+        except BaseException:  # of a signal handler, or there are no more threads
+            self._calls.put(None)
+            raise
 
     def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """See `Engine`."""
@@ -54,12 +58,11 @@ class ByHand:
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
-        self._engine.close(timeout_s)
-        self._is_closed = True
-        self._end_hands()
-
-    def _end_hands(self) -> None:
-        for _ in range(HANDS):
+        try:
+            if not sys.is_finalizing():
+                self._made(partial(self._engine.close, timeout_s))
+        finally:
+            self._is_closed = True
             self._calls.put(None)
 
     def _made(self, make: Callable[[], T]) -> T:
@@ -83,6 +86,7 @@ class ByHand:
         while (call := self._calls.get()) is not None:
             call()
             del call  # a thread that waits keeps nothing alive
+        self._calls.put(None)  # for the next thread
 
     def _make_left(self) -> None:
         try:
@@ -91,7 +95,7 @@ class ByHand:
                     if call := self._calls.get_nowait():
                         call()
         finally:
-            self._end_hands()  # those that still make a call have their marks taken here
+            self._calls.put(None)  # for those that still make a call
 
 
 def _make(make: Callable[[], T], outcome: Result[T]) -> None:

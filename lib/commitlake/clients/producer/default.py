@@ -105,9 +105,8 @@ class DefaultMQProducer:
         timeout_s = milliseconds("timeout", timeout) / 1_000
         with self._switch:
             self._is_called_off = True
-            was_running, self._running = self._running, False
-            if was_running:
-                self._link.stop(timeout_s)
+            self._running = False
+            self._link.stop(timeout_s)  # also when a signal handler has interrupted a shutdown before
             self._is_stopped = True
 
     def wait(self) -> None:

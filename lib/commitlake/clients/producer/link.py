@@ -127,9 +127,9 @@ class KafkaLink:
 
     def stop(self, timeout_s: float) -> None:
         """Send what is still buffered, for at most `timeout_s`, then leave the connection."""
-        connection, self._connection = self._connection, None
-        if connection:
+        if connection := self._connection:
             connection.leave(self, timeout_s)
+            self._connection = None
 
     def flush(self, timeout_s: float) -> None:
         """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""

@@ -124,8 +124,12 @@ class TransactionMQProducer(DefaultMQProducer):
         until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
         with self._switch:
             checks, self._checks = self._checks, None
-        if checks:
-            checks.stop(until)
+        try:
+            if checks:
+                checks.stop(until)
+        except BaseException:  # of a signal handler: the next shutdown goes on
+            self._checks = checks
+            raise
         if self._running:
             self._link.flush(max(0.0, until - time.monotonic()) / 2)
         self._late.stop(max(0.0, until - time.monotonic()) / 2)
