@@ -34,18 +34,15 @@ def left(place: Path) -> list[tuple[str, str, int, str]]:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_handler_gets_all_messages_and_what_it_returned_from_is_done(tmp_path: Path, threads: int) -> None:
-    write(tmp_path, "orders", [message(n, batch=0, queue=n % 4) for n in range(50)])
-    found: list[str] = []
-    consumer(tmp_path, follow=False).run(lambda each: found.append(each.message_id), threads=threads)
-    assert sorted(found) == sorted(f"m{n}" for n in range(50))
-    assert left(tmp_path) == []
+def test_a_handler_gets_all_messages_and_a_run_ends_after_the_last_is_done(tmp_path: Path, threads: int) -> None:
+    sent, found = numbers(tmp_path), list[str]()
 
+    def handle(each: Any) -> None:
+        time.sleep(0.05)
+        found.append(each.message_id)
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_run_without_follow_ends_after_the_last_message_and_not_before(tmp_path: Path, threads: int) -> None:
-    write(tmp_path, "orders", [message(n, batch=0) for n in range(5)])
-    consumer(tmp_path, follow=False).run(lambda _: time.sleep(0.3), threads=threads)
+    consumer(tmp_path, follow=False).run(handle, threads=threads)
+    assert sorted(found) == sent
     assert left(tmp_path) == []
 
 
@@ -113,16 +110,6 @@ def test_what_is_no_exception_ends_the_run_and_its_message_comes_again(tmp_path:
     assert [(name, state) for name, state, *_ in left(tmp_path)] == [("m1", "OPEN")]
 
 
-def test_whatever_an_exception_says_is_a_remark(tmp_path: Path) -> None:
-    write(tmp_path, "orders", [message(0, batch=0)])
-
-    def handle(each: Any) -> None:
-        raise ValueError("unknown \ud800")
-
-    consumer(tmp_path, follow=False).run(handle, most=1)
-    assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: unknown ?")]
-
-
 class WordlessError(Exception):
     """Its text names what is not there."""
 
@@ -130,15 +117,30 @@ class WordlessError(Exception):
         raise KeyError("field")
 
 
-def test_an_exception_that_can_not_say_what_it_is_about_is_a_retry_as_any_other(tmp_path: Path) -> None:
-    write(tmp_path, "orders", [message(n, batch=0) for n in range(3)])
-
+def raises(error: Exception) -> Any:
     def handle(each: Any) -> None:
-        if each.message_id == "m1":
-            raise WordlessError
+        raise error
 
+    return handle
+
+
+async def raises_in_a_coroutine(each: Any) -> None:
+    await asyncio.sleep(0)
+    raise ValueError("no such customer")
+
+
+@pytest.mark.parametrize(
+    ("handle", "remark"),
+    [
+        (raises(ValueError("unknown \ud800")), "ValueError: unknown ?"),
+        (raises(WordlessError()), "WordlessError"),
+        (raises_in_a_coroutine, "ValueError: no such customer"),
+    ],
+)
+def test_whatever_an_exception_says_is_a_remark(tmp_path: Path, handle: Any, remark: str) -> None:
+    write(tmp_path, "orders", [message(0, batch=0)])
     consumer(tmp_path, follow=False).run(handle, most=1)
-    assert left(tmp_path) == [("m1", "DEAD", 1, "WordlessError")]
+    assert left(tmp_path) == [("m0", "DEAD", 1, remark)]
 
 
 def test_a_long_line_behind_a_message_that_fails_is_told(
@@ -293,17 +295,6 @@ def test_a_handler_that_is_a_coroutine_function_is_awaited(tmp_path: Path, kind:
     assert sorted(own.found) == sent
     assert own.most == 4
     assert left(tmp_path) == []
-
-
-def test_an_exception_of_a_coroutine_is_a_retry(tmp_path: Path) -> None:
-    write(tmp_path, "orders", [message(0, batch=0)])
-
-    async def handle(each: Any) -> None:
-        await asyncio.sleep(0)
-        raise ValueError("no such customer")
-
-    consumer(tmp_path, follow=False).run(handle, most=1)
-    assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: no such customer")]
 
 
 def generator(each: Any) -> Any:
