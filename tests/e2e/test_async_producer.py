@@ -14,13 +14,6 @@ from commitlake import AsyncTransactionMQProducer, Message
 from commitlake.errors import FailedSend, MQClientException, UncertainSend
 
 
-@pytest.fixture
-def kafka(broker: Any) -> Namespace:
-    namespace = Namespace(broker)
-    namespace.publish()
-    return namespace
-
-
 class Orders:
     """A local transaction that waits as a database driver for asyncio does."""
 

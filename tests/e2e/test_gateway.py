@@ -27,17 +27,8 @@ from commitlake.protocol.encoding import Position
 
 if TYPE_CHECKING:
     from commitlake.coordinator.coordinator import Coordinator
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 COMMIT, ROLLBACK = rocketmq.TransactionResolution.COMMIT, rocketmq.TransactionResolution.ROLLBACK
-
-
-@pytest.fixture
-def kafka(broker: EmbeddedBroker) -> Namespace:
-    """Topics with a coordinator's settings, and nobody who coordinates."""
-    namespace = Namespace(broker)
-    namespace.publish()
-    return namespace
 
 
 @pytest.fixture

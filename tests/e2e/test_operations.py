@@ -110,15 +110,11 @@ def test_the_ledger_shows_a_transaction_from_its_half_message_to_its_end(history
 
 
 @pytest.mark.usefixtures("decided")
-def test_an_administrator_reopens_a_transaction_and_ends_it_by_force(history: Any) -> None:
-    events = history("resumed", until="COMMITTED")
-    assert events.index("DISCARDED") < events.index("RESUME op") < events.index("COMMITTED")
-
-
-@pytest.mark.usefixtures("decided")
 def test_a_forced_end_needs_no_check_and_has_its_remark(
     coordinator: Coordinator, sent: dict[str, str], history: Any
 ) -> None:
+    events = history("resumed", until="COMMITTED")
+    assert events.index("DISCARDED") < events.index("RESUME op") < events.index("COMMITTED")
     assert history("forced", until="ROLLED_BACK") == ["half message", "UNKNOWN op", "ROLLBACK op", "ROLLED_BACK"]
     rows = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent["forced"]).collect()
     assert rows[2]["detail"] == "by an administrator, customer called"

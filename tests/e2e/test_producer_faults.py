@@ -63,7 +63,7 @@ def limit(kafka: Namespace, topic: str, size: int) -> None:
 # no error is for ever
 
 
-def test_after_a_record_that_kafka_refused_the_next_one_is_sent(kafka: Namespace) -> None:
+def test_after_a_record_that_kafka_refused_the_next_one_is_sent_and_checks_are_answered(kafka: Namespace) -> None:
     limit(kafka, "messages", 1_000)
     with kafka.producer(Listener()) as producer:
         with pytest.raises(MQClientException):
@@ -71,18 +71,10 @@ def test_after_a_record_that_kafka_refused_the_next_one_is_sent(kafka: Namespace
         assert producer.send(Message("orders", b"small")).queue_offset >= 0
         producer.send_message_in_transaction(Message("orders", b"half"))
         assert [op.decision for op in kafka.wait_for_ops(1)] == ["COMMIT"]
-    assert [record.value for record in kafka.read("messages")] == [b"small"]
-
-
-def test_checks_are_answered_after_a_record_that_kafka_refused(kafka: Namespace) -> None:
-    limit(kafka, "messages", 1_000)
-    with kafka.producer(Listener()) as producer:
-        for _ in range(3):
-            with pytest.raises(MQClientException):
-                producer.send(Message("orders", os.urandom(50_000)))
         kafka.ask(check())
         wait_for(lambda: kafka.committed() == 1)
     assert [op.decision for op in kafka.answers()] == ["COMMIT"]
+    assert [record.value for record in kafka.read("messages")] == [b"small"]
 
 
 # no check is poison

@@ -218,28 +218,22 @@ def refusal(connect: Callable[..., None], *arguments: Any, **login: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("user", "login", "told"),
+    [
+        (OUTSIDER, {}, [f"denies the user {OUTSIDER} access", "docs/how-to/secure.md"]),
+        ("coordinator", {"password": "wr0ng-secret"}, ["refuses this client", "sasl.jaas.config"]),
+        ("coordinator", {"ca": "other"}, ["certificate verify failed", "ssl.truststore.location"]),
+    ],
+    ids=["missing rights", "a wrong password", "a certificate of an untrusted CA"],
+)
 @EVERYBODY
-def test_missing_rights_are_named(connect: Callable[..., None], secured: Secured, spark: SparkSession) -> None:
-    error = refusal(connect, secured, spark, OUTSIDER)
-    assert f"denies the user {OUTSIDER} access" in error
-    assert "docs/how-to/secure.md" in error
-
-
-@EVERYBODY
-def test_a_wrong_password_fails_at_once(connect: Callable[..., None], secured: Secured, spark: SparkSession) -> None:
-    error = refusal(connect, secured, spark, "coordinator", password="wr0ng-secret")
-    assert "refuses this client" in error
-    assert "sasl.jaas.config" in error
-    assert "wr0ng-secret" not in error
-
-
-@EVERYBODY
-def test_a_certificate_of_an_untrusted_ca_fails_at_once(
-    connect: Callable[..., None], secured: Secured, spark: SparkSession
+def test_who_is_refused_is_told_at_once(
+    connect: Callable[..., None], secured: Secured, spark: SparkSession, user: str, login: Any, told: list[str]
 ) -> None:
-    error = refusal(connect, secured, spark, "coordinator", ca="other")
-    assert "certificate verify failed" in error
-    assert "ssl.truststore.location" in error
+    error = refusal(connect, secured, spark, user, **login)
+    assert [text for text in told if text not in error] == []
+    assert "wr0ng-secret" not in error
 
 
 def test_the_plans_of_running_queries_hold_no_secret(

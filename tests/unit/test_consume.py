@@ -7,11 +7,15 @@ import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from tests.support.consumers import consumer as consuming
+from tests.support.consumers import rest as ids
+from tests.support.consumers import running
 from tests.support.polling import wait_for
 from tests.support.topic_table import compact, message, write
 
@@ -42,15 +46,7 @@ ALL = [f"m{10 * batch + n}" for batch in range(3) for n in range(3)]
 NORMAL = ["n0", "n1", "n2"]
 
 
-def consumer(warehouse: Path, **arguments: Any) -> Any:
-    given = {"group": "points", "follow": False, "poll": "50ms", **arguments}
-    return commitlake.consume({"warehouse": str(warehouse)}, "orders", **given)
-
-
-def ids(warehouse: Path, **arguments: Any) -> list[str]:
-    """Message ids in the order in which they come; each is done."""
-    with consumer(warehouse, **arguments) as messages:
-        return [done(each).message_id for each in messages]
+consumer = partial(consuming, follow=False)
 
 
 def done(received: ReceivedMessage) -> ReceivedMessage:
@@ -162,19 +158,10 @@ def test_receipts_tell_what_became_of_each_message(warehouse: Path) -> None:
 
 def test_a_live_table_is_followed_from_before_it_is_there(tmp_path: Path) -> None:
     found: list[str] = []
-    running = consumer(tmp_path / "warehouse", follow=True)
-
-    def read() -> None:
-        with running as messages:
-            found.extend(done(each).message_id for each in messages)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    for number in range(3):
-        write(tmp_path / "warehouse", "orders", [message(number, batch=number, queue=number)])
-        wait_for(lambda: f"m{number}" in found)  # noqa: B023 - called at once
-    running.stop()
-    thread.join(30)
+    with running(consumer(tmp_path / "warehouse", follow=True), lambda each: found.append(done(each).message_id)):
+        for number in range(3):
+            write(tmp_path / "warehouse", "orders", [message(number, batch=number, queue=number)])
+            wait_for(lambda: f"m{number}" in found)  # noqa: B023 - called at once
     assert found == ["m0", "m1", "m2"]
 
 

@@ -26,14 +26,6 @@ from commitlake.config import from_mapping
 from commitlake.errors import ConsumerError
 
 
-@pytest.fixture
-def warehouse(tmp_path: Path) -> Path:
-    """40 messages in four queues."""
-    place = tmp_path / "warehouse"
-    write(place, "orders", [message(n, batch=0, queue=n % 4) for n in range(40)])
-    return place
-
-
 def members() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("commitlake-consumer")]
 
