@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
-from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, NotUtf8, check
+from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, NotUtf8, check, failed
 from tests.support.polling import WAIT_S, wait_for
 
 from commitlake.clients.producer import (
@@ -23,7 +23,6 @@ from commitlake.clients.producer import (
     MessageExt,
     MQClientException,
     RefusedSend,
-    TransactionMQProducer,
     UncertainSend,
 )
 from commitlake.clients.producer.link import ENGINES, KafkaLink
@@ -518,20 +517,12 @@ def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Pa
         kafka.publish()
         listener = Listener()
         with kafka.producer(listener, send_msg_timeout=1_000) as producer:
-            wait_for(lambda: sent(producer, Message("orders", b"before")))
+            wait_for(lambda: not failed(producer.send_message_in_transaction, Message("orders", b"before")))
             broker.stop()
             with pytest.raises((FailedSend, UncertainSend)):
                 producer.send_message_in_transaction(Message("orders", b"meanwhile"))
             broker.start()
-            wait_for(lambda: sent(producer, Message("orders", b"after")))
+            wait_for(lambda: not failed(producer.send_message_in_transaction, Message("orders", b"after")))
             kafka.ask(check())
             wait_for(lambda: any(op.from_check for op in kafka.ops()))
     assert [message.body for message, _ in listener.executed] == [b"before", b"after"]
-
-
-def sent(producer: TransactionMQProducer, message: Message) -> bool:
-    try:
-        producer.send_message_in_transaction(message)
-    except MQClientException:
-        return False
-    return True

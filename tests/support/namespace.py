@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -12,6 +13,7 @@ from commitlake.clients.producer import (
     LocalTransactionState,
     Message,
     MessageExt,
+    MQClientException,
     TransactionListener,
     TransactionMQProducer,
 )
@@ -106,6 +108,15 @@ class Namespace:
         found = consumer.committed(TopicPartition(f"{self.prefix}check", partition))
         consumer.close(autocommit=False)
         return found  # type: ignore[no-any-return]
+
+
+def failed(send: Callable[[Message], object], message: Message) -> MQClientException | None:
+    """The error of a send, if there was one."""
+    try:
+        send(message)
+    except MQClientException as error:
+        return error
+    return None
 
 
 class NotUtf8(str):

@@ -61,7 +61,7 @@ def test_no_new_message_is_read_while_too_many_wait_for_their_next_attempt(
         if is_well.is_set():
             each.done()
         else:
-            each.retry("8s")
+            each.retry("4s")
 
     with running(consumer(warehouse, poll="50ms"), handle):
         wait_for(lambda: "40 messages of orders wait for their next attempt; no new one is read" in caplog.text)
