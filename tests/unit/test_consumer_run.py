@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.awaited import awaited
 from tests.support.consumers import consumer, rest
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
@@ -349,24 +350,22 @@ def test_tasks_may_share_a_consumer_of_asyncio(tmp_path: Path) -> None:
     assert asyncio.run(share()) == sent
 
 
-def test_a_run_of_asyncio_awaits_its_handler_on_the_same_loop(tmp_path: Path) -> None:
+@awaited
+async def test_a_run_of_asyncio_awaits_its_handler_on_the_same_loop(tmp_path: Path) -> None:
     sent, own = numbers(tmp_path), Awaited()
+    here = asyncio.get_running_loop()
 
-    async def run() -> None:
-        here = asyncio.get_running_loop()
+    async def handle(each: Any) -> None:
+        assert asyncio.get_running_loop() is here
+        await own.handle(each)
 
-        async def handle(each: Any) -> None:
-            assert asyncio.get_running_loop() is here
-            await own.handle(each)
-
-        await commitlake.AsyncConsumer(consumer(tmp_path, follow=False)).run(handle, threads=4)
-
-    asyncio.run(run())
+    await commitlake.AsyncConsumer(consumer(tmp_path, follow=False)).run(handle, threads=4)
     assert (sorted(own.found), own.most) == (sent, 4)
     assert left(tmp_path) == []
 
 
-def test_a_run_of_asyncio_that_is_cancelled_waits_for_the_calls_under_way(tmp_path: Path) -> None:
+@awaited
+async def test_a_run_of_asyncio_that_is_cancelled_waits_for_the_calls_under_way(tmp_path: Path) -> None:
     numbers(tmp_path)
     begun, ended = list[str](), list[str]()
 
@@ -375,14 +374,11 @@ def test_a_run_of_asyncio_that_is_cancelled_waits_for_the_calls_under_way(tmp_pa
         await asyncio.sleep(0.5)
         ended.append(each.message_id)
 
-    async def run() -> None:
-        running = asyncio.create_task(commitlake.AsyncConsumer(consumer(tmp_path)).run(handle, threads=2))
-        while not begun:
-            await asyncio.sleep(0.01)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(run())
+    running = asyncio.create_task(commitlake.AsyncConsumer(consumer(tmp_path)).run(handle, threads=2))
+    while not begun:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert sorted(begun) == sorted(ended)
     assert len(left(tmp_path)) == 20 - len(ended)
