@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from tests.support.consumers import consumer, rest
-from tests.support.topic_table import message, write
 
 from commitlake.errors import ConsumerError
 
@@ -91,14 +90,6 @@ for each in consumer(place):
     break
 print("parent goes on")
 """
-
-
-@pytest.fixture
-def warehouse(tmp_path: Path) -> Path:
-    """40 messages in four queues."""
-    place = tmp_path / "warehouse"
-    write(place, "orders", [message(n, batch=0, queue=n % 4) for n in range(40)])
-    return place
 
 
 def run(warehouse: Path, program: str) -> subprocess.CompletedProcess[str]:

@@ -133,6 +133,23 @@ def test_members_of_a_batch_keep_their_ids_and_the_batch_has_another_one_each_ti
     assert len({record.msg_id, second.msg_id, *ids}) == 4
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [Message("orders", b""), Message("points", b"")],
+        [Message("orders", b""), Message("orders", b"", delay_time_level=1)],
+        [Message("orders", b"", deliver_at=10**13)],
+        [Message("orders", b"", check_immunity_seconds=5)],
+        [Message("%RETRY%group", b"")],
+    ],
+)
+def test_a_batch_with_one_bad_member_is_refused_whole(messages: list[Message]) -> None:
+    with pytest.raises(RecordError) as error:
+        MAKER.batch(messages)
+    assert error.value.reason == "BAD_BATCH"
+
+
 JOINING = RecordMaker("group", replace(SETTINGS, batch_head=True))
 
 
@@ -221,17 +238,21 @@ def test_a_delay_becomes_its_header(fields: dict[str, Any], delays: dict[str, st
     assert far.message(Message("orders", b"", **fields)).delays == delays
 
 
-@pytest.mark.parametrize("given", ["soon", "1.5s", timedelta(-1), float("nan"), []])
-def test_what_is_no_delay_is_a_bad_one(given: Any) -> None:
-    with pytest.raises(RecordError, match="give seconds from 0 up, a text such as '3h', or a timedelta") as error:
-        MAKER.message(Message("orders", b"", delay_seconds=given))
-    assert error.value.reason == "BAD_DELAY"
+NO_DELAY: list[Any] = ["soon", timedelta(-1), float("nan"), []]
+IN_S, IN_MS = "give seconds from 0 up, a text such as '3h', or a", "give ms from 0 up, a text such as '15s', or a"
 
 
-@pytest.mark.parametrize("given", ["soon", "15", timedelta(-1), -0.5, float("nan"), []])
-def test_what_is_no_delay_in_ms_is_a_bad_one(given: Any) -> None:
-    with pytest.raises(RecordError, match="give ms from 0 up, a text such as '15s', or a timedelta") as error:
-        MAKER.message(Message("orders", b"", delay_milliseconds=given))
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        *(("delay_seconds", given, IN_S) for given in ("1.5s", *NO_DELAY)),
+        *(("delay_milliseconds", given, IN_MS) for given in ("15", -0.5, *NO_DELAY)),
+        ("deliver_at", datetime(2026, 1, 1), "time zone"),  # noqa: DTZ001 - what is refused
+    ],
+)
+def test_what_is_no_delay_is_a_bad_one(name: str, given: Any, told: str) -> None:
+    with pytest.raises(RecordError, match=told) as error:
+        MAKER.message(Message("orders", b"", **{name: given}))
     assert error.value.reason == "BAD_DELAY"
 
 
@@ -261,12 +282,6 @@ def test_an_immunity_is_a_duration_and_never_shorter_than_given(given: Any, seco
 def test_what_is_no_immunity_is_refused(given: Any) -> None:
     with pytest.raises(RecordError, match=r"check_immunity_seconds is .*; give seconds from 0 up"):
         MAKER.half(Message("orders", b"", check_immunity_seconds=given))
-
-
-def test_a_time_without_a_zone_is_a_bad_delay() -> None:
-    with pytest.raises(RecordError) as error:
-        MAKER.message(Message("orders", b"", deliver_at=datetime(2026, 1, 1)))  # noqa: DTZ001 - what is refused
-    assert error.value.reason == "BAD_DELAY"
 
 
 @pytest.mark.parametrize("fields", [{"queue_id": 99}, {"delay_seconds": "soon"}, {"body": b"x" * 1_001}])
