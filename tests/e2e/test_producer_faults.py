@@ -389,7 +389,7 @@ def test_a_shutdown_in_an_outage_ends_in_time_and_leaves_no_thread(tmp_path: Pat
             else:
                 producer.shutdown(timeout=5_000)
             assert time.monotonic() - begun < (40 if is_left else 9) * patience()
-    wait_for(lambda: set(threading.enumerate()) <= before, 15, lambda: set(threading.enumerate()) - before)
+    wait_for(lambda: set(threading.enumerate()) <= before, 15 * patience(), lambda: set(threading.enumerate()) - before)
 
 
 def test_a_forked_child_gets_a_clear_error(kafka: Namespace) -> None:
