@@ -86,11 +86,11 @@ class SettingsReader:
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
+            self._look()
             try:
-                self._look()
                 self._failure = None
                 self._consume()
-            except Exception as error:  # whatever it is: without this thread limits of before hold for good
+            except Exception as error:  # whatever it is: who still waits is told, and the limits may change again
                 self._failure = error
                 if is_refusal(error) and not self._ready.is_set():
                     self._ready.set()  # `start` need not wait: a retry would be refused too
