@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -31,6 +35,9 @@ _PARTITION = "partition."
 _TOPICS = "topics/"
 _FIRST_COMMIT = f"_delta_log/{0:020}.json"
 Options = Mapping[str, str] | None
+_LONGEST_S = 1.0
+"""For which a look of a while ago is new enough."""
+_SHARED: WeakValueDictionary[Hashable, Snapshot] = WeakValueDictionary()
 
 
 def location(warehouse: str, name: str) -> str:
@@ -118,6 +125,12 @@ def file_time_ms(place: str, name: str, options: Options = None) -> int | None:
     return None if found.mtime_ns is None else int(found.mtime_ns) // 1_000_000
 
 
+@cache
+def _making(key: Hashable) -> threading.Lock:
+    """Held by who makes a shared snapshot."""
+    return threading.Lock()
+
+
 class Snapshot:
     """A snapshot of a table, which `refresh` renews.
 
@@ -147,13 +160,50 @@ class Snapshot:
         self._version = self.delta.version()
         self._actions: pa.Table | None = None
         self._deleted: Mapping[str, features.Numbers] | None = None
+        self._lock = threading.RLock()
+        self._begun_s = self._good_until_s = 0.0
 
-    def refresh(self) -> bool:
-        """Go to the newest version; whether that is another one.
+    @classmethod
+    def shared(cls, place: str, options: Options = None) -> Self:
+        """The one of this process for a table, at its newest version; it goes when nobody holds it.
+
+        Raises:
+            NoTableError: There is none.
+            WarehouseError: It can't be read, or has a feature that is not known.
+        """
+        key = cls, place, tuple(sorted((options or {}).items()))
+        with _making(key):
+            found = _SHARED.get(key)
+            try:
+                if found is not None:
+                    found.refresh()
+            except (WarehouseError, DeltaError, OSError):  # opened anew, which may do, and else tells what is wrong
+                found = None
+            if found is None:
+                found = _SHARED[key] = cls(place, options)
+            assert isinstance(found, cls)
+            return found
+
+    def refresh(self, *, of_late: bool = False) -> bool:
+        """Go to the newest version; whether that is another one. Of many who ask at once one does it for all.
+
+        Args:
+            of_late: what somebody has just seen is new enough, so that looking takes a tenth of the time at most.
 
         Raises:
             WarehouseError: The table was deleted and made again.
         """
+        asked_s = time.monotonic()
+        with self._lock:
+            if self._begun_s > asked_s or (of_late and self._good_until_s > asked_s):
+                return False
+            begun_s = time.monotonic()
+            is_new = self._refresh()
+            self._begun_s, took_s = begun_s, time.monotonic() - begun_s
+            self._good_until_s = begun_s + min(_LONGEST_S, 10 * took_s)
+            return is_new
+
+    def _refresh(self) -> bool:
         try:
             self.delta.update_incremental()
         except DeltaError:  # such as of a log that is shorter now
@@ -187,18 +237,20 @@ class Snapshot:
         `path`, `size_bytes`, `modification_time`, `num_records`, `partition.<column>`, and statistics such as
         `min.batch_id` where the table has them.
         """
-        if self._actions is None:
-            actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
-            found = pa.RecordBatchReader.from_stream(actions).read_all()
-            features.refuse_clone(found["path"], self.place)
-            self._actions = features.by_logical_names(found, self.physical)
-        return self._actions
+        with self._lock:
+            if self._actions is None:
+                actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
+                found = pa.RecordBatchReader.from_stream(actions).read_all()
+                features.refuse_clone(found["path"], self.place)
+                self._actions = features.by_logical_names(found, self.physical)
+            return self._actions
 
     def deleted(self) -> Mapping[str, features.Numbers]:
         """Numbers of the rows that deletion vectors take out of files, by the file's `path`."""
-        if self._deleted is None:
-            self._deleted = features.deleted(self.delta, self.files()["path"].to_pylist)
-        return self._deleted
+        with self._lock:
+            if self._deleted is None:
+                self._deleted = features.deleted(self.delta, self.files()["path"].to_pylist)
+            return self._deleted
 
     def is_plain(self) -> bool:
         """Whether its rows are those of its files, under the names that they have there."""

@@ -32,7 +32,6 @@ from commitlake.spark.process import Stop, stopped_by_signals
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_LOOK_S = 0.05
 
 
 def consume(
@@ -349,5 +348,7 @@ def _rounds(subscriptions: tuple[Subscription, ...], kind: Callable[[Subscriptio
 
 def _wait(subscriptions: tuple[Subscription, ...], stop: Stop, wait_s: float) -> None:
     until = time.monotonic() + wait_s
-    while time.monotonic() < until and not stop.is_set() and not any(each.is_due() for each in subscriptions):
-        time.sleep(min(_LOOK_S, wait_s))
+    while (left_s := until - time.monotonic()) > 0 and not stop.is_set():
+        if any([each.is_due() for each in subscriptions]):
+            return
+        stop.wait(min(left_s, *(each.due_in_s() for each in subscriptions)))

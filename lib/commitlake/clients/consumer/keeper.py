@@ -47,6 +47,7 @@ class Keeper:
         lease_s: silence after which others take its queues.
         first: the state when the group has none, with the topic's `table`.
         queues: the queues of the topic.
+        lanes: what it reads; none yet.
         is_patient: wait for a store that is away, for as long as it takes.
         retention_ms: age at which receipts of messages that are done are deleted; 0: never.
     """
@@ -59,10 +60,11 @@ class Keeper:
         lease_s: float,
         first: assignment.State,
         queues: Collection[int],
+        lanes: Lanes,
         is_patient: bool,
         retention_ms: int,
     ) -> None:
-        self.lanes, self.queues, self.is_closed = Lanes(), queues, False
+        self.lanes, self.queues, self.is_closed = lanes, queues, False
         self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
@@ -136,6 +138,7 @@ class Keeper:
         except Exception as error:  # whatever it is, the iterator and `close` tell it
             self._failure = error
         self.is_closed = True
+        self.lanes.wake()
         atexit.unregister(self._close_quietly)
 
     def _pause_s(self) -> float:
@@ -189,7 +192,7 @@ class Keeper:
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
             begun = time.monotonic()
-            self.lanes.set_waiting(self._receipts.waiting())
+            self.lanes.set_waiting(self._receipts.waiting(of_late=not has_new))
             self._last_look = time.monotonic()
             self._look_s = self._last_look - begun
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -159,9 +159,11 @@ class Lanes:
         unwritten: messages whose receipts are not written yet.
         finished: how many were finished so far.
         due_ms: when the next message may be due again, ms since epoch, UTC.
+        wake: tells whoever waits for messages to look again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self.wake = wake
         self._lanes: dict[int, Lane] = {}
         self._open: set[Handed] = set()
         self._has_moved = False
@@ -322,9 +324,10 @@ class Lanes:
             self._set_due()
 
     def _set_due(self) -> None:
-        self.due_ms = min(
-            (lane.retries.due_ms() for lane in self._lanes.values() if not lane.is_closing), default=NEVER
-        )
+        before, lanes = self.due_ms, [lane for lane in self._lanes.values() if not lane.is_closing]
+        self.due_ms = min((lane.retries.due_ms() for lane in lanes), default=NEVER)
+        if self.due_ms < before:
+            self.wake()
 
     def _count(self, handed: Handed, sign: int) -> None:
         rows, indexes = handed.chosen

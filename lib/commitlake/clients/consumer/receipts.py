@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ SCHEMA = pa.schema(
         ("at", pa.timestamp("us", "UTC")),
     ]
 )
-_STATS = "attempt,round,due_at,source_offset,batch_id,at"
+_STATS = "state,attempt,round,due_at,source_offset,batch_id,at"
 STATES = ("RETRY", "DEAD", "DONE")
 """Of two receipts of one attempt, which happens when it was handed over twice, the higher one counts."""
 _LAST = f"""
@@ -92,6 +93,24 @@ class Receipt(NamedTuple):
         return int(self.messages["queue_id"][self.indexes[0]].as_py())
 
 
+class Files(Snapshot):
+    """The table for all groups of this process."""
+
+    _all: pa.Table | None = None
+    _numbers: Mapping[str, list[int]]
+
+    def of_group(self, group: str) -> pa.Table:
+        """The files that have receipts of a group."""
+        with self._lock:
+            files = self.files()
+            if files is not self._all:
+                numbers: dict[str, list[int]] = {}
+                for number, name in enumerate(files["partition.consumer_group"].to_pylist()):
+                    numbers.setdefault(name, []).append(number)
+                self._all, self._numbers = files, numbers
+            return files.take(pa.array(self._numbers.get(group, []), pa.int64()))
+
+
 class Receipts:
     """The receipts of one group for one topic; the table is made with the first one.
 
@@ -112,7 +131,7 @@ class Receipts:
         self._place, self._group, self._topic, self._options = place, group, topic, options
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
         self._appender = tables.appender(place, options)
-        self._table = Snapshot(place, options)
+        self._table = Files.shared(place, options)
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
 
@@ -131,9 +150,13 @@ class Receipts:
         """Append rows of the table's schema."""
         self._appender.append(rows)
 
-    def waiting(self) -> list[dict[str, Any]]:
-        """Receipts of the messages that wait for their next attempt, in the order in which they are due."""
-        return [row for row in self._newest() if row["state"] == "RETRY"]
+    def waiting(self, *, of_late: bool = False) -> list[dict[str, Any]]:
+        """Receipts of the messages that wait for their next attempt, in the order in which they are due.
+
+        Args:
+            of_late: see `Snapshot.refresh`.
+        """
+        return [row for row in self._newest(of_late=of_late) if row["state"] == "RETRY"]
 
     def dead(self) -> list[dict[str, Any]]:
         """Receipts of the group's dead letters, the oldest first."""
@@ -179,24 +202,24 @@ class Receipts:
     def _delta(self) -> DeltaTable:
         return DeltaTable(self._place, storage_options=storage_options(self._options))
 
-    def _newest(self) -> list[dict[str, Any]]:
+    def _newest(self, *, of_late: bool = False) -> list[dict[str, Any]]:
         """The newest receipt of each message that waits or is a dead letter, by due time.
 
         Files never change, so of new ones only their rows count. Those that compaction has put in the place of others
         can't be told from these: then all is read again.
         """
-        self._table.refresh()
-        files = self._table.files()
-        files = files.filter(pc.equal(files["partition.consumer_group"], self._group))
+        self._table.refresh(of_late=of_late)
+        files = self._table.of_group(self._group)
         paths = set(files["path"].to_pylist())
         if self._seen - paths:
             self._seen, self._open = set(), {}
         new = files.filter(pa.array([path not in self._seen for path in files["path"].to_pylist()], pa.bool_()))
+        new = new.filter(self._may_count(new))
         if new.num_rows:
             rows = self._table.dataset(new).scanner(filter=self._mine() & self._is_not_simple())
             for row in _last_of_each(rows, and_done=bool(self._seen)):
                 self._take_in(row)
-            self._seen = paths
+        self._seen = paths
         return sorted(self._open.values(), key=lambda row: row["due_at"] or row["at"])
 
     def _mine(self) -> pads.Expression:
@@ -205,6 +228,15 @@ class Receipts:
     def _is_not_simple(self) -> pads.Expression:
         is_first = (pads.field("attempt") == 1) & pads.field("round").isin(list(self.first_rounds))
         return (pads.field("state") != "DONE") | ~is_first
+
+    def _may_count(self, files: pa.Table) -> pa.Array:
+        """In which files there may be receipts that `_is_not_simple`, by their statistics."""
+        if "min.state" not in files.column_names:  # of an earlier version's table
+            return pa.repeat(pa.scalar(True), files.num_rows)
+        simple = {"state": ["DONE"], "attempt": [1], "round": list(self.first_rounds)}
+        alike = [pc.equal(files[f"min.{name}"], files[f"max.{name}"]) for name in simple]
+        right = [pc.is_in(files[f"min.{name}"], pa.array(values)) for name, values in simple.items()]
+        return pc.invert(reduce(pc.and_, [*alike, *right]).fill_null(False))
 
     def _take_in(self, row: dict[str, Any]) -> None:
         place = place_of(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -23,8 +24,31 @@ from commitlake.reading.table import Options, Snapshot
 
 BUDGET = 4 << 20
 """Bytes of files that are looked at together: their keys are in memory, some 100 bytes a row."""
+_RECENT, _RECENT_BYTES = 64, 256 << 10
+"""Files, and bytes of one's rows, that stay in memory for other groups."""
 _HIGHEST = 1 << 62
 T = TypeVar("T")
+
+
+class Files(Snapshot):
+    """A topic's table for all groups of this process, and the rows of small files that one of them has just read."""
+
+    def __init__(self, place: str, options: Options = None) -> None:
+        super().__init__(place, options)
+        self._recent: dict[str, pa.Table] = {}
+        self._keeping = threading.Lock()
+
+    def keep(self, path: str, rows: pa.Table) -> None:
+        """Keep all rows of a file for a while; a file never changes, but for the rows that a deletion vector takes."""
+        if rows.nbytes <= _RECENT_BYTES and path not in self.deleted():
+            with self._keeping:
+                self._recent[path] = rows
+                if len(self._recent) > _RECENT:
+                    del self._recent[next(iter(self._recent))]
+
+    def recent(self, path: str) -> pa.Table | None:
+        """All rows of a file, where they are at hand."""
+        return None if path in self.deleted() else self._recent.get(path)
 
 
 class Topic:
@@ -44,32 +68,39 @@ class Topic:
 
     def __init__(self, place: str, options: Options = None) -> None:
         try:
-            self._table = Snapshot(place, options)
+            self._table = Files.shared(place, options)
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
         missing.refuse_columns(place, self._table.column_names(), NEEDED)
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
+        self._all = self._left = self._table.files()
 
-    def refresh(self) -> bool:
-        """Go to the newest version; whether that is another one."""
-        is_new = self._table.refresh()
+    def refresh(self, *, of_late: bool = False) -> bool:
+        """Go to the newest version; whether that is another one. See `Snapshot.refresh`."""
+        self._table.refresh(of_late=of_late)
+        is_new = self._table.files() is not self._all
         if is_new:
             missing.refuse_columns(self._table.place, self._table.column_names(), NEEDED)
-            self._finished &= set(self._table.files()["path"].to_pylist())
+            self._take_files()
         return is_new
+
+    def _take_files(self) -> None:
+        self._all = self._left = self._table.files()
+        self._finished &= set(self._all["path"].to_pylist())
 
     def queues(self) -> set[int]:
         """Destination queues that have rows."""
-        return set(self._table.files()["partition.queue_id"].unique().to_pylist())
+        return set(self._all["partition.queue_id"].unique().to_pylist())
 
     def begin(self, queue: int) -> None:
         """A queue is read from another cursor than before."""
         self._plan = None
-        files = self._table.files()
+        files = self._all
         mine = files.filter(pc.equal(files["partition.queue_id"], queue))
         self._finished -= set(mine["path"].to_pylist())
+        self._left = self._all
 
     def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
         """The next rows of these queues behind their cursors, None when there are none.
@@ -127,7 +158,7 @@ class Topic:
         wanted = pa.Table.from_pylist([{name: place[name] for name in PLACE_COLUMNS} for place in places])
         wanted = wanted.cast(pa.schema([self.schema.field(name) for name in PLACE_COLUMNS]))
         texts, offsets = place_texts(wanted), np.sort(wanted["source_offset"].to_numpy())
-        files = self._table.files()
+        files = self._all
         known = statistics(files)
         has = np.searchsorted(offsets, known.first_offset) < np.searchsorted(offsets, known.last_offset, "right")
         found, left = [self.schema.empty_table()], WINDOW_BYTES
@@ -156,7 +187,7 @@ class Topic:
         Yields:
             Rows, and since when the oldest of all later parts may be visible; None for the last part.
         """
-        files, wanted = self._table.files(), np.unique(np.asarray([*offsets], np.int64))
+        files, wanted = self._all, np.unique(np.asarray([*offsets], np.int64))
         known = statistics(files)
         has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
         reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
@@ -216,7 +247,7 @@ class Topic:
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
         """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
-        files = self._table.files()
+        files = self._all
         condition = None
         if before_ms is not None:
             time = pa.scalar(before_ms * 1_000, pa.timestamp("us", "UTC"))
@@ -233,9 +264,11 @@ class Topic:
 
     def _unfinished(self, cursors: Mapping[int, Cursor]) -> pa.Table:
         """Files that may have rows behind the cursors of their queue."""
-        files = self._table.files()
+        left = pa.array([path not in self._finished for path in self._left["path"].to_pylist()], pa.bool_())
+        self._left = files = self._left.filter(left)
         files = files.filter(pc.is_in(files["partition.queue_id"], pa.array(list(cursors), pa.int32())))
-        files = files.filter(pa.array([path not in self._finished for path in files["path"].to_pylist()], pa.bool_()))
+        if not files.num_rows:
+            return files
         known, queues = statistics(files), files["partition.queue_id"].to_pylist()
         done = [window.is_finished(known, index, cursors[queue]) for index, queue in enumerate(queues)]
         self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
@@ -257,13 +290,18 @@ class Topic:
             if is_first and looked and left <= 0:
                 break
             if path not in looked:
-                rows = self._rows(path, queue)
                 is_small = 0 < size <= BUDGET
-                table = rows.take(np.arange(rows.count if is_small and left > 0 else 0), left)
+                table, rows = self._table.recent(path) if left > 0 else None, None
+                if table is None:
+                    rows = self._rows(path, queue)
+                    table = rows.take(np.arange(rows.count if is_small and left > 0 else 0), left)
+                    if table.num_rows == rows.count:
+                        self._table.keep(path, table)
+                        rows = None
                 left -= table.nbytes
                 # Thousands of small files would be open at once; a large one is read on where it was left.
                 looked[path] = _part(
-                    rows, table, cursors[queue], partial(self._rows, path, queue) if is_small else None
+                    table, rows, cursors[queue], partial(self._rows, path, queue) if is_small else None
                 )
         return [looked[path] for path, _ in _paths(files) if path in looked]
 
@@ -271,16 +309,19 @@ class Topic:
         return self._table.rows(path, {"queue_id": queue}, "body")
 
 
-def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:
-    """The rows behind a cursor, of which `table` has all or the first ones; `again` opens the file once more."""
-    is_whole = table.num_rows == rows.count
-    keys = keys_of(table) if is_whole else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
+def _part(table: pa.Table, rows: ParquetRows | None, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:
+    """The rows behind a cursor, all of the file in `table`, or read by `rows`; `again` opens the file once more."""
+    keys = keys_of(table) if rows is None else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
     numbers = np.flatnonzero(cursor.is_before(keys))
-    if len(numbers) < rows.count:
+    if len(numbers) < len(keys.batch):
         keys = keys.where(numbers)
-    if is_whole:
+    if rows is None:
         return Part(keys, numbers, None, table)
-    return Part(keys, numbers, again or (lambda: rows), table.slice(0, 0))
+    return Part(keys, numbers, again or partial(_same, rows), table.slice(0, 0))
+
+
+def _same(rows: ParquetRows) -> ParquetRows:
+    return rows
 
 
 def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
