@@ -35,8 +35,8 @@ _PARTITION = "partition."
 _TOPICS = "topics/"
 _FIRST_COMMIT = f"_delta_log/{0:020}.json"
 Options = Mapping[str, str] | None
-_LONGEST_S = 1.0
-"""For which a look of a while ago is new enough."""
+LATELY_S = 1.0
+"""A look of longer ago is not new enough for anybody."""
 _SHARED: WeakValueDictionary[Hashable, Snapshot] = WeakValueDictionary()
 
 
@@ -152,6 +152,7 @@ class Snapshot:
     def __init__(self, place: str, options: Options = None) -> None:
         self.place = str(local_path(place)) if is_local(place) else place
         self._options = dict(options or {})
+        begun_s = time.monotonic()
         self.delta = delta_table(self.place, self._options)
         features.refuse_unknown(self.delta, self.place)
         self.id = str(self.delta.metadata().id)
@@ -161,7 +162,7 @@ class Snapshot:
         self._actions: pa.Table | None = None
         self._deleted: Mapping[str, features.Numbers] | None = None
         self._lock = threading.RLock()
-        self._begun_s = self._good_until_s = 0.0
+        self._begun_s, self._took_s = begun_s, time.monotonic() - begun_s
 
     @classmethod
     def shared(cls, place: str, options: Options = None) -> Self:
@@ -184,23 +185,26 @@ class Snapshot:
             assert isinstance(found, cls)
             return found
 
-    def refresh(self, *, of_late: bool = False) -> bool:
+    def lately_s(self) -> float:
+        """For `refresh`: then looks take a tenth of the time at most, however many ask for them."""
+        return time.monotonic() - min(LATELY_S, 10 * self._took_s)
+
+    def refresh(self, after_s: float | None = None) -> bool:
         """Go to the newest version; whether that is another one. Of many who ask at once one does it for all.
 
         Args:
-            of_late: what somebody has just seen is new enough, so that looking takes a tenth of the time at most.
+            after_s: a look that began after this, by the monotonic clock, is new enough; None for now.
 
         Raises:
             WarehouseError: The table was deleted and made again.
         """
-        asked_s = time.monotonic()
+        after_s = time.monotonic() if after_s is None else after_s
         with self._lock:
-            if self._begun_s > asked_s or (of_late and self._good_until_s > asked_s):
+            if self._begun_s > after_s:
                 return False
             begun_s = time.monotonic()
             is_new = self._refresh()
-            self._begun_s, took_s = begun_s, time.monotonic() - begun_s
-            self._good_until_s = begun_s + min(_LONGEST_S, 10 * took_s)
+            self._begun_s, self._took_s = begun_s, time.monotonic() - begun_s
             return is_new
 
     def _refresh(self) -> bool:

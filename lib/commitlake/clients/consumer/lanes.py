@@ -159,6 +159,7 @@ class Lanes:
         unwritten: messages whose receipts are not written yet.
         finished: how many were finished so far.
         due_ms: when the next message may be due again, ms since epoch, UTC.
+        changes: how often queues came or went.
         wake: tells whoever waits for messages to look again.
     """
 
@@ -170,13 +171,18 @@ class Lanes:
         """Whether a cursor has since the last `take`."""
         self._receipts: list[Receipt] = []
         self._lock = threading.RLock()  # garbage collection may end an iterator, which puts retries off, inside of it
-        self.open = self.open_bytes = self.unwritten = self.finished = 0
+        self.open = self.open_bytes = self.unwritten = self.finished = self.changes = 0
         self.due_ms = NEVER
 
     def reading(self) -> dict[int, Lane]:
         """The lanes as they are now."""
         with self._lock:
             return {queue: lane for queue, lane in self._lanes.items() if not lane.is_closing}
+
+    def held(self) -> set[int]:
+        """The queues that must be kept; all of them while receipts are not written."""
+        with self._lock:
+            return {queue for queue, lane in self._lanes.items() if self.unwritten or lane.is_held()}
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
         """Where more than so many bytes are finished behind open messages, the queues that have more than their share.
@@ -265,7 +271,17 @@ class Lanes:
         """Receipts that could not be written: they are the first to be taken next time."""
         with self._lock:
             self._receipts[:0] = receipts
+            self._drop(self._lanes)
             self._has_moved = True
+
+    def _drop(self, queues: Collection[int]) -> None:
+        """Put no message off but those of some queues: who reads another one now may have done it already.
+
+        A RETRY of the same attempt would bring it once more.
+        """
+        kept = [each for each in self._receipts if each.outcome.state != "RETRY" or each.queue_id in queues]
+        self.unwritten += sum(len(each.indexes) for each in kept) - sum(len(each.indexes) for each in self._receipts)
+        self._receipts = kept
 
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
         """Read what this instance owns now; whether any lane is new.
@@ -283,7 +299,9 @@ class Lanes:
             for queue, lane in self._lanes.items():
                 lane.is_lost |= queue not in kept
                 lane.is_closing |= lane.is_lost or due[queue] != me
+            self.changes += bool(new) or len(kept) < len(self._lanes)
             self._lanes = kept | new
+            self._drop(kept)
             self._set_due()
             return bool(new)
 

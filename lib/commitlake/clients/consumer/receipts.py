@@ -122,6 +122,7 @@ class Receipts:
 
     Attributes:
         first_rounds: those of first attempts, of each reading. A message that was done at one needs no thought.
+        appender: of this process for the table.
     """
 
     def __init__(
@@ -130,33 +131,38 @@ class Receipts:
         self.first_rounds = first_rounds
         self._place, self._group, self._topic, self._options = place, group, topic, options
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
-        self._appender = tables.appender(place, options)
+        self.appender = tables.appender(place, options)
         self._table = Files.shared(place, options)
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
 
-    def write(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
-        """Append receipts, in one commit; return as rows those that are more than done at the first attempt."""
-        if not receipts:
-            return []
-        rows = pa.concat_tables(
+    def rows(self, receipts: Sequence[Receipt]) -> pa.Table:
+        """Receipts as rows of the table; there is at least one."""
+        return pa.concat_tables(
             rows_of(self._group, self._topic, *_taken(part), [each.outcome for each in part])
             for part in _by_rows(receipts)
         )
-        self.append(rows)
+
+    def not_simple(self, receipts: Sequence[Receipt], rows: pa.Table) -> list[dict[str, Any]]:
+        """Those that are more than done at the first attempt."""
+        outcomes = {(each.outcome.state, each.outcome.attempt, each.outcome.round) for each in receipts}
+        if outcomes <= {("DONE", 1, first) for first in self.first_rounds}:
+            return []
         return list(rows.filter(self._is_not_simple()).to_pylist())
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema."""
-        self._appender.append(rows)
+        self.appender.append(rows)
+        if self.appender.is_untidy():
+            self.appender.tidy()
 
-    def waiting(self, *, of_late: bool = False) -> list[dict[str, Any]]:
+    def waiting(self, after_s: float | None = None) -> list[dict[str, Any]]:
         """Receipts of the messages that wait for their next attempt, in the order in which they are due.
 
         Args:
-            of_late: see `Snapshot.refresh`.
+            after_s: see `Snapshot.refresh`.
         """
-        return [row for row in self._newest(of_late=of_late) if row["state"] == "RETRY"]
+        return [row for row in self._newest(after_s) if row["state"] == "RETRY"]
 
     def dead(self) -> list[dict[str, Any]]:
         """Receipts of the group's dead letters, the oldest first."""
@@ -202,13 +208,13 @@ class Receipts:
     def _delta(self) -> DeltaTable:
         return DeltaTable(self._place, storage_options=storage_options(self._options))
 
-    def _newest(self, *, of_late: bool = False) -> list[dict[str, Any]]:
+    def _newest(self, after_s: float | None = None) -> list[dict[str, Any]]:
         """The newest receipt of each message that waits or is a dead letter, by due time.
 
         Files never change, so of new ones only their rows count. Those that compaction has put in the place of others
         can't be told from these: then all is read again.
         """
-        self._table.refresh(of_late=of_late)
+        self._table.refresh(after_s)
         files = self._table.of_group(self._group)
         paths = set(files["path"].to_pylist())
         if self._seen - paths:

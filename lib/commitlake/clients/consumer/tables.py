@@ -17,7 +17,8 @@ from commitlake.reading.table import Options
 
 TRANSIENT = (DeltaError, OSError, pa.ArrowException, ConsumerError)
 """What a store raises that is away for a while; also what it raises for ever when it is broken."""
-_COMPACT_EVERY = 200
+_COMPACT_EVERY, _MOST_FILES = 200, 10_000
+"""Commits, or files that they write, one for each group: 10 000 take 20 s of a core."""
 _COMMIT_TRIES = 100
 """Of an append, which only the commits of other processes come before."""
 
@@ -66,20 +67,27 @@ class Appender:
     def __init__(self, place: str, options: dict[str, str] | None) -> None:
         self._place, self._options = place, options
         self._waiting: list[tuple[pa.Table, Future[None]]] = []
-        self._lock, self._turn, self._count = threading.Lock(), threading.Lock(), 0
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._commits = self._files = 0  # since files were made few
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows, and now and then make few files of many."""
+        """Append rows, whose first column tells the files apart."""
         written: Future[None] = Future()
         with self._lock:
             self._waiting.append((rows, written))
         with self._turn:
-            is_first = not written.done()
-            if is_first:
+            if not written.done():
                 self._write()
         written.result()
-        if is_first and self._count % _COMPACT_EVERY == 0:
-            compact(DeltaTable(self._place, storage_options=self._options))
+
+    def is_untidy(self) -> bool:
+        """Whether there are many files; `tidy` may take a minute."""
+        return self._commits >= _COMPACT_EVERY or self._files >= _MOST_FILES
+
+    def tidy(self) -> None:
+        """Make few files of many."""
+        self._commits = self._files = 0
+        compact(DeltaTable(self._place, storage_options=self._options))
 
     def _write(self) -> None:
         with self._lock:
@@ -89,7 +97,7 @@ class Appender:
             rows = pa.concat_tables(rows for rows, _ in taken)
             again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
             write_deltalake(self._place, rows, mode="append", storage_options=self._options, commit_properties=again)
-            self._count += 1
+            self._commits, self._files = self._commits + 1, self._files + len(rows[0].unique())
         except BaseException as error:
             for _, written in taken:
                 written.set_exception(error)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
 from commitlake.clients.consumer.rows import NEEDED, ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.errors import NoTableError
-from commitlake.reading.parquet import ParquetRows
+from commitlake.reading.parquet import Numbers, ParquetRows
 from commitlake.reading.table import Options, Snapshot
 
 BUDGET = 4 << 20
@@ -30,13 +30,33 @@ _HIGHEST = 1 << 62
 T = TypeVar("T")
 
 
+class Listing(NamedTuple):
+    """The files of a version, with what is asked of them again and again."""
+
+    files: pa.Table
+    known: window.FileStatistics
+    paths: list[str]
+    queues: list[int]
+    names: list[str]
+
+
 class Files(Snapshot):
     """A topic's table for all groups of this process, and the rows of small files that one of them has just read."""
 
     def __init__(self, place: str, options: Options = None) -> None:
         super().__init__(place, options)
+        self._listing: Listing | None = None
         self._recent: dict[str, pa.Table] = {}
         self._keeping = threading.Lock()
+
+    def listing(self) -> Listing:
+        """The files of the snapshot; another one for each version."""
+        with self._lock:
+            files, found = self.files(), self._listing
+            if found is None or found.files is not files:
+                paths, queues = (files[name].to_pylist() for name in ("path", "partition.queue_id"))
+                found = self._listing = Listing(files, statistics(files), paths, queues, self.column_names())
+            return found
 
     def keep(self, path: str, rows: pa.Table) -> None:
         """Keep all rows of a file for a while; a file never changes, but for the rows that a deletion vector takes."""
@@ -72,35 +92,33 @@ class Topic:
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
-        missing.refuse_columns(place, self._table.column_names(), NEEDED)
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
-        self._all = self._left = self._table.files()
+        self._take_files()
 
     def refresh(self, *, of_late: bool = False) -> bool:
-        """Go to the newest version; whether that is another one. See `Snapshot.refresh`."""
-        self._table.refresh(of_late=of_late)
-        is_new = self._table.files() is not self._all
+        """Go to the newest version, or one that another group has just seen; whether that is another one."""
+        self._table.refresh(self._table.lately_s() if of_late else None)
+        is_new = self._table.listing() is not self._all
         if is_new:
-            missing.refuse_columns(self._table.place, self._table.column_names(), NEEDED)
             self._take_files()
         return is_new
 
     def _take_files(self) -> None:
-        self._all = self._left = self._table.files()
-        self._finished &= set(self._all["path"].to_pylist())
+        self._all = self._table.listing()
+        missing.refuse_columns(self._table.place, self._all.names, NEEDED)
+        self._left: Sequence[int] = range(len(self._all.paths))
+        self._finished &= set(self._all.paths)
 
     def queues(self) -> set[int]:
         """Destination queues that have rows."""
-        return set(self._all["partition.queue_id"].unique().to_pylist())
+        return set(self._all.queues)
 
     def begin(self, queue: int) -> None:
         """A queue is read from another cursor than before."""
-        self._plan = None
-        files = self._all
-        mine = files.filter(pc.equal(files["partition.queue_id"], queue))
-        self._finished -= set(mine["path"].to_pylist())
-        self._left = self._all
+        self._plan, paths, queues = None, self._all.paths, self._all.queues
+        self._finished -= {path for path, other in zip(paths, queues, strict=True) if other == queue}
+        self._left = range(len(paths))
 
     def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
         """The next rows of these queues behind their cursors, None when there are none.
@@ -131,17 +149,18 @@ class Topic:
 
         Where the first rows of some files may not be handed over yet, more files are looked at, one by one at first.
         """
-        looked: dict[str, Part] = {}
+        looked: dict[int, Part] = {}
         files = self._unfinished(cursors)
-        while files.num_rows:
-            known = statistics(files)
+        while len(files):
+            known = self._all.known.where(files)
             order = window.in_order(known)
             count = max(window.fitting(known.size[order], BUDGET), 2 * len(looked))
-            parts = self._behind(files.take(order[:count]), cursors, looked)
+            parts = self._behind(files[order[:count]].tolist(), cursors, looked)
             chosen, left = order[: len(parts)], known.where(order[len(parts) :])
             keys = Keys.joined([part.keys for part in parts])
             allowed = window.may_be_handed_over(keys, left)
-            finishes = files["path"].take(chosen).to_pylist() if len(left.size) == 0 or allowed.all() else []
+            is_whole = len(left.size) == 0 or allowed.all()
+            finishes = [self._all.paths[file] for file in files[chosen].tolist()] if is_whole else []
             if allowed.any():
                 return Plan(cursors.keys(), parts, keys, allowed, finishes)
             self._finished.update(finishes)
@@ -158,8 +177,7 @@ class Topic:
         wanted = pa.Table.from_pylist([{name: place[name] for name in PLACE_COLUMNS} for place in places])
         wanted = wanted.cast(pa.schema([self.schema.field(name) for name in PLACE_COLUMNS]))
         texts, offsets = place_texts(wanted), np.sort(wanted["source_offset"].to_numpy())
-        files = self._all
-        known = statistics(files)
+        files, known = self._all.files, self._all.known
         has = np.searchsorted(offsets, known.first_offset) < np.searchsorted(offsets, known.last_offset, "right")
         found, left = [self.schema.empty_table()], WINDOW_BYTES
         for path, queue in _paths(files.filter(pa.array(has))):
@@ -187,12 +205,11 @@ class Topic:
         Yields:
             Rows, and since when the oldest of all later parts may be visible; None for the last part.
         """
-        files, wanted = self._all, np.unique(np.asarray([*offsets], np.int64))
-        known = statistics(files)
+        files, known, wanted = self._all.files, self._all.known, np.unique(np.asarray([*offsets], np.int64))
         has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
         reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
-        left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
-        files = files.filter(pa.array(has | left))
+        has[self._unfinished(reached)] = True
+        files = files.filter(pa.array(has))
         since = _column(files, "min.visible_at")
         order = pc.array_sort_indices(since, null_placement="at_start")
         files, since = files.take(order), [*since.take(order).to_pylist(), None]
@@ -217,7 +234,7 @@ class Topic:
             most_rows: so many are looked at; of the other files all rows count.
         """
         reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
-        files = self._unfinished(reached)
+        files = self._all.files.take(self._unfinished(reached))
         is_whole = self._are_behind(files, reached)
         numbers = np.where(is_whole, 0, _filled(files, "num_records", 0))
         is_whole |= np.cumsum(numbers) - numbers >= (_HIGHEST if most_rows is None else most_rows)
@@ -247,7 +264,7 @@ class Topic:
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
         """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
-        files = self._all
+        files = self._all.files
         condition = None
         if before_ms is not None:
             time = pa.scalar(before_ms * 1_000, pa.timestamp("us", "UTC"))
@@ -262,19 +279,16 @@ class Topic:
                 found[int(queue)].advance_to_end(keys.where(ids == queue))
         return found
 
-    def _unfinished(self, cursors: Mapping[int, Cursor]) -> pa.Table:
-        """Files that may have rows behind the cursors of their queue."""
-        left = pa.array([path not in self._finished for path in self._left["path"].to_pylist()], pa.bool_())
-        self._left = files = self._left.filter(left)
-        files = files.filter(pc.is_in(files["partition.queue_id"], pa.array(list(cursors), pa.int32())))
-        if not files.num_rows:
-            return files
-        known, queues = statistics(files), files["partition.queue_id"].to_pylist()
-        done = [window.is_finished(known, index, cursors[queue]) for index, queue in enumerate(queues)]
-        self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
-        return files.filter(pa.array([not each for each in done], pa.bool_()))
+    def _unfinished(self, cursors: Mapping[int, Cursor]) -> Numbers:
+        """Files that may have rows behind the cursors of their queue, by their numbers in the listing."""
+        known, paths, queues = self._all.known, self._all.paths, self._all.queues
+        self._left = [file for file in self._left if paths[file] not in self._finished]
+        mine = [file for file in self._left if queues[file] in cursors]
+        done = {file for file in mine if window.is_finished(known, file, cursors[queues[file]])}
+        self._finished.update(paths[file] for file in done)
+        return np.array([file for file in mine if file not in done], np.int64)
 
-    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], looked: dict[str, Part]) -> list[Part]:
+    def _behind(self, files: Sequence[int], cursors: Mapping[int, Cursor], looked: dict[int, Part]) -> list[Part]:
         """Rows of the files behind the cursors; of small files they are in memory, as long as there is room.
 
         The first look ends where there is none. Later ones take the others too, of which only keys are in memory.
@@ -286,10 +300,11 @@ class Topic:
         """
         left = WINDOW_BYTES - sum(part.table.nbytes for part in looked.values())
         is_first = not looked
-        for (path, queue), size in zip(_paths(files), files["size_bytes"].to_pylist(), strict=True):
+        for file in files:
             if is_first and looked and left <= 0:
                 break
-            if path not in looked:
+            if file not in looked:
+                path, queue, size = self._all.paths[file], self._all.queues[file], self._all.known.size[file]
                 is_small = 0 < size <= BUDGET
                 table, rows = self._table.recent(path) if left > 0 else None, None
                 if table is None:
@@ -300,10 +315,10 @@ class Topic:
                         rows = None
                 left -= table.nbytes
                 # Thousands of small files would be open at once; a large one is read on where it was left.
-                looked[path] = _part(
+                looked[file] = _part(
                     table, rows, cursors[queue], partial(self._rows, path, queue) if is_small else None
                 )
-        return [looked[path] for path, _ in _paths(files) if path in looked]
+        return [looked[file] for file in files if file in looked]
 
     def _rows(self, path: str, queue: int) -> ParquetRows:
         return self._table.rows(path, {"queue_id": queue}, "body")
