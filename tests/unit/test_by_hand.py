@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from tests.support.polling import wait_for
 
+from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer import DefaultMQProducer
 from commitlake.clients.producer.by_hand import ByHand
-from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.engine import Queue, Result
 from commitlake.errors import FailedSend
 from commitlake.protocol.encoding import Position

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -127,22 +126,6 @@ def test_a_question_holds_no_more_than_it_shows_and_knows_dead_letters(tmp_path:
     assert asked(place, tags="it's") == ["m7", "m100"]
     assert asked(place, where="KEYS = 'k205'") == ["m205"]
     assert len(asked(place)) == 102
-
-
-def test_receipts_of_many_groups_of_a_process_are_written_together(tmp_path: Path) -> None:
-    """Each with a commit of its own lose most of a race for the next version, and after 15 rounds give up."""
-    groups = [receipts(tmp_path / "w", f"g{number}") for number in range(100)]
-    barrier = threading.Barrier(100)
-
-    def write(number: int) -> None:
-        for turn in range(3):
-            barrier.wait(60)
-            groups[number].append(rows(range(turn, turn + 1), "RETRY", 1, group=f"g{number}"))
-
-    with ThreadPoolExecutor(100) as pool:
-        list(pool.map(write, range(100)))
-    assert [waiting(group) for group in groups] == [[0, 1, 2]] * 100
-    assert DeltaTable(f"{tmp_path}/w_receipts/receipts").version() < 150
 
 
 def test_each_that_waits_for_a_commit_is_told_its_failure(tmp_path: Path) -> None:

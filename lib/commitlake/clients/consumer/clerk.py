@@ -1,57 +1,38 @@
 """One thread of a process writes the receipts of all its groups, in one commit; a few more take their turns.
 
-A thread for each group would wake up each second, and so would hundreds, of which each waits for all others.
+With a thread for each, hundreds wake up each second, race for the next version of one log, and wait for each other.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import random
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
-from queue import Empty, SimpleQueue
-from typing import Protocol
+from functools import cache
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from commitlake.clients.consumer import tables
+from commitlake.clients.daemon_pool import DaemonPool
+
+if TYPE_CHECKING:
+    from commitlake.clients.consumer.keeper import Keeper
 
 _WRITE_S, _EACH_S, _LONGEST_S = 1.0, 0.005, 2.0
-"""The time between two commits, at least, for each group, and the most."""
+"""The time between two commits: at least, for each group, and at most."""
 _WRITE_SHARE = 0.2
 """Of the time, at most, that goes into commits."""
 _TURN_S = 0.01
-"""Of turns, for each group of the process: a commit of a group's state takes some 6 ms of a core."""
-_MOST_HELPERS, _IDLE_S = 32, 1.0
-
-
-class Member(Protocol):
-    """An instance of a group. `take` and `written` are called by one thread, `take_turn` by one at a time."""
-
-    def take(self) -> pa.Table | None:
-        """Receipts to write; None where there are none. `written` follows."""
-
-    def written(self, error: BaseException | None) -> None:
-        """What was taken is in the table, or could not be written."""
-
-    def has_turn(self, pause_s: float) -> bool:
-        """Whether to call `take_turn`, which may be done so often."""
-
-    def take_turn(self) -> None:
-        """Do what is due with the group's state."""
-
-    def abandon(self) -> None:
-        """Leave soon."""
-
-    def close_quietly(self) -> None:
-        """Wait until it has left."""
+"""Between two turns of a group, for each group: a commit of its state takes some 6 ms of a core."""
+_HELPERS = 16
 
 
 class Clerk:
-    """Works for all members of a process that write to one table of receipts, as long as there are any.
+    """Works for all keepers of a process that write to one table of receipts, as long as there are any.
 
     Args:
         appender: of that table.
@@ -59,28 +40,27 @@ class Clerk:
 
     def __init__(self, appender: tables.Appender) -> None:
         self._appender = appender
-        self._members: dict[Member, None] = {}
-        self._at_work: set[Member] = set()
+        self._keepers: set[Keeper] = set()
+        self._at_work: set[Keeper] = set()
         self._lock, self._news = threading.Lock(), threading.Event()
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._helpers, self._is_tidying = 0, False
+        self._helpers = DaemonPool(_HELPERS, "commitlake-turns")
         self._write_s = 0.0  # how long the last commit took
         self._thread: threading.Thread | None = None
+        atexit.register(self._close_all, os.getpid())
 
-    def add(self, member: Member) -> None:
+    def add(self, keeper: Keeper) -> None:
         """Work for one more."""
         with self._lock:
-            self._members[member] = None
+            self._keepers.add(keeper)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="commitlake-consumer-receipts", daemon=True)
                 self._thread.start()
-                atexit.register(self._close_all)
 
-    def remove(self, member: Member) -> None:
+    def remove(self, keeper: Keeper) -> None:
         """Work for one less."""
         with self._lock:
-            self._members.pop(member, None)
-        self._news.set()
+            self._keepers.discard(keeper)
+        self.hurry()
 
     def hurry(self) -> None:
         """Look at once."""
@@ -100,76 +80,51 @@ class Clerk:
 
     def _goes_on(self) -> bool:
         with self._lock:
-            if not self._members:
+            if not self._keepers:
                 self._thread = None
-                atexit.unregister(self._close_all)
-            return bool(self._members)
+            return bool(self._keepers)
 
     def _pause_s(self) -> float:
-        least_s = max(_WRITE_S, min(_LONGEST_S, max(len(self._members) * _EACH_S, self._write_s / _WRITE_SHARE)))
-        return least_s * random.uniform(0.9, 1)
+        wanted_s = max(len(self._keepers) * _EACH_S, self._write_s / _WRITE_SHARE)
+        return max(_WRITE_S, min(_LONGEST_S, wanted_s)) * random.uniform(0.9, 1)
 
     def _write(self) -> None:
-        taken = [(member, rows) for member in list(self._members) if (rows := member.take()) is not None]
-        if not taken:
-            return
+        taken = [(keeper, rows) for keeper in list(self._keepers) if (rows := keeper.take()) is not None]
         begun, failure = time.monotonic(), None
         try:
-            self._appender.append(pa.concat_tables(rows for _, rows in taken))
-            if self._appender.is_untidy() and not self._is_tidying:
-                self._is_tidying = True
-                self._work.put(self._tidy)
-        except BaseException as error:
+            if taken:
+                self._appender.append(pa.concat_tables(rows for _, rows in taken))
+        except BaseException as error:  # whatever it is, the iterators and `close` tell it
             failure = error
-        for member, _ in taken:
-            member.written(failure)
+        for keeper, _ in taken:
+            keeper.written(failure)
         self._write_s = time.monotonic() - begun
-
-    def _tidy(self) -> None:
-        with suppress(Exception):  # the next time will do
-            self._appender.tidy()
-        self._is_tidying = False
+        if self._appender.wants_tidying():
+            with suppress(RuntimeError):  # no thread can be started
+                self._helpers.submit(self._appender.tidy)
 
     def _give_turns(self) -> None:
-        """Let members take their turns beside the next commit; one more helper where those of before take too long."""
-        members = list(self._members)
-        with self._lock:
-            wanted = min(_MOST_HELPERS, 1 + len(self._at_work))
-            due = [each for each in members if each not in self._at_work and each.has_turn(len(members) * _TURN_S)]
-            self._at_work.update(due)
-            for member in due:
-                self._work.put(partial(self._take_turn, member))
-            if due and self._helpers < wanted:
-                with suppress(RuntimeError):  # there may be no more threads
-                    threading.Thread(target=self._help, name="commitlake-consumer-turns", daemon=True).start()
-                    self._helpers += 1
-            is_alone = not self._helpers
-        while is_alone and not self._work.empty():
-            self._work.get()()
+        """Let keepers take their turns, while the next receipts are written."""
+        keepers = list(self._keepers)
+        for keeper in keepers:
+            if keeper not in self._at_work and keeper.has_turn(len(keepers) * _TURN_S):
+                self._at_work.add(keeper)
+                try:
+                    self._helpers.submit(self._take_turn, keeper)
+                except RuntimeError:  # no thread can be started
+                    self._take_turn(keeper)
 
-    def _help(self) -> None:
-        while True:
-            try:
-                work = self._work.get(timeout=_IDLE_S)
-            except Empty:
-                with self._lock:
-                    if self._work.empty():
-                        self._helpers -= 1
-                        return
-                continue
-            work()
+    def _take_turn(self, keeper: Keeper) -> None:
+        keeper.take_turn()
+        self._at_work.discard(keeper)
 
-    def _take_turn(self, member: Member) -> None:
-        member.take_turn()
-        with self._lock:
-            self._at_work.discard(member)
-
-    def _close_all(self) -> None:
-        members = list(self._members)
-        for member in members:
-            member.abandon()
-        for member in members:
-            member.close_quietly()
+    def _close_all(self, pid: int) -> None:
+        if pid == os.getpid():
+            for keeper in (keepers := list(self._keepers)):
+                keeper.abandon()
+            for keeper in keepers:
+                keeper.close_quietly()
+            self._helpers.shutdown()
 
 
 @cache

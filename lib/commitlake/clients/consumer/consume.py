@@ -50,7 +50,7 @@ def consume(
     """Read the committed messages of a topic, or of several, for a group of consumers.
 
     At least once: a message comes again when its instance ends before `done` was called and written, which takes up to
-    a second. Instances of a group share the topic by queue.
+    a second, or a few where a process has hundreds of groups. Instances of a group share the topic by queue.
 
     Args:
         conf: the coordinator's configuration, the path of one, or its keys and values; of them

@@ -16,7 +16,7 @@ from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.receipts import Receipt, Receipts
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -78,7 +78,7 @@ class Keeper:
         self._change_s = self._look_s = 0.0  # how long the last one took
         self._owes_turn = self._has_written = False
         self._writing = threading.Lock()  # from the taking of receipts until they are written
-        self._taken: tuple[Any, ...] = ()
+        self._taken: tuple[int, dict[int, Any], set[int], list[Receipt]] = 0, {}, set(), []
         self._written: tuple[int, dict[int, Any], set[int]] = 0, {}, set()
         self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
@@ -180,7 +180,7 @@ class Keeper:
 
     def _turn(self) -> None:
         """Move the cursors behind receipts that are written; see who lives; read what is due to this instance."""
-        queues, alive_at, was_member = set(self.queues), 0.0, False
+        queues, alive_at, was_member, was_late = set(self.queues), 0.0, False, self.is_late()
         self._last_turn, self._owes_turn, self._has_written = time.monotonic(), False, False
         changes, cursors, held = self._written
         if changes == self.lanes.changes:
@@ -206,6 +206,8 @@ class Keeper:
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
         has_new, self._owes_turn = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
+        if was_late:
+            self.lanes.put_off_only(kept)
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
@@ -243,37 +245,32 @@ class Keeper:
 
     def _take(self) -> pa.Table | None:
         changes, (receipts, cursors, held) = self.lanes.changes, self.lanes.take()
-        self._taken = changes, cursors, held, receipts, None
+        self._taken, failure = (changes, cursors, held, receipts), None
         try:
-            rows = self._receipts.rows(receipts) if receipts else None
-            self._taken = changes, cursors, held, receipts, rows
-            if rows is None:
-                self.written(None)
-            return rows
-        except BaseException as error:
-            self.written(error)
-            return None
+            if receipts:
+                return self._receipts.rows(receipts)
+        except Exception as error:  # it is of this group alone
+            failure = error
+        self.written(failure)
+        return None
 
     def written(self, error: BaseException | None) -> None:
         """What was taken is in the table, or could not be written."""
-        changes, cursors, held, receipts, rows = self._taken
-        try:
-            if error is not None:
-                self.lanes.put_back(receipts)
-                self._unwritten.say(_TROUBLE, error)
-                is_patient = self._is_patient or self._has_to_leave() or self._unwritten.lasts_s() < _PATIENCE_S
-                if not (isinstance(error, TRANSIENT) and is_patient):
-                    self._end(error)
-            elif rows is not None:
-                self._unwritten.end()
-                self._wrote_at = time.monotonic()
-                self.lanes.note(self._receipts.not_simple(receipts, rows))
-                self.lanes.written(receipts)
-            if error is None:
-                self._has_written |= (changes, cursors) != self._written[:2]
-                self._written = changes, cursors, held
-        finally:
-            self._writing.release()
+        changes, cursors, held, receipts = self._taken
+        if error is None:
+            self._unwritten.end()
+            self._wrote_at = time.monotonic()
+            self.lanes.note(self._receipts.not_simple(receipts))
+            self.lanes.written(receipts)
+            self._has_written |= (changes, cursors) != self._written[:2]
+            self._written = changes, cursors, held
+        else:
+            self.lanes.put_back(receipts)
+            self._unwritten.say(_TROUBLE, error)
+            is_patient = self._is_patient or self._has_to_leave() or self._unwritten.lasts_s() < _PATIENCE_S
+            if not (isinstance(error, TRANSIENT) and is_patient):
+                self._end(error)
+        self._writing.release()
 
     def _show_life(self, members: Mapping[str, float]) -> float:
         """Show that this member lives, and see who else does, each time a third of the lease is over; when that was.

@@ -271,17 +271,17 @@ class Lanes:
         """Receipts that could not be written: they are the first to be taken next time."""
         with self._lock:
             self._receipts[:0] = receipts
-            self._drop(self._lanes)
             self._has_moved = True
 
-    def _drop(self, queues: Collection[int]) -> None:
-        """Put no message off but those of some queues: who reads another one now may have done it already.
-
-        A RETRY of the same attempt would bring it once more.
-        """
-        kept = [each for each in self._receipts if each.outcome.state != "RETRY" or each.queue_id in queues]
-        self.unwritten += sum(len(each.indexes) for each in kept) - sum(len(each.indexes) for each in self._receipts)
-        self._receipts = kept
+    def put_off_only(self, queues: Collection[int]) -> None:
+        """Put no message of other queues off: who has them now may have done it, and a RETRY would bring it again."""
+        with self._lock:
+            before, self._receipts = self._receipts, []
+            for each in before:
+                if each.outcome.state != "RETRY" or each.queue_id in queues:
+                    self._receipts.append(each)
+                else:
+                    self.unwritten -= len(each.indexes)
 
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
         """Read what this instance owns now; whether any lane is new.
@@ -301,7 +301,6 @@ class Lanes:
                 lane.is_closing |= lane.is_lost or due[queue] != me
             self.changes += bool(new) or len(kept) < len(self._lanes)
             self._lanes = kept | new
-            self._drop(kept)
             self._set_due()
             return bool(new)
 

@@ -143,17 +143,16 @@ class Receipts:
             for part in _by_rows(receipts)
         )
 
-    def not_simple(self, receipts: Sequence[Receipt], rows: pa.Table) -> list[dict[str, Any]]:
-        """Those that are more than done at the first attempt."""
-        outcomes = {(each.outcome.state, each.outcome.attempt, each.outcome.round) for each in receipts}
-        if outcomes <= {("DONE", 1, first) for first in self.first_rounds}:
-            return []
-        return list(rows.filter(self._is_not_simple()).to_pylist())
+    def not_simple(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
+        """Those that are more than done at the first attempt, as rows."""
+        simple = {("DONE", 1, first) for first in self.first_rounds}
+        found = [each for each in receipts if each.outcome[:3] not in simple]
+        return list(self.rows(found).to_pylist()) if found else []
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema."""
         self.appender.append(rows)
-        if self.appender.is_untidy():
+        if self.appender.wants_tidying():
             self.appender.tidy()
 
     def waiting(self, after_s: float | None = None) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from functools import cache
 
 import pyarrow as pa
@@ -59,51 +58,35 @@ def compact(table: DeltaTable) -> None:
 
 
 class Appender:
-    """Appends rows to a table for all of this process: what comes while a commit is under way goes into the next one.
+    """Appends rows to a table for all of this process, one commit at a time.
 
-    With a commit for each group of consumers, a hundred of them race for the next version of one log, and lose.
+    With a hundred at a time all race for the next version of the log, and most lose.
     """
 
     def __init__(self, place: str, options: dict[str, str] | None) -> None:
         self._place, self._options = place, options
-        self._waiting: list[tuple[pa.Table, Future[None]]] = []
-        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._turn = threading.Lock()
         self._commits = self._files = 0  # since files were made few
 
     def append(self, rows: pa.Table) -> None:
         """Append rows, whose first column tells the files apart."""
-        written: Future[None] = Future()
-        with self._lock:
-            self._waiting.append((rows, written))
+        again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
         with self._turn:
-            if not written.done():
-                self._write()
-        written.result()
-
-    def is_untidy(self) -> bool:
-        """Whether there are many files; `tidy` may take a minute."""
-        return self._commits >= _COMPACT_EVERY or self._files >= _MOST_FILES
-
-    def tidy(self) -> None:
-        """Make few files of many."""
-        self._commits = self._files = 0
-        compact(DeltaTable(self._place, storage_options=self._options))
-
-    def _write(self) -> None:
-        with self._lock:
-            taken, self._waiting = self._waiting, []
-        try:
             check_there(self._place)
-            rows = pa.concat_tables(rows for rows, _ in taken)
-            again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
             write_deltalake(self._place, rows, mode="append", storage_options=self._options, commit_properties=again)
             self._commits, self._files = self._commits + 1, self._files + len(rows[0].unique())
-        except BaseException as error:
-            for _, written in taken:
-                written.set_exception(error)
-            return
-        for _, written in taken:
-            written.set_result(None)
+
+    def wants_tidying(self) -> bool:
+        """Whether there are so many files that it is time for `tidy`; that is told once."""
+        with self._turn:
+            is_due = self._commits >= _COMPACT_EVERY or self._files >= _MOST_FILES
+            if is_due:
+                self._commits = self._files = 0
+            return is_due
+
+    def tidy(self) -> None:
+        """Make few files of many, which may take a minute."""
+        compact(DeltaTable(self._place, storage_options=self._options))
 
 
 @cache
