@@ -46,15 +46,6 @@ def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         runtime.java()
 
 
-def test_a_user_without_a_name_is_told_before_hadoop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime.check_user()
-    monkeypatch.setattr(os, "getuid", lambda: 3_987_654_321)
-    with pytest.raises(
-        SetupError, match=r"user id 3987654321, which has no entry in /etc/passwd.* add one, for example"
-    ):
-        runtime.check_user()
-
-
 def test_java_17_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -139,10 +130,14 @@ def test_of_several_packages_none_may_be_missing(tmp_path: Path, monkeypatch: py
     """The jars before the missing one are printed; kept as the whole list, they would fail every later start."""
     java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
     submit = tmp_path / "bin" / "spark-submit"
-    submit.write_text("#!/bin/sh\necho jar:/there.jar\necho '[NOT FOUND  ] g#b;1!b.jar' >&2\nexit 1\n")
+    print_jar = f'#!/bin/sh\necho "$@" >{tmp_path}/given\necho jar:/there.jar\n'
+    submit.write_text(f"{print_jar}echo '[NOT FOUND  ] g#b;1!b.jar' >&2\nexit 1\n")
     submit.chmod(0o755)
-    for name, value in {"JAVA_HOME": tmp_path, "SPARK_HOME": tmp_path, "XDG_CACHE_HOME": tmp_path / "cache"}.items():
+    homes = {"JAVA_HOME": tmp_path, "SPARK_HOME": tmp_path, "HOME": tmp_path / "a home"}
+    for name, value in {**homes, "XDG_CACHE_HOME": tmp_path / "cache"}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(SetupError, match=r"cannot resolve g:a:1, g:b:1; is the Maven.*\n\[NOT FOUND  \] g#b;1!b.jar$"):
         runtime.jars(["g:a:1", "g:b:1"])
     assert not list((tmp_path / "cache").rglob("jars-*"))
+    options = f"-Duser.language=en -Duser.country=US '-Duser.home={tmp_path}/a home'"  # not those of the machine
+    assert f"--driver-java-options {options} " in (tmp_path / "given").read_text()

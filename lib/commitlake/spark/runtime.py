@@ -7,8 +7,8 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
-import pwd
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -53,20 +53,9 @@ _JAVA_VERSIONS = range(17, 24)
 _RESOLVE_TIMEOUT_S = 900
 
 
-def check_user() -> None:
-    """Hadoop asks the system for the name of the user that runs it, and ends where there is none.
-
-    Raises:
-        SetupError: there is none.
-    """
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        msg = (
-            f"this process runs as user id {os.getuid()}, which has no entry in /etc/passwd, and Hadoop needs a user's "
-            f"name; add one, for example commitlake:x:{os.getuid()}:{os.getgid()}::/tmp:/bin/sh, or run as another user"
-        )
-        raise SetupError(msg) from None
+def home() -> str:
+    """The option of a JVM that makes its home that of Python, where Ivy keeps its files: Java does not look at HOME."""
+    return shlex.quote(f"-Duser.home={Path.home()}")
 
 
 def java() -> str:
@@ -236,7 +225,8 @@ def _resolve(packages: Sequence[str]) -> list[str]:
     java()
     log.info("resolving %s", ", ".join(packages))
     command, environment = spark_submit()
-    command += ["--master", "local[1]", str(Path(__file__).with_name("print_jars.py")), *packages]
+    command += ["--master", "local[1]", "--driver-java-options", f"{LANGUAGE} {home()}"]
+    command += [str(Path(__file__).with_name("print_jars.py")), *packages]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=_RESOLVE_TIMEOUT_S
