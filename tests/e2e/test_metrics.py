@@ -190,6 +190,7 @@ def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_
     alerts = ROOT / "conf/prometheus/alerts.yml"
     told = promtool("check", "rules", "board.yml", str(alerts), place=tmp_path)
     assert f"{len(expressions)} rules found" in told
+    assert "1 rule files found" in promtool("check", "config", "prometheus.yml", place=alerts.parent)
 
 
 Series = dict[str, str]
