@@ -52,6 +52,13 @@ def test_a_machine_that_lacks_something_is_told_in_a_line(
     assert done.stderr.count("\n") == 1
 
 
+def test_clients_of_kafka_refuse_a_python_that_leaves_assertions_out() -> None:
+    program = "import commitlake; commitlake.DefaultMQProducer('g', bootstrap_servers='127.0.0.1:1').start()"
+    own = {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
+    done = subprocess.run([sys.executable, "-O", "-c", program], env=own, capture_output=True, text=True, check=False)
+    assert "SetupError: python: -O, or PYTHONOPTIMIZE is set; allowed is neither, since assertions" in done.stderr
+
+
 def test_all_that_is_lacking_is_told_at_once_and_soon(tmp_path: Path) -> None:
     with pytest.raises(SetupError) as caught:
         begun = time.monotonic()

@@ -51,6 +51,7 @@ digits that no other reader, nor the next start in another language, takes for d
 # Spark 4 needs 17; Java 24 took away the SecurityManager calls that Hadoop makes.
 _JAVA_VERSIONS = range(17, 24)
 _RESOLVE_TIMEOUT_S = 900
+_CACHE = "commitlake"
 
 
 def home() -> str:
@@ -199,11 +200,11 @@ def cached_file(name: str, *of: str) -> Path:
     Raises:
         SetupError: the cache is somebody else's, who could put jars and classes of his own there.
     """
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "commitlake")
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", _CACHE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
-        directory = Path(tempfile.gettempdir(), f"commitlake-{os.getuid()}")
+        directory = Path(tempfile.gettempdir(), f"{_CACHE}-{os.getuid()}")
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
     _check_own(directory)
@@ -226,6 +227,8 @@ def _resolve(packages: Sequence[str]) -> list[str]:
     log.info("resolving %s", ", ".join(packages))
     command, environment = spark_submit()
     command += ["--master", "local[1]", "--driver-java-options", f"{LANGUAGE} {home()}"]
+    if (ivy := cached_file("ivy")).parent.name != _CACHE:  # nothing can be written to the home
+        command += ["--conf", f"spark.jars.ivy={ivy}"]
     command += [str(Path(__file__).with_name("print_jars.py")), *packages]
     try:
         done = subprocess.run(
