@@ -165,7 +165,7 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
     if place is None:
         yield Lack(what, "no directory for temporary files can be written", allowed, "make room, or set TMPDIR to one")
         return
-    there = next(each for each in (place, *place.parents) if each.exists())
+    there = next(each for each in (place, *place.parents) if os.path.exists(each))  # also below one that is closed
     if (free := shutil.disk_usage(there).free) < _LEAST_FREE:
         yield Lack(
             what, f"{free >> 20} MiB free on the disk of {place}", allowed, "make room there, or use a larger disk"

@@ -178,6 +178,7 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
 def _kafka(tables: Tables, config: Config) -> Diagnosis:
     if config.kafka.is_embedded:
         return Diagnosis("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
+    tables.open("positions")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
     with connect(config) as client:
         ends = topics.log_ends(client, config, LANDED)
