@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -40,6 +41,7 @@ def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind_but_json(
         said = running.ready()
         assert said["warehouse"] == str(running.warehouse)
         assert said["kafka"].startswith("127.0.0.1:")
+        assert re.search(r"^READY .* new warehouse$", running.said, re.MULTILINE)
         assert len(running.group()) > 1
         send(running.process.pid, number)
         assert running.end() == 0
