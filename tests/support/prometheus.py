@@ -23,7 +23,7 @@ def promtool(*words: str, place: Path) -> str:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("Prometheus is not on this machine")
-    done = subprocess.run([program, *words], check=False, cwd=place, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([program, *words], check=False, cwd=place, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -26,7 +26,7 @@ def run(*words: str, before: Callable[[], None] | None = None, **environment: st
     """`commitlake run` with words of its own; a coordinator that begins to start is a failure."""
     own = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "JAVA_HOME": "/nowhere", **environment}
     command = [sys.executable, "-m", "commitlake.tools.cli", "run", *words]
-    return subprocess.run(command, env=own, preexec_fn=before, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=own, preexec_fn=before, capture_output=True, text=True, check=False, timeout=300)
 
 
 def few_files() -> None:
