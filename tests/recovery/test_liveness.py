@@ -87,14 +87,6 @@ def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
 
 
-@pytest.mark.soak  # the one above, without what was cut short
-def test_a_hanging_transaction_is_asked_while_others_go_on(spark: SparkSession, lake: Lake) -> None:
-    with steady_traffic(lake), Coordinator(spark, lake.config).start():
-        wait_until_warm(lake)
-        lake.half("hanging", 1)
-        wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
-
-
 def test_a_hanging_transaction_is_asked_after_a_call_to_the_jvm_failed_once(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
