@@ -15,6 +15,7 @@ import pytest
 import commitlake
 from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer
 from commitlake.config.keys import KEYS
+from commitlake.protocol import version
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
@@ -193,3 +194,7 @@ def test_a_version_is_one_of_development_until_the_changelog_has_a_section_for_i
     version = commitlake.__version__
     assert unreleased == "Unreleased"
     assert version == newest or (".dev" in version and version > newest)
+
+
+def test_the_contract_has_the_version_that_a_start_writes_down() -> None:
+    assert CONTRACT.startswith(f"# The contract (version {version.CONTRACT})\n")

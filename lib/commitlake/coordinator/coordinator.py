@@ -244,8 +244,9 @@ class Coordinator:
         )
         companions.answer_by_rules(self.config, self._clock, self._stopping)
         tell = partial(settings.tick, self.warehouse.topics)
-        steps = [tell, scheduler.tick, self._forwarders.tick, self._report_failure]
-        threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
+        # Kafka may keep the others waiting, which no deadline does.
+        for steps in ([scheduler.tick, self._report_failure], [tell, self._forwarders.tick]):
+            threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
