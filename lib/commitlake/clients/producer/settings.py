@@ -86,8 +86,8 @@ class SettingsReader:
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
-            self._look()
             try:
+                self._look()
                 self._failure = None
                 self._consume()
             except Exception as error:  # whatever it is: who still waits is told, and the limits may change again
