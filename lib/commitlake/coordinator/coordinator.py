@@ -11,12 +11,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Self
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake import config as configuration
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
 from commitlake.coordinator.coordination import query
@@ -39,7 +40,7 @@ from commitlake.coordinator.recovery.heartbeat import Heartbeat
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.coordinator.settings_publisher import SettingsPublisher
-from commitlake.errors import CommitLakeError, IdentityError, StreamError, root_reason
+from commitlake.errors import CommitLakeError, IdentityError, StreamError, WarehouseError, root_reason
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
@@ -130,8 +131,8 @@ class Coordinator:
         except BaseException as error:
             self.stop()
             self._raise_if_fenced()
-            if isinstance(error, PySparkException) and self._queries:
-                raise self._explained(str(self._queries[0].name), error) from error
+            if isinstance(error, (PySparkException, Py4JError)):
+                raise self._explained(str(self._queries[0].name) if self._queries else "start-up", error) from error
             raise
         return self
 
@@ -327,14 +328,14 @@ class Coordinator:
         failure = self._scheduler.failure if self._scheduler else None
         if isinstance(failure, CommitLakeError):
             return failure
-        explained = StreamError(name, root_reason(failure or cause))
+        explained = StreamError(name, disks.with_room(root_reason(failure or cause), self.config))
         explained.__cause__ = failure or cause
         return explained
 
     def _raise_if_fenced(self) -> None:
         """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
         if self._owner.lock is None and self.epoch:
-            with suppress(PySparkException):  # what made the query fail may make this fail too
+            with suppress(PySparkException, WarehouseError):  # what made the query fail may make this fail too
                 fencing.check(self.warehouse, self.epoch)
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType
 
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.maintenance import retention
 from commitlake.coordinator.recovery import rebuild
@@ -241,6 +241,7 @@ def at_intervals(
                 report = maintenance.run()
                 log.log(logging.WARNING if report.failed else logging.INFO, "maintenance: %s", report)
                 ended()
+                disks.keep_ballast(maintenance._config)
             except Exception as error:  # without this thread the tables' files would grow for ever
                 if not stopping.is_set():
                     log.warning("maintenance failed, and is tried again: %s", root_reason(error))
