@@ -22,6 +22,7 @@ from commitlake.errors import WarehouseError
 from commitlake.reading import damage
 from commitlake.spark import process
 from commitlake.tables import TABLES
+from commitlake.tools.backup import backup
 from commitlake.tools.cli import app
 
 COPY = "bring it back from a copy"
@@ -121,13 +122,15 @@ def test_a_listed_topic_without_a_table_is_told(warehouse: Path, command: Comman
 
 
 @pytest.mark.parametrize("how", LOGS)
-def test_a_start_refuses_a_log_that_lacks_something(warehouse: Path, how: str) -> None:
+def test_a_start_and_a_backup_refuse_a_log_that_lacks_something(warehouse: Path, tmp_path: Path, how: str) -> None:
     damage.refuse(warehouse)
     for name in ("half", "topics/orders"):
         shutil.copytree(warehouse / name, warehouse.parent / "kept")
         file = LOGS[how](warehouse / name)
         with pytest.raises(WarehouseError, match=f"{name} is damaged: {file}.*{COPY}"):
             damage.refuse(warehouse)
+        with pytest.raises(WarehouseError, match=f"{name} is damaged: {file}.*{COPY}"):
+            backup(str(warehouse), tmp_path / "copy")
         shutil.rmtree(warehouse / name)
         (warehouse.parent / "kept").rename(warehouse / name)
     damage.refuse(warehouse)

@@ -15,6 +15,8 @@ from pathlib import Path
 from commitlake.errors import WarehouseError
 
 REMEDY = "bring it back from a copy: docs/runbook.md#damaged-tables"
+_NEWEST = 20
+"""Commits of a table that a start reads to see whether they are cut; of thousands of tables more would take long."""
 _COMMIT = re.compile(r"\d{20}\.json")
 _STACK, _COLOURS = re.compile(r"\s*\d+: "), re.compile(r"\x1b\[\d*m|↳")
 _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
@@ -74,8 +76,9 @@ def _of_log(place: Path) -> str:
     if missing is not None:
         return f"{_file(log, missing)} is missing"
     newest = [log / name for name in checkpoints if _version(name) == last and name.endswith("parquet")]
-    files = [(file, _is_parquet) for file in newest] + [(_file(log, version), _is_json) for version in later]
-    return next((f"{file} is cut" for file, is_whole in files if not is_whole(file.read_bytes())), "")
+    cut = [file for file in newest if not file.read_bytes().endswith(b"PAR1")]
+    cut += [file for version in later if not _is_commit(file := _file(log, version), version in later[-_NEWEST:])]
+    return f"{cut[0]} is cut" if cut else ""
 
 
 def _version(name: str) -> int:
@@ -86,14 +89,12 @@ def _file(log: Path, version: int) -> Path:
     return log / f"{version:020}.json"
 
 
-def _is_parquet(data: bytes) -> bool:
-    return data.endswith(b"PAR1")
-
-
-def _is_json(data: bytes) -> bool:
-    """Whether the last line is JSON, so that nothing is missing at the end."""
+def _is_commit(file: Path, is_read: bool) -> bool:
+    """Whether a commit is not empty, and, where it `is_read`, its last line is whole JSON."""
+    if not is_read:
+        return file.stat().st_size > 0
     try:
-        json.loads(data.rstrip().rpartition(b"\n")[2])
+        json.loads(file.read_bytes().rstrip().rpartition(b"\n")[2])
     except ValueError:
         return False
     return True

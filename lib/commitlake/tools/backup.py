@@ -23,6 +23,7 @@ from deltalake.exceptions import DeltaError
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
+from commitlake.reading import damage
 
 _FIRST = ("forwarded", "open_rows", "batches", "positions")
 """What they say is in the other tables must be there; a batch's row comes after the position of its landing."""
@@ -108,7 +109,7 @@ def backup(warehouse: str, to: Path) -> Backup:
     """Copies all up to the newest complete batch to a directory that is not there yet.
 
     Raises:
-        WarehouseError: the warehouse is no local directory, or a table of it can't be read; or `to` is there.
+        WarehouseError: the warehouse is no local directory, or a table is damaged or unreadable; or `to` is there.
     """
     if not is_local(warehouse):
         msg = f"backup: {warehouse} is no local directory; take a snapshot of the storage while no coordinator runs"
@@ -116,6 +117,7 @@ def backup(warehouse: str, to: Path) -> Backup:
     if to.exists():
         msg = f"backup: {to} is there already; name a directory that is not"
         raise WarehouseError(msg)
+    damage.refuse(local_path(warehouse))
     root, partial = local_path(warehouse), to.with_name(f"{to.name}.partial")
     logs = {name: _Log(root / name) for name in (*_FIRST, *_OTHERS)}
     logs |= {name: _Log(root / name) for name in _topics(logs["destinations"])}
@@ -157,6 +159,9 @@ def _copy(log: _Log, to: Path) -> int:
             (to / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(log.place / file, to / file)
     except (DeltaError, OSError) as error:
-        msg = f"backup: {log.place} can't be copied: {error}; make room, or begin again if a file has just been removed"
+        reason = damage.reason(error)
+        msg = (
+            f"backup: {log.place} can't be copied: {reason}; make room, or begin again if a file has just been removed"
+        )
         raise WarehouseError(msg) from error
     return sum((to / file).stat().st_size for file in files)
