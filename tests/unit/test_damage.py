@@ -119,21 +119,23 @@ def test_a_listed_topic_without_a_table_is_told(warehouse: Path, command: Comman
     for words in ("doctor", "topics"):
         code, output = command(warehouse, words)
         assert code == 1 and f"{warehouse}/topics/orders" in output, output
+    shutil.rmtree(warehouse / "deliveries")
+    assert f"there is no table at {warehouse}/deliveries; start the" in command(warehouse, "doctor")[1]
 
 
 @pytest.mark.parametrize("how", LOGS)
 def test_a_start_and_a_backup_refuse_a_log_that_lacks_something(warehouse: Path, tmp_path: Path, how: str) -> None:
-    damage.refuse(warehouse)
+    damage.refuse(warehouse, TABLES)
     for name in ("half", "topics/orders"):
         shutil.copytree(warehouse / name, warehouse.parent / "kept")
         file = LOGS[how](warehouse / name)
         with pytest.raises(WarehouseError, match=f"{name} is damaged: {file}.*{COPY}"):
-            damage.refuse(warehouse)
+            damage.refuse(warehouse, TABLES)
         with pytest.raises(WarehouseError, match=f"{name} is damaged: {file}.*{COPY}"):
             backup(str(warehouse), tmp_path / "copy")
         shutil.rmtree(warehouse / name)
         (warehouse.parent / "kept").rename(warehouse / name)
-    damage.refuse(warehouse)
+    damage.refuse(warehouse, TABLES)
 
 
 def test_a_log_that_was_shortened_and_a_garbled_hint_are_no_damage(warehouse: Path, command: Command) -> None:
@@ -142,10 +144,13 @@ def test_a_log_that_was_shortened_and_a_garbled_hint_are_no_damage(warehouse: Pa
     for number in range(3):
         log(warehouse / "half", 0).unlink()
         (warehouse / "half" / "_delta_log" / "_last_checkpoint").write_text('{"version":')
-        damage.refuse(warehouse)
+        damage.refuse(warehouse, TABLES)
         assert command(warehouse, "tx", "list")[0] == 0, number
-    (warehouse / "begun" / "_delta_log").mkdir(parents=True)  # a creation that was cut short
-    damage.refuse(warehouse)
+    (warehouse / "topics" / "begun" / "_delta_log").mkdir(parents=True)  # a creation that was cut short
+    topic_table.write(warehouse.parent / "other", "x", [topic_table.message(1)])
+    shutil.copytree(warehouse.parent / "other" / "topics" / "x", warehouse / "exports")
+    shutil.rmtree(warehouse / "exports" / "_delta_log")  # none of ours
+    damage.refuse(warehouse, TABLES)
 
 
 def test_too_many_open_files_are_no_mistake_of_a_condition(warehouse: Path) -> None:

@@ -27,18 +27,16 @@ def told(place: Path | str, what: str) -> str:
     return f"the table at {place} is damaged: {what}; {REMEDY}"
 
 
-def refuse(warehouse: Path) -> None:
-    """Looks at the logs of all tables of a local warehouse.
+def refuse(warehouse: Path, names: Iterable[str]) -> None:
+    """Looks at the logs of the tables of a local warehouse: of these, and of all topics.
 
     Raises:
         WarehouseError: one of them is damaged.
     """
     topics = warehouse / "topics"
-    for folder in (warehouse, topics):
-        for place in folder.iterdir() if folder.is_dir() else ():
-            is_table = place.is_dir() and place != topics and (folder == topics or place.name[0] not in "._")
-            if is_table and (wrong := of_log(place)):
-                raise WarehouseError(told(place, wrong))
+    for place in (*(warehouse / name for name in names), *(topics.iterdir() if topics.is_dir() else ())):
+        if wrong := of_log(place):
+            raise WarehouseError(told(place, wrong))
 
 
 def of_log(place: Path) -> str:

@@ -107,7 +107,7 @@ class Warehouse:
 
     def _must_be_whole(self) -> None:
         if is_local(self.root) and not self._in_catalog:
-            damage.refuse(local_path(self.root))
+            damage.refuse(local_path(self.root), TABLES)
 
     def _last_version(self) -> str | None:
         """The version of the last coordinator, which had all its tables."""

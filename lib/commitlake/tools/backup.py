@@ -32,6 +32,8 @@ _OTHERS = (
     *("maintenance", "epochs", "destinations"),
 )
 """Maintenance deletes from `op` first, and says before that what may be gone."""
+TABLES = (*_FIRST, *_OTHERS)
+"""All that a warehouse has beside those of topics."""
 _OF_LANDINGS_ONLY = ("half", "op", "delayed")
 _BATCH, _LANDING = "batch_id", "landing_id"
 _OWNERS = ("_delta_log/_sidecars/*", "**/deletion_vector_*.bin")
@@ -117,9 +119,9 @@ def backup(warehouse: str, to: Path) -> Backup:
     if to.exists():
         msg = f"backup: {to} is there already; name a directory that is not"
         raise WarehouseError(msg)
-    damage.refuse(local_path(warehouse))
     root, partial = local_path(warehouse), to.with_name(f"{to.name}.partial")
-    logs = {name: _Log(root / name) for name in (*_FIRST, *_OTHERS)}
+    damage.refuse(root, TABLES)
+    logs = {name: _Log(root / name) for name in TABLES}
     logs |= {name: _Log(root / name) for name in _topics(logs["destinations"])}
     batch, landing = _cut(logs)
     shutil.rmtree(partial, ignore_errors=True)

@@ -11,21 +11,24 @@ from commitlake.errors import NoTableError, WarehouseError
 from commitlake.reading import damage
 from commitlake.reading.questions.tables import Tables
 from commitlake.reading.table import Snapshot, folders, location
+from commitlake.tools.backup import TABLES
 
 _LEAST_FREE = 0.1
 _TOPICS = "topics"
 
 
 def damaged(tables: Tables, warehouse: str) -> Iterator[str]:
-    """What is wrong with each table that can't be read, or has lost a file: all that are there, and listed topics."""
-    for name in folders(warehouse):
-        if name != _TOPICS and name[0] not in "._":
-            try:
-                yield from _wrong(warehouse, name)
-            except NoTableError:  # another's directory
-                continue
-            except WarehouseError as error:
-                yield str(error)
+    """What is wrong with each table that is not there, can't be read, or has lost a file; nothing without any table."""
+    if not {*TABLES} & {*folders(warehouse)}:
+        return
+    for name in TABLES:
+        try:
+            yield from _wrong(warehouse, name)
+        except NoTableError:
+            place = location(warehouse, name)
+            yield f"there is no table at {place}; start the coordinator of this version once, or {damage.REMEDY}"
+        except WarehouseError as error:
+            yield str(error)
     try:
         topics = tables.listed_topics()
     except WarehouseError:  # told above, or no coordinator has run
