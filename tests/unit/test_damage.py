@@ -22,7 +22,7 @@ from commitlake.errors import WarehouseError
 from commitlake.reading import damage
 from commitlake.spark import process
 from commitlake.tables import TABLES
-from commitlake.tools.backup import backup
+from commitlake.tools import backup as copied
 from commitlake.tools.cli import app
 
 COPY = "bring it back from a copy"
@@ -114,6 +114,10 @@ def test_damage_is_told_in_a_line_that_names_the_file(
         assert code == 1 and line.startswith("error: ") and str(file) in line and COPY in line, line
 
 
+def test_a_backup_and_doctor_know_all_tables() -> None:
+    assert {*TABLES} == {*copied.TABLES}
+
+
 def test_a_listed_topic_without_a_table_is_told(warehouse: Path, command: Command) -> None:
     shutil.rmtree(warehouse / "topics" / "orders")
     for words in ("doctor", "topics"):
@@ -132,7 +136,7 @@ def test_a_start_and_a_backup_refuse_a_log_that_lacks_something(warehouse: Path,
         with pytest.raises(WarehouseError, match=f"{name} is damaged: {file}.*{COPY}"):
             damage.refuse(warehouse, TABLES)
         with pytest.raises(WarehouseError, match=f"{name} is damaged: {file}.*{COPY}"):
-            backup(str(warehouse), tmp_path / "copy")
+            copied.backup(str(warehouse), tmp_path / "copy")
         shutil.rmtree(warehouse / name)
         (warehouse.parent / "kept").rename(warehouse / name)
     damage.refuse(warehouse, TABLES)
