@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.support.killing import ENVIRONMENT, ROOT
 from tests.support.lake import Lake
-from tests.support.polling import patience, wait_for, wait_until_equal
+from tests.support.polling import WAIT_S, patience, wait_for, wait_until_equal
 
 import commitlake
 from commitlake import Message
@@ -45,14 +45,14 @@ def rows(place: str) -> int:
     return int(DeltaTable(place).to_pyarrow_table().num_rows)
 
 
-def end(lake: Lake, transaction_id: str) -> tuple[str, str]:
+def end(lake: Lake, transaction_id: str, seconds: float = WAIT_S) -> tuple[str, str]:
     """State and reason, once it has ended."""
 
     def find() -> tuple[str, str] | None:
         found = [row for row in lake.rows("transactions") if row["transaction_id"] == transaction_id]
         return (found[0]["state"], found[0]["reason"]) if found else None
 
-    return wait_for(find, why=lambda: lake.rows("checks"))
+    return wait_for(find, seconds, why=lambda: lake.rows("checks"))
 
 
 def test_rows_and_messages_appear_together(
@@ -70,21 +70,6 @@ def test_rows_and_messages_appear_together(
     assert (one.transaction_id, one.chosen_transaction_id) == (tx.transaction_id, None)  # of this attempt only
     wait_until_equal(lambda: sorted(row["body"] for row in lake.topic(topic)), [b"one", b"two"])
     assert DeltaTable(places[0]).transaction_version(tx.transaction_id) == 1
-
-
-def test_an_error_in_the_block_leaves_neither_rows_nor_messages(
-    spark: SparkSession, lake: Lake, settings: Settings, topic: str, places: list[str]
-) -> None:
-    with (
-        pytest.raises(ZeroDivisionError),
-        commitlake.delta_transaction(spark, settings, "nightly") as tx,
-    ):
-        tx.send(Message(topic, b"one"))
-        options = tx.delta_options(*places)
-        raise ZeroDivisionError
-    spark.range(3).write.format("delta").mode("append").options(**options).save(places[0])
-    assert end(lake, tx.transaction_id) == ("ROLLED_BACK", "DIRECT")
-    assert [rows(place) for place in places] == [0, 0]
 
 
 def test_rows_that_come_after_the_deadline_are_refused(
@@ -122,11 +107,6 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(
     ):
         tx.send(Message(topic, b"one"))
         tx.append(spark.range(1), "/elsewhere")
-    with (
-        pytest.raises(ConfigError, match="'embedded' is not allowed; give the address"),
-        commitlake.delta_transaction(spark, {"kafka.bootstrap_servers": "embedded"}, "nightly"),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -146,15 +126,15 @@ def test_a_killed_process_leaves_what_the_logs_say(
     expected: tuple[str, str],
     written: list[int],
 ) -> None:
-    deadline = f"{round(20 * patience())}s"
-    given = {"conf": settings, "places": places, "writes": writes, "deadline": deadline, "topic": topic}
+    deadline_s = round(20 * patience())
+    given = {"conf": settings, "places": places, "writes": writes, "deadline": f"{deadline_s}s", "topic": topic}
     child = subprocess.run(
         [sys.executable, "-m", "tests.support.delta_child", json.dumps(given)],
         cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL
     (half,) = wait_for(lambda: [row for row in lake.rows("half") if row["topic"] == topic])
-    assert end(lake, half["transaction_id"]) == expected
+    assert end(lake, half["transaction_id"], WAIT_S + deadline_s) == expected
     assert [rows(place) for place in places] == written
     shown = [b"killed"] if expected[0] == "COMMITTED" else []
     wait_until_equal(lambda: [row["body"] for row in lake.topic(topic)], shown)

@@ -83,13 +83,6 @@ def test_the_configurations_that_ship_are_good(name: str) -> None:
     assert load(path=ROOT / "conf" / f"{name}.yaml").kafka.topic("half") == "commitlake.half"
 
 
-@pytest.mark.parametrize(
-    ("given", "ms"), [("500ms", 500), ("6s", 6_000), ("5m", 300_000), ("72h", 259_200_000), ("40d", 3_456_000_000)]
-)
-def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
-    assert load(f"transaction.timeout={given}").transaction.timeout_ms == ms
-
-
 ODD = [("50%25", "%25"), ("a%20b", "%20"), ("a\\b", "\\"), ("a[x]", "["), ("a^b", "^"), ("a|b", "|"), ("a\nb", "\n")]
 
 

@@ -243,13 +243,13 @@ class Coordinator:
         )
         companions.answer_by_rules(self.config, self._clock, self._stopping)
         tell = partial(settings.tick, self.warehouse.topics)
-        steps = [tell, scheduler.tick, self._forwarders.tick, self._report_failure]
-        threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
-        if self.config.maintenance.interval_ms:
+        # Kafka may keep the others waiting, which no deadline does.
+        for steps in ([scheduler.tick, self._report_failure], [tell, self._forwarders.tick]):
+            threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
+        if interval_ms := self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
-            ended = scheduler.rounds.maintained
-            self._end_maintenance = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
+            self._end_maintenance = at_intervals(tidy, interval_ms, self._stopping, scheduler.rounds.maintained)
 
     def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it.

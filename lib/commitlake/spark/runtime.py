@@ -170,6 +170,7 @@ def spark_submit() -> tuple[list[str], dict[str, str]]:
     }
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environment["PYTHONSAFEPATH"] = "1"  # Spark's workers run `python -m`, which would run a kafka.py that lies about
     on_path = shutil.which("spark-submit")
     if "SPARK_HOME" not in os.environ and on_path:
         return [on_path], environment

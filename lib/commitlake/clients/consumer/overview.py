@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -163,7 +162,7 @@ def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
             rows = Snapshot(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
         except UNREADABLE:
             continue  # it is being made, or broken
-        yield from ((row["consumer_group"], row["topic"]) for row in rows.to_pylist() if json.loads(row["state"]))
+        yield from {(row["consumer_group"], row["topic"]) for row in rows.to_pylist() if row["state"] != "null"}
 
 
 def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, Any]:
