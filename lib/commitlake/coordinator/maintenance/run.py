@@ -238,10 +238,10 @@ def at_intervals(
     def serve() -> None:
         while not stopping.wait(interval_ms / 1_000):
             try:
+                disks.keep_ballast(maintenance._config)
                 report = maintenance.run()
                 log.log(logging.WARNING if report.failed else logging.INFO, "maintenance: %s", report)
                 ended()
-                disks.keep_ballast(maintenance._config)
             except Exception as error:  # without this thread the tables' files would grow for ever
                 if not stopping.is_set():
                     log.warning("maintenance failed, and is tried again: %s", root_reason(error))
