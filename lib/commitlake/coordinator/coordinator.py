@@ -40,7 +40,7 @@ from commitlake.coordinator.recovery.heartbeat import Heartbeat
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.coordinator.settings_publisher import SettingsPublisher
-from commitlake.errors import CommitLakeError, IdentityError, StreamError, WarehouseError, root_reason
+from commitlake.errors import CommitLakeError, IdentityError, StreamError, root_reason
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
@@ -88,7 +88,7 @@ class Coordinator:
         self._owner = Ownership()
         self._clock = BrokerClock()
         self._stack = ExitStack()
-        self._stopping = threading.Event()
+        self._stopping, self._met_other = threading.Event(), threading.Event()
         self._queries: list[StreamingQuery] = []
         self._forwarders = Forwarders()
         self._scheduler: Scheduler | None = None
@@ -130,7 +130,8 @@ class Coordinator:
             self._start(available_now)
         except BaseException as error:
             self.stop()
-            self._raise_if_fenced()
+            if fenced := self._owner.lost(self.warehouse):
+                raise fenced from error
             if isinstance(error, (PySparkException, Py4JError)):
                 raise self._explained(str(self._queries[0].name) if self._queries else "start-up", error) from error
             raise
@@ -209,7 +210,8 @@ class Coordinator:
         probe(self.config)
         self._owner = fencing.own(self.warehouse, lock)
         if lock is None:
-            self._stack.enter_context(Heartbeat(self.spark, self.config).beating())
+            beat = Heartbeat(self.spark, self.config, self.epoch)
+            self._stack.enter_context(beat.beating(self._met_other.set))
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
@@ -313,30 +315,27 @@ class Coordinator:
             raise error
 
     def _failed(self) -> CommitLakeError | None:
-        """What has ended it: a query's error, or what a tick has found in Kafka, which ends no query."""
+        """What has ended it: a query's error, a newer coordinator, or what a tick has found in Kafka."""
         for each in self._queries:
             cause = None if each.isActive else each.exception()
             if cause is not None:
                 return self._explained(each.name, cause)
+        if self._met_other.is_set():
+            self._met_other.clear()
+            if fenced := self._owner.lost(self.warehouse):
+                return fenced
         return failure if isinstance(failure := self._scheduler and self._scheduler.failure, IdentityError) else None
 
     def _explained(self, name: str, cause: Exception) -> CommitLakeError:
-        try:
-            self._raise_if_fenced()
-        except CommitLakeError as error:
-            return error
+        # What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone.
+        if fenced := self._owner.lost(self.warehouse):
+            return fenced
         failure = self._scheduler.failure if self._scheduler else None
         if isinstance(failure, CommitLakeError):
             return failure
         explained = StreamError(name, disks.with_room(root_reason(failure or cause), self.config))
         explained.__cause__ = failure or cause
         return explained
-
-    def _raise_if_fenced(self) -> None:
-        """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
-        if self._owner.lock is None and self.epoch:
-            with suppress(PySparkException, WarehouseError):  # what made the query fail may make this fail too
-                fencing.check(self.warehouse, self.epoch)
 
     def stop(self) -> None:
         """Stops cleanly: the round under way ends, and none begins.
