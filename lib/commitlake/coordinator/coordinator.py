@@ -11,12 +11,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Self
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake import config as configuration
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
 from commitlake.coordinator.coordination import query
@@ -131,8 +132,8 @@ class Coordinator:
             self.stop()
             if fenced := self._owner.lost(self.warehouse):
                 raise fenced from error
-            if isinstance(error, PySparkException) and self._queries:
-                raise self._explained(str(self._queries[0].name), error) from error
+            if isinstance(error, (PySparkException, Py4JError)):
+                raise self._explained(str(self._queries[0].name) if self._queries else "start-up", error) from error
             raise
         return self
 
@@ -247,11 +248,10 @@ class Coordinator:
         # Kafka may keep the others waiting, which no deadline does.
         for steps in ([scheduler.tick, self._report_failure], [tell, self._forwarders.tick]):
             threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
-        if self.config.maintenance.interval_ms:
+        if interval_ms := self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
-            ended = scheduler.rounds.maintained
-            self._end_maintenance = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
+            self._end_maintenance = at_intervals(tidy, interval_ms, self._stopping, scheduler.rounds.maintained)
 
     def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it.
@@ -333,7 +333,7 @@ class Coordinator:
         failure = self._scheduler.failure if self._scheduler else None
         if isinstance(failure, CommitLakeError):
             return failure
-        explained = StreamError(name, root_reason(failure or cause))
+        explained = StreamError(name, disks.with_room(root_reason(failure or cause), self.config))
         explained.__cause__ = failure or cause
         return explained
 
