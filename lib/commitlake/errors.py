@@ -68,7 +68,7 @@ class StreamError(CommitLakeError):
     """Raised when a streaming query failed, for example because a table was not writable.
 
     Args:
-        query: name of the query.
+        query: name of the query; `start-up` of those before there is a stream.
         reason: the cause, on one line.
     """
 

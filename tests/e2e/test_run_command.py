@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from tests.support.lake import Lake
@@ -39,6 +42,7 @@ def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind_but_json(
         said = running.ready()
         assert said["warehouse"] == str(running.warehouse)
         assert said["kafka"].startswith("127.0.0.1:")
+        assert re.search(r"^READY .* new warehouse$", running.said, re.MULTILINE)
         assert len(running.group()) > 1
         send(running.process.pid, number)
         assert running.end() == 0
@@ -92,9 +96,29 @@ def test_a_warehouse_that_can_not_be_written_is_named(broker: EmbeddedBroker, tm
         assert_short_error(running, str(tmp_path / "warehouse"))
 
 
+@pytest.mark.parametrize("key", ["warehouse", pytest.param("checkpoints", marks=pytest.mark.soak)])
+def test_a_place_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
+    """A path that was cut short or mistyped would be a second, empty warehouse."""
+    place: dict[str, Any] = {key: tmp_path / "cut" / "short"}
+    with coordinator(tmp_path, **place) as running:
+        assert_short_error(running, f"{key}: {tmp_path}/cut/short is not allowed: the directory {tmp_path}/cut is not")
+    assert not (tmp_path / "cut").exists()
+
+
 def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: int) -> None:
     with coordinator(tmp_path, kafka__embedded_port=busy_port) as running:
         assert_short_error(running, str(busy_port), "busy")
+
+
+def test_a_damaged_table_is_named_with_its_file(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """390 lines of the stacks of two languages."""
+    half = tmp_path / "warehouse" / "half"
+    for _ in range(3):
+        write_deltalake(str(half), pa.table({"n": [1]}), mode="append")
+    gone = half / "_delta_log" / f"{1:020}.json"
+    gone.unlink()
+    with coordinator(tmp_path, kafka__bootstrap_servers=broker.bootstrap_servers) as running:
+        assert_short_error(running, f"error: the table at {half} is damaged: {gone} is missing; bring it back")
 
 
 @pytest.mark.soak

@@ -194,6 +194,16 @@ def test_a_missing_or_broken_file_is_named_without_its_content(tmp_path: Path) -
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "\n\n", "# warehouse: /data\n", "---\n"])
+def test_an_empty_file_may_have_been_cut_short(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"the configuration {file} is empty: it may have been cut short; write `key"):
+        load(path=file)
+    file.write_text("{}")  # as somebody wants it
+    assert load(path=file) == load()
+
+
 def test_lists_may_be_yaml_or_separated_by_commas_or_blanks() -> None:
     for given in ('["a*", "b"]', "a*,b", "a* b"):
         assert load(f"topics.allowed={given}").topics.allowed == ("a*", "b")

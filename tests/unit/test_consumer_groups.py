@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +34,9 @@ from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.coordinator.metrics.collect import of_consumers
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions.tables import opened
 from commitlake.reading.table import Snapshot
+from commitlake.tools import doctor
 from commitlake.tools.cli import consumers
 from commitlake.tools.cli.app import app
 
@@ -278,14 +282,40 @@ def test_metrics_tell_how_far_groups_are_behind(warehouse: Path, monkeypatch: py
     consumed(warehouse, most=10)
     consumed(warehouse, group="others")
     conf = config.from_mapping({"warehouse": str(warehouse)})
-    behind, oldest = of_consumers(conf)
+    behind, oldest, members = of_consumers(conf)
+    assert {each.labels["consumer_group"]: each.value for each in members.samples} == {"others": 0, "points": 0}
     values = {each.labels["consumer_group"]: each.value for each in behind.samples}
     assert values == {"others": 0, "points": 30}
     ages = {each.labels["consumer_group"]: each.value for each in oldest.samples}
     assert ages["others"] == 0
     assert ages["points"] == pytest.approx(time.time() - 1_767_225_600.010, abs=10)
     monkeypatch.setattr(overview, "_EXACT_ROWS", 0)
-    assert {group: count for group, _, count, _ in overview.lags(conf)} == {"others": 40, "points": 40}
+    assert {lag.group: lag.behind for lag in overview.lags(conf)} == {"others": 40, "points": 40}
+
+
+def test_a_member_that_was_killed_counts_no_more_and_a_group_of_nobody_is_told(warehouse: Path) -> None:
+    """It is kept as one until another instance misses it."""
+    conf = config.from_mapping({"warehouse": str(warehouse)})
+
+    def diagnosed() -> doctor.Diagnosis:
+        with opened(conf.warehouse) as tables:
+            return doctor._groups(tables, conf)
+
+    assert diagnosed().detail == "0 groups, at most 0 messages behind"
+    with consumer(warehouse) as messages:
+        next(messages)
+        assert [(lag.members, lag.behind) for lag in overview.lags(conf)] == [(1, 40)]
+        assert (diagnosed().is_well, diagnosed().detail) == (True, "1 group, at most 40 messages behind")
+    state = Group(conf.receipts_place, "points", "orders")
+    state.change(lambda before: {**(before or {}), "members": {"killed": 3}})
+    state.beats.show("killed")
+    (beat,) = Path(conf.receipts_place).rglob("_beats/killed")
+    os.utime(beat, (time.time() - 7, time.time() - 7))
+    assert [lag.members for lag in overview.lags(conf)] == [0]
+    told = (
+        r"points has not read 40 messages of orders, the oldest for \d+ s; no instance of it runs: start one, or forget"
+    )
+    assert not diagnosed().is_well and re.match(told, diagnosed().detail)
 
 
 def test_a_group_that_can_not_be_read_takes_no_figures_of_others_away(warehouse: Path) -> None:
@@ -293,14 +323,14 @@ def test_a_group_that_can_not_be_read_takes_no_figures_of_others_away(warehouse:
     consumed(warehouse, group="broken")
     for file in Path(f"{warehouse}_receipts/{FOLDER}/{log_name('broken', 'orders')}").rglob("*.parquet"):
         file.unlink()
-    behind, _ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
+    behind, *_ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
     assert [each.value for each in behind.samples] == [30]
 
 
 def test_a_topic_that_can_not_be_read_is_not_0_behind(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
     consumed(warehouse, most=10)
     (warehouse / "topics" / "orders" / "_delta_log" / f"{1:020}.json").write_text("{torn")
-    behind, oldest = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
+    behind, oldest, _ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
     assert (behind.samples, oldest.samples) == ([], [])
     (row,) = map(json.loads, command(warehouse, capsys, "--json")[1].splitlines())
     assert (row["behind"], row["oldest_visible_at"]) == (None, None)

@@ -11,12 +11,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Self
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake import config as configuration
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
 from commitlake.coordinator.coordination import query
@@ -87,7 +88,7 @@ class Coordinator:
         self._owner = Ownership()
         self._clock = BrokerClock()
         self._stack = ExitStack()
-        self._stopping = threading.Event()
+        self._stopping, self._met_other = threading.Event(), threading.Event()
         self._queries: list[StreamingQuery] = []
         self._forwarders = Forwarders()
         self._scheduler: Scheduler | None = None
@@ -129,9 +130,10 @@ class Coordinator:
             self._start(available_now)
         except BaseException as error:
             self.stop()
-            self._raise_if_fenced()
-            if isinstance(error, PySparkException) and self._queries:
-                raise self._explained(str(self._queries[0].name), error) from error
+            if fenced := self._owner.lost(self.warehouse):
+                raise fenced from error
+            if isinstance(error, (PySparkException, Py4JError)):
+                raise self._explained(str(self._queries[0].name) if self._queries else "start-up", error) from error
             raise
         return self
 
@@ -208,7 +210,8 @@ class Coordinator:
         probe(self.config)
         self._owner = fencing.own(self.warehouse, lock)
         if lock is None:
-            self._stack.enter_context(Heartbeat(self.spark, self.config).beating())
+            beat = Heartbeat(self.spark, self.config, self.epoch)
+            self._stack.enter_context(beat.beating(self._met_other.set))
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""
@@ -245,11 +248,10 @@ class Coordinator:
         # Kafka may keep the others waiting, which no deadline does.
         for steps in ([scheduler.tick, self._report_failure], [tell, self._forwarders.tick]):
             threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
-        if self.config.maintenance.interval_ms:
+        if interval_ms := self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
-            ended = scheduler.rounds.maintained
-            self._end_maintenance = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
+            self._end_maintenance = at_intervals(tidy, interval_ms, self._stopping, scheduler.rounds.maintained)
 
     def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
         """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it.
@@ -313,30 +315,27 @@ class Coordinator:
             raise error
 
     def _failed(self) -> CommitLakeError | None:
-        """What has ended it: a query's error, or what a tick has found in Kafka, which ends no query."""
+        """What has ended it: a query's error, a newer coordinator, or what a tick has found in Kafka."""
         for each in self._queries:
             cause = None if each.isActive else each.exception()
             if cause is not None:
                 return self._explained(each.name, cause)
+        if self._met_other.is_set():
+            self._met_other.clear()
+            if fenced := self._owner.lost(self.warehouse):
+                return fenced
         return failure if isinstance(failure := self._scheduler and self._scheduler.failure, IdentityError) else None
 
     def _explained(self, name: str, cause: Exception) -> CommitLakeError:
-        try:
-            self._raise_if_fenced()
-        except CommitLakeError as error:
-            return error
+        # What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone.
+        if fenced := self._owner.lost(self.warehouse):
+            return fenced
         failure = self._scheduler.failure if self._scheduler else None
         if isinstance(failure, CommitLakeError):
             return failure
-        explained = StreamError(name, root_reason(failure or cause))
+        explained = StreamError(name, disks.with_room(root_reason(failure or cause), self.config))
         explained.__cause__ = failure or cause
         return explained
-
-    def _raise_if_fenced(self) -> None:
-        """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
-        if self._owner.lock is None and self.epoch:
-            with suppress(PySparkException):  # what made the query fail may make this fail too
-                fencing.check(self.warehouse, self.epoch)
 
     def stop(self) -> None:
         """Stops cleanly: the round under way ends, and none begins.

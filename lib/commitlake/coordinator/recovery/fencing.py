@@ -9,11 +9,12 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -288,6 +289,16 @@ class Ownership:
     lock: WarehouseLock | None = None
     epoch: int = 0
     is_new: bool = False
+
+    def lost(self, warehouse: Warehouse) -> FencedError | None:
+        """That a newer coordinator has the warehouse, where that is seen: tables may be out of reach, too."""
+        try:
+            with suppress(PySparkException, WarehouseError):
+                if self.lock is None and self.epoch:
+                    check(warehouse, self.epoch)
+        except FencedError as error:
+            return error
+        return None
 
 
 def own(warehouse: Warehouse, lock: WarehouseLock | None) -> Ownership:

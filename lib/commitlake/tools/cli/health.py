@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.config.terminal import json_line, printable
-from commitlake.tools.doctor import examine
+from commitlake.tools.doctor import examine, verdict
+
+
+def make_room(settings: Config) -> None:
+    """Delete the ballast, and say what to do then."""
+    size = disks.free_ballast(settings)
+    done = f"{size / 2**20:.0f} MiB are free again" if size else "there is no ballast (any more)"
+    print(f"{done}; see docs/runbook.md#commitlakedisknearlyfull", file=sys.stderr)
 
 
 def doctor(settings: Config, as_json: bool) -> int:
     """Show whether all is well; 1 when something is not."""
     findings = list(examine(settings))
-    for finding in findings:
+    overall = verdict(findings)
+    for finding in (overall, *findings):
         if as_json:
             print(json_line(asdict(finding)))
         else:
             print(printable(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}"))
-    return int(not all(finding.is_well for finding in findings))
+    return int(not overall.is_well)
