@@ -37,7 +37,7 @@ _FIRST_COMMIT = f"_delta_log/{0:020}.json"
 Options = Mapping[str, str] | None
 LATELY_S = 1.0
 """A look of longer ago is not new enough for anybody."""
-_SHARED: WeakValueDictionary[Hashable, Snapshot] = WeakValueDictionary()
+_SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
 def location(warehouse: str, name: str) -> str:
@@ -178,16 +178,15 @@ class Snapshot:
         """
         key = cls, place, tuple(sorted((options or {}).items()))
         with _making(key):
-            found = _SHARED.get(key)
-            try:
-                if found is not None:
-                    found.refresh()
-            except (WarehouseError, DeltaError, OSError):  # opened anew, which may do, and else tells what is wrong
-                found = None
+            found: Self | None = _SHARED.get(key)
             if found is None:
                 found = _SHARED[key] = cls(place, options)
-            assert isinstance(found, cls)
-            return found
+                return found
+        try:
+            found.refresh()
+        except (WarehouseError, DeltaError, OSError):  # opened anew, which may do, and else tells what is wrong
+            found = _SHARED[key] = cls(place, options)
+        return found
 
     def lately_s(self) -> float:
         """For `refresh`: then looks take a tenth of the time at most, however many ask for them."""

@@ -332,11 +332,8 @@ def _part(table: pa.Table, rows: ParquetRows | None, cursor: Cursor, again: Call
         keys = keys.where(numbers)
     if rows is None:
         return Part(keys, numbers, None, table)
-    return Part(keys, numbers, again or partial(_same, rows), table.slice(0, 0))
-
-
-def _same(rows: ParquetRows) -> ParquetRows:
-    return rows
+    kept = rows
+    return Part(keys, numbers, again or (lambda: kept), table.slice(0, 0))
 
 
 def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
