@@ -165,7 +165,7 @@ class Snapshot:
         self._version = self.delta.version()
         self._actions: pa.Table | None = None
         self._deleted: Mapping[str, features.Numbers] | None = None
-        self._lock = threading.RLock()
+        self._lock, self._is_looking = threading.RLock(), False
         self._begun_s, self._took_s = begun_s, time.monotonic() - begun_s
 
     @classmethod
@@ -188,9 +188,9 @@ class Snapshot:
             found = _SHARED[key] = cls(place, options)
         return found
 
-    def lately_s(self) -> float:
-        """For `refresh`: then looks take a tenth of the time at most, however many ask for them."""
-        return time.monotonic() - min(LATELY_S, 10 * self._took_s)
+    def is_fresh(self) -> bool:
+        """Whether a look is under way, or was a moment ago: so looks take a tenth of the time, however many ask."""
+        return self._is_looking or self._begun_s > time.monotonic() - min(LATELY_S, 10 * self._took_s)
 
     def refresh(self, after_s: float | None = None) -> bool:
         """Go to the newest version; whether that is another one. Of many who ask at once one does it for all.
@@ -205,8 +205,11 @@ class Snapshot:
         with self._lock:
             if self._begun_s > after_s:
                 return False
-            begun_s = time.monotonic()
-            is_new = self._refresh()
+            begun_s, self._is_looking = time.monotonic(), True
+            try:
+                is_new = self._refresh()
+            finally:
+                self._is_looking = False
             self._begun_s, self._took_s = begun_s, time.monotonic() - begun_s
             return is_new
 
@@ -244,6 +247,8 @@ class Snapshot:
         `path`, `size_bytes`, `modification_time`, `num_records`, `partition.<column>`, and statistics such as
         `min.batch_id` where the table has them.
         """
+        if (known := self._actions) is not None:
+            return known
         with self._lock:
             if self._actions is None:
                 actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
@@ -254,6 +259,8 @@ class Snapshot:
 
     def deleted(self) -> Mapping[str, features.Numbers]:
         """Numbers of the rows that deletion vectors take out of files, by the file's `path`."""
+        if (known := self._deleted) is not None:
+            return known
         with self._lock:
             if self._deleted is None:
                 self._deleted = features.deleted(self.delta, self.files()["path"].to_pylist)

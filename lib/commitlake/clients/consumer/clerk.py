@@ -26,8 +26,8 @@ _WRITE_S, _EACH_S, _LONGEST_S = 1.0, 0.005, 2.0
 """The time between two commits: at least, for each group, and at most."""
 _WRITE_SHARE = 0.2
 """Of the time, at most, that goes into commits."""
-_TURN_S = 0.01
-"""Between two turns of a group, for each group: a commit of its state takes some 6 ms of a core."""
+_TURN_S = 0.02
+"""Between two commits of how far a group came, for each group: one takes some 6 ms of a core."""
 _HELPERS = 16
 
 

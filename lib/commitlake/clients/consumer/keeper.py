@@ -76,6 +76,7 @@ class Keeper:
         self._gone: set[str] = set()
         self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
         self._change_s = self._look_s = 0.0  # how long the last one took
+        self._moved_at, self._pause_s = -float("inf"), 0.0
         self._owes_turn = self._has_written = False
         self._writing = threading.Lock()  # from the taking of receipts until they are written
         self._taken: tuple[int, dict[int, Any], set[int], list[Receipt]] = 0, {}, set(), []
@@ -132,11 +133,12 @@ class Keeper:
             log.error("%s", error)
 
     def has_turn(self, pause_s: float) -> bool:
-        """Whether a turn is due, of which there may be one each `pause_s`."""
+        """Whether a turn is due; one each `pause_s` may commit how far the group came."""
         if self._has_to_leave() or self.is_late():
             return True
         is_quiet = not (self._owes_turn or self._has_written or self.lanes.has_news() or set(self.queues) - self._known)
-        pause_s = min(max(pause_s, self._change_s / _TURN_SHARE), self._lease_s / 3)
+        self._pause_s = min(max(pause_s, self._change_s / _TURN_SHARE), self._lease_s)
+        pause_s = min(self._pause_s, self._lease_s / 3)
         if is_quiet:  # who stands by looks more seldom, and not at the same moment as the others
             pause_s = self._lease_s / 5 if self._me in self._members else self._lease_s / 3 * random.uniform(1, 1.2)
         return time.monotonic() - self._last_turn > pause_s
@@ -181,7 +183,9 @@ class Keeper:
     def _turn(self) -> None:
         """Move the cursors behind receipts that are written; see who lives; read what is due to this instance."""
         queues, alive_at, was_member, was_late = set(self.queues), 0.0, False, self.is_late()
-        self._last_turn, self._owes_turn, self._has_written = time.monotonic(), False, False
+        self._last_turn, self._owes_turn = time.monotonic(), False
+        if moves := self._last_turn - self._moved_at > self._pause_s:
+            self._moved_at, self._has_written = self._last_turn, False
         changes, cursors, held = self._written
         if changes == self.lanes.changes:
             held = held & self.lanes.held()
@@ -197,6 +201,8 @@ class Keeper:
             kept.clear()
             kept.update(mine & assignment.owned(state, self._me).keys())
             was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
+            if not (moves or self._gone) and assignment.is_balanced(state, self._me):
+                places = {}  # no queue goes to another instance
             return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)

@@ -51,6 +51,9 @@ class Files(Snapshot):
 
     def listing(self) -> Listing:
         """The files of the snapshot; another one for each version."""
+        found = self._listing
+        if found is not None and found.files is self._actions:
+            return found
         with self._lock:
             files, found = self.files(), self._listing
             if found is None or found.files is not files:
@@ -98,7 +101,8 @@ class Topic:
 
     def refresh(self, *, of_late: bool = False) -> bool:
         """Go to the newest version, or one that another group has just seen; whether that is another one."""
-        self._table.refresh(self._table.lately_s() if of_late else None)
+        if not (of_late and self._table.is_fresh()):
+            self._table.refresh()
         is_new = self._table.listing() is not self._all
         if is_new:
             self._take_files()
