@@ -208,6 +208,8 @@ class Oracle:
         if reason.startswith("ALREADY_"):
             end = reason.removeprefix("ALREADY_")
             return end in states[target] and DECISIONS.get(record.decision) != end
+        if reason == "NO_HALF_MESSAGE":
+            return any(part.at in record.listed for part in firsts[target].refused)  # it never lands
         return reason == "WRONG_TRANSACTION_ID" and record.tid != firsts[target].first.tid
 
     # what must be

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.support.holding import held
 
 from commitlake.coordinator.recovery import jvm_lock
 from commitlake.errors import FencedError, WarehouseError
@@ -72,24 +71,14 @@ def test_a_warehouse_that_is_not_of_a_demo_stays(tmp_path: Path) -> None:
     assert (tmp_path / "warehouse" / "half").is_dir()
 
 
-_HOLDS = (
-    "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); input()"
-)
-
-
 def test_a_warehouse_stays_where_the_jvm_of_a_killed_demo_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jvm_lock, "WAIT_S", 0.5)
     (tmp_path / "orders.db").touch()
     (tmp_path / "warehouse" / "half").mkdir(parents=True)
-    command = [sys.executable, "-c", _HOLDS, str(tmp_path / "warehouse" / ".coordinator.jvm.lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        with pytest.raises(FencedError, match="whose JVM"), fresh(tmp_path):
-            pass
-        holder.kill()
+    with held(tmp_path / "warehouse"), pytest.raises(FencedError, match="whose JVM"), fresh(tmp_path):
+        pass
     assert (tmp_path / "warehouse" / "half").is_dir()
     with fresh(tmp_path):
         assert not (tmp_path / "warehouse").exists()

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from tests.support.holding import held
 from typer.testing import CliRunner
 
 from commitlake.config import from_mapping
@@ -31,13 +28,6 @@ from commitlake.tools import doctor
 from commitlake.tools.cli import bulk, health
 from commitlake.tools.cli.app import app
 
-HOLDER = """
-import fcntl, sys, time
-file = open(sys.argv[1], "r+b")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(60)
-"""
 STARTED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -70,17 +60,6 @@ def test_a_coordinator_that_runs_is_well_and_a_killed_one_is_not(warehouse: Path
     assert not ended.is_well
     told = "none runs; the last one was epoch 2 on h, pid 8, version 1, seen last at 2026-01-01T12:05:00Z; start one"
     assert ended.detail == told
-
-
-@contextmanager
-def held(warehouse: Path) -> Iterator[None]:
-    """A coordinator's JVM holds the warehouse."""
-    command = [sys.executable, "-c", HOLDER, str(warehouse / JVM_LOCK)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        yield
-        holder.kill()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.holding import held
 from tests.support.small_disk import SmallDisk
 
 from commitlake import config
@@ -77,6 +78,8 @@ def test_a_taken_port_of_metrics_is_told_before_java_starts_unless_it_stands_by(
             f"error: metrics.port: cannot listen on 127.0.0.1:{port}: Address already in use;"
         )
         assert "no Java found" in run("--standby", f"--set=metrics.port={port}").stderr
+        with held(tmp_path):  # the start names its coordinator
+            assert "no Java found" in run(f"--set=metrics.port={port}", f"--set=warehouse={tmp_path}").stderr
     assert "no Java found" in run(f"--set=metrics.port={port}").stderr
 
 

@@ -89,7 +89,7 @@ def check_coordinator(config: Config, *, stands_by: bool) -> None:
 
     places = {"warehouse": config.warehouse, "checkpoints": config.checkpoints}
     local = [_space(name, local_path(place)) for name, place in places.items() if is_local(place)]
-    _refuse(*local, () if stands_by else _port(config.metrics.host, config.metrics.port))
+    _refuse(*local, () if stands_by else _metrics(config))
 
 
 def check_imports() -> None:
@@ -169,6 +169,17 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
     if (free := shutil.disk_usage(there).free) < _LEAST_FREE:
         remedy = "make room there (commitlake doctor --make-room), or use a larger disk"
         yield Lack(what, f"{free >> 20} MiB free on the disk of {place}", allowed, remedy)
+
+
+def _metrics(config: Config) -> Iterator[Lack]:
+    """Their port; where a coordinator of this warehouse has it, the start says more: its host, pid and epoch."""
+    from commitlake.config.locations import is_local
+
+    for lack in _port(config.metrics.host, config.metrics.port):
+        from commitlake.reading.questions import liveness  # dear, and rarely asked
+
+        if not (is_local(config.warehouse) and liveness.runs(config)):
+            yield lack
 
 
 def _port(host: str, port: int) -> Iterator[Lack]:
