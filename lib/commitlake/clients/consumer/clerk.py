@@ -14,9 +14,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from commitlake.clients.consumer import tables
+from commitlake.clients.consumer.receipts import table_of
 from commitlake.clients.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Clerk:
         begun, failure = time.monotonic(), None
         try:
             if taken:
-                self._appender.append(pa.concat_tables(rows for _, rows in taken))
+                self._appender.append(table_of(rows for _, rows in taken))
         except BaseException as error:  # whatever it is, the iterators and `close` tell it
             failure = error
         for keeper, _ in taken:

@@ -9,14 +9,12 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipt, Receipts
+from commitlake.clients.consumer.receipts import Receipt, Receipts, Written, table_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -239,7 +237,7 @@ class Keeper:
         """
         return assignment.first_rounds(state) == self._receipts.first_rounds
 
-    def take(self) -> pa.Table | None:
+    def take(self) -> Written | None:
         """Receipts to write as rows, None where there are none, or not now; `written` follows.
 
         Not while others may have the queues: the next turn tells, and then what puts their messages off is dropped.
@@ -249,7 +247,7 @@ class Keeper:
             return None
         return self._take() if self._writing.acquire(blocking=False) else None
 
-    def _take(self) -> pa.Table | None:
+    def _take(self) -> Written | None:
         changes, (receipts, cursors, held) = self.lanes.changes, self.lanes.take()
         self._taken, failure = (changes, cursors, held, receipts), None
         try:
@@ -307,7 +305,7 @@ class Keeper:
         rows = self._take()
         if rows is not None:
             try:
-                self._receipts.append(rows)
+                self._receipts.append(table_of([rows]))
             except BaseException as error:
                 self.written(error)
                 raise

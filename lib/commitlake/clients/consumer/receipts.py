@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from itertools import chain
@@ -58,6 +58,10 @@ SELECT * FROM rows QUALIFY row_number() OVER (
     PARTITION BY source, source_queue, source_offset, source_index
     ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
 """
+
+
+Written = pa.Table | list[dict[str, Any]]
+_FEW = 16
 
 
 class Attempt(NamedTuple):
@@ -136,8 +140,13 @@ class Receipts:
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
 
-    def rows(self, receipts: Sequence[Receipt]) -> pa.Table:
-        """Receipts as rows of the table; there is at least one."""
+    def rows(self, receipts: Sequence[Receipt]) -> Written:
+        """Receipts as rows for `table_of`; there is at least one.
+
+        Few of them without Arrow: it lets go of Python's lock, for which a thread waits long among hundreds.
+        """
+        if sum(len(each.indexes) for each in receipts) <= _FEW:
+            return [row for each in receipts for row in _dicts(self._group, self._topic, each)]
         return pa.concat_tables(
             rows_of(self._group, self._topic, *_taken(part), [each.outcome for each in part])
             for part in _by_rows(receipts)
@@ -147,7 +156,7 @@ class Receipts:
         """Those that are more than done at the first attempt, as rows."""
         simple = {("DONE", 1, first) for first in self.first_rounds}
         found = [each for each in receipts if each.outcome[:3] not in simple]
-        return list(self.rows(found).to_pylist()) if found else []
+        return list(table_of([self.rows(found)]).to_pylist()) if found else []
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema."""
@@ -252,6 +261,28 @@ class Receipts:
             self._open.pop(place, None)
         else:
             self._open[place] = row
+
+
+def table_of(parts: Iterable[Written]) -> pa.Table:
+    """Rows of several groups."""
+    tables, few = list[pa.Table](), list[dict[str, Any]]()
+    for part in parts:
+        if isinstance(part, list):
+            few += part
+        else:
+            tables.append(part)
+    return pa.concat_tables([*tables, pa.Table.from_pylist(few, SCHEMA)])
+
+
+def _dicts(group: str, topic: str, receipt: Receipt) -> Iterator[dict[str, Any]]:
+    messages, outcome = receipt.messages, receipt.outcome
+    own = {
+        **{"consumer_group": group, "topic": topic, "instance": INSTANCE, "remark": outcome.remark},
+        **{"state": outcome.state, "attempt": outcome.attempt, "round": outcome.round},
+        **{"due_at": None if outcome.due_ms is None else _time(outcome.due_ms), "at": _time(outcome.at_ms)},
+    }
+    for index in receipt.indexes:
+        yield {**{name: messages[name][index].as_py() for name in messages.column_names}, **own}
 
 
 def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Attempt]) -> pa.Table:
