@@ -49,8 +49,7 @@ class Handed:
 
     def value(self, column: str) -> Any:
         """A value of the message, or of the first one."""
-        rows, indexes = self.chosen
-        return rows.value(column, indexes[0])
+        return self.chosen.rows.value(column, self.chosen.indexes[0])
 
     def place(self) -> Place:
         """What identifies the message, or the first one."""
@@ -167,8 +166,7 @@ class Lanes:
         self.wake = wake
         self._lanes: dict[int, Lane] = {}
         self._open: set[Handed] = set()
-        self._has_moved = False
-        """Whether a cursor has since the last `take`."""
+        self._has_moved = False  # whether a cursor has since the last `take`
         self._receipts: list[Receipt] = []
         self._lock = threading.RLock()  # garbage collection may end an iterator, which puts retries off, inside of it
         self.open = self.open_bytes = self.unwritten = self.finished = self.changes = 0
@@ -239,9 +237,8 @@ class Lanes:
                 self._count(handed, -1)
                 self.finished += 1
                 if outcome.state != "RETRY" or not handed.lane.is_lost:
-                    rows, indexes = handed.chosen
-                    self._receipts.append(Receipt(rows.of_receipts, indexes, outcome))
-                    self.unwritten += len(indexes)
+                    self._receipts.append(Receipt(handed.chosen.rows.of_receipts, handed.chosen.indexes, outcome))
+                    self.unwritten += len(handed.chosen.indexes)
 
     def give_back(self, handed: Handed) -> bool:
         """Do no more about messages of a queue that another instance is due to read; False where none is."""
@@ -276,12 +273,9 @@ class Lanes:
     def put_off_only(self, queues: Collection[int]) -> None:
         """Put no message of other queues off: who has them now may have done it, and a RETRY would bring it again."""
         with self._lock:
-            before, self._receipts = self._receipts, []
-            for each in before:
-                if each.outcome.state != "RETRY" or each.queue_id in queues:
-                    self._receipts.append(each)
-                else:
-                    self.unwritten -= len(each.indexes)
+            kept = [each for each in self._receipts if each.outcome.state != "RETRY" or each.queue_id in queues]
+            self.unwritten += sum(len(each.indexes) for each in kept) - sum(len(it.indexes) for it in self._receipts)
+            self._receipts = kept
 
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
         """Read what this instance owns now; whether any lane is new.
