@@ -17,7 +17,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
-from tests.support.polling import wait_for
+from tests.support.polling import wait_for, wait_until_equal
 from tests.support.topic_table import message, write
 
 import commitlake
@@ -123,8 +123,11 @@ def test_instances_beyond_the_queues_stand_by_and_write_nothing(warehouse: Path)
     group = Group(f"{warehouse}_receipts", "points", "orders")
     try:
         wait_for(lambda: len({each["owner"] for each in (group.read() or {"queues": {}})["queues"].values()}) == 4, 60)
-        alive = lambda: {each.name for each in (place / "_beats").iterdir()}  # noqa: E731
-        wait_for(lambda: alive() == set((group.read() or {})["members"]), 20, alive)
+        wait_until_equal(
+            lambda: {each.name for each in (place / "_beats").iterdir()} ^ set((group.read() or {})["members"]),
+            set(),
+            20,
+        )
         assert version(warehouse) < 60
         reads = {each._subscriptions[0]._member._me: each for each in members}
         name = next(iter((group.read() or {})["members"]))
