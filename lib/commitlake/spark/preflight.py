@@ -6,7 +6,6 @@ import os
 import pwd
 import re
 import resource
-import shutil
 import socket
 import sys
 import tempfile
@@ -165,8 +164,9 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
     if place is None:
         yield Lack(what, "no directory for temporary files can be written", allowed, "make room, or set TMPDIR to one")
         return
-    there = next(each for each in (place, *place.parents) if os.path.exists(each))  # also below one that is closed
-    if (free := shutil.disk_usage(there).free) < _LEAST_FREE:
+    from commitlake.config.disks import Disk  # YAML comes with it, which PYTHONPATH may hide
+
+    if (free := Disk.of(what, place).free) < _LEAST_FREE:
         remedy = "make room there (commitlake doctor --make-room), or use a larger disk"
         yield Lack(what, f"{free >> 20} MiB free on the disk of {place}", allowed, remedy)
 
