@@ -16,11 +16,13 @@ failed=0
 free_kb=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo 2>/dev/null || echo 0)
 trap 'for each in "${running[@]}"; do kill "${each%%:*}" 2>/dev/null || true; done; rm -rf "$logs"' EXIT
 
-# Runs a part beside the others where memory allows: one after the other takes twice as long.
+# Runs a part beside the others where memory allows: one after the other takes twice as long. Those that take
+# longest come first at the processors, and the rest takes what they leave: all end at about the same time.
 beside() {
-  local name=$1
+  local name=$1 first=10
   shift
-  "$@" >"$logs/$name" 2>&1 &
+  [[ $name == commands || $name == kills || $name == clients ]] && first=0
+  nice -n "$first" "$@" >"$logs/$name" 2>&1 &
   running+=("$!:$name")
   ((free_kb > 14000000)) || finish
 }
@@ -37,6 +39,8 @@ finish() {
 check() {
   "$bin/ruff" check . && "$bin/ruff" format --check . && "$bin/mypy"
 }
+export -f check
+export bin
 
 tests() { # NAME MARKERS PATH...
   beside "$1" "$bin/python" -m pytest -q -m "$2" "${@:3}"
@@ -52,7 +56,7 @@ all() {
   local markers="not soak"
   case $1 in
     rules)
-      beside checks check
+      beside checks bash -c check
       tests clients "$markers" "${consumers[@]}" "${clients[@]}"
       tests rules "$markers" "${rules[@]}" tests/spark
       ;;
@@ -65,7 +69,7 @@ all() {
 
 short() {
   local markers="short and not long and not soak"
-  beside checks check
+  beside checks bash -c check
   tests commands "$markers" "${others[@]}"
   tests kills "$markers" tests/recovery
   tests spark "$markers" tests/spark
