@@ -70,12 +70,15 @@ class StreamError(CommitLakeError):
     Args:
         query: name of the query.
         reason: the cause, on one line.
+
+    Attributes:
+        what: what failed, without what to do about it.
     """
 
     def __init__(self, query: str, reason: str) -> None:
+        self.what = f"the {query} query failed: {reason}"
         super().__init__(
-            f"the {query} query failed: {reason}; fix the cause and start again; "
-            "nothing is lost: the next start continues from the tables"
+            f"{self.what}; fix the cause and start again; nothing is lost: the next start continues from the tables"
         )
 
 
@@ -165,3 +168,21 @@ def root_reason(error: Exception) -> str:
         return type(error).__name__
     # Of an error in a Python worker Spark's first line says only that there was one; Python's last line says which.
     return lines[-1].strip() if any(line.startswith("Traceback") for line in lines) else lines[0]
+
+
+def explained(query: str, cause: Exception) -> CommitLakeError:
+    """What a user is told of the failure of a query; an error of CommitLake's says it already."""
+    if isinstance(cause, CommitLakeError):
+        return cause
+    reason = root_reason(cause)
+    told = SetupError(out_of_memory(reason)) if "OutOfMemoryError" in reason else StreamError(query, reason)
+    told.__cause__ = cause
+    return told
+
+
+def out_of_memory(reason: str) -> str:
+    """What to do when Java has run out of memory."""
+    return (
+        f"Spark ran out of memory: {reason}; nothing is lost; raise spark.driver.memory (2g by default; on a cluster "
+        "spark.executor.memory too) with COMMITLAKE_SPARK_ARGS='--conf spark.driver.memory=4g', and start again"
+    )
