@@ -42,10 +42,16 @@ def test_rounds_of_a_backlog_are_few_and_none_is_too_large(count: int, each: int
     assert len(played) <= most
 
 
-def test_one_round_of_large_records_after_small_ones_makes_the_next_ones_small() -> None:
+def test_large_records_after_many_small_ones_fill_one_round_at_most() -> None:
     played = list(rounds([(100_000, 300), (1_000_000, 400_000)]))
-    assert len([size for _, size in played if size > MOST_BYTES]) == 1
-    assert max(size for _, size in played[-3:]) <= MOST_BYTES
+    assert len([size for _, size in played if size > 2 * MOST_BYTES]) == 1
+
+
+def test_large_records_behind_an_outage_of_a_small_load_fill_none() -> None:
+    sizes = Sizes(LARGEST)
+    for _ in range(1_000):
+        sizes.landed(50, 50 * 300)
+    assert 1_000 <= sizes.most() <= MOST_BYTES // 40_000
 
 
 COUNTS = st.lists(st.integers(0, 1_000), min_size=1, max_size=6)

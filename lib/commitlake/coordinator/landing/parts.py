@@ -18,8 +18,8 @@ from commitlake.kafka.clients import spark_options, spark_source_limits
 
 MOST_BYTES = 256 << 20
 """Bytes of values in one round, more or less: some 4 s of work, and an eighth of the default heap."""
-_GROWTH = 100
-"""How many times as many as were seen so far may come next: those that follow small ones may be large."""
+_GROWTH, _AT_LEAST = 100, 1_000
+"""How many times as many as the last rounds had may come next: what waits behind an outage may be larger than they."""
 _EACH = 256
 """Bytes of a record besides its value."""
 _FORGET = 400_000
@@ -30,26 +30,26 @@ class Sizes:
     """How many records the next round may have, by those that this run has seen.
 
     Args:
-        largest: bytes of the largest value, `max_message_size`: of no more can the first ones be.
+        largest: bytes of the largest value, `max_message_size`: while nothing is known all may be so large.
     """
 
     def __init__(self, largest: int) -> None:
         self._first = max(1, MOST_BYTES // largest)
-        self._records, self._bytes, self._last = 0.0, 0.0, 0.0
+        self._records, self._bytes, self._last, self._recent = 0.0, 0.0, 0.0, 0.0
 
     def landed(self, records: int, size: int) -> None:
         """So many records had values of so many bytes."""
         if records:
             kept = 1.0 if self._records < _FORGET else 0.5
             self._records, self._bytes = kept * self._records + records, kept * self._bytes + size
-            self._last = size / records
+            self._last, self._recent = size / records, max(records, 0.8 * self._recent)
 
     def most(self) -> int:
         """Records of the next round at most."""
         if not self._records:
             return self._first
         mean = max(self._last, self._bytes / self._records) + _EACH
-        return max(1, int(min(MOST_BYTES / mean, max(self._first, _GROWTH * self._records))))
+        return max(1, int(min(MOST_BYTES / mean, max(_AT_LEAST, _GROWTH * self._recent))))
 
 
 def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
