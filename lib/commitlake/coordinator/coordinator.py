@@ -21,7 +21,7 @@ from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
 from commitlake.coordinator.restarts import Restarts
 from commitlake.coordinator.run import Run
-from commitlake.errors import CommitLakeError, SetupError, root_reason
+from commitlake.errors import CommitLakeError, SetupError, explained, root_reason
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
 from commitlake.protocol.clock import BrokerClock
@@ -111,10 +111,14 @@ class Coordinator:
             self._begin(available_now=available_now)
             if not available_now:
                 self._serve()
-        except BaseException as error:
+        except (CommitLakeError, PySparkException) as error:
             self.stop()
-            if self._run is not None and isinstance(error, PySparkException | CommitLakeError):
-                raise self._run.explained(error) from error
+            told = self._run.explained(error) if self._run else error
+            if told is not error:
+                raise told from error
+            raise
+        except BaseException:
+            self.stop()
             raise
         return self
 
@@ -127,6 +131,7 @@ class Coordinator:
 
     def _begin(self, *, available_now: bool = False) -> None:
         """Begins an epoch and starts all queries: at the start, and each time that they begin again."""
+        self._run = None
         probe(self.config)
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
@@ -199,7 +204,7 @@ class Coordinator:
                 if not self._stopping.is_set():
                     self._begin()
         except Exception as error:  # of whatever a start needs
-            return self._served.explained(error)
+            return self._run.explained(error) if self._run else explained("landing", error)
         return None
 
     def _end(self, error: CommitLakeError) -> None:

@@ -222,7 +222,8 @@ class Run:
             self._raise_if_fenced()
         except CommitLakeError as error:
             return error
-        return explained(name, (self.scheduler and self.scheduler.failure) or cause)
+        failure = self.scheduler and self.scheduler.failure  # Spark has the text of it only
+        return explained(name, failure if failure and isinstance(cause, PySparkException) else cause)
 
     def _raise_if_fenced(self) -> None:
         """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
