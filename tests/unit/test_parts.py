@@ -32,7 +32,7 @@ def rounds(waiting: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("count", "each", "most"),
-    [(1_000, 4_000_000, 20), (40_000, 40_000, 12), (2_000_000, 1_000, 14), (1_000_000, 0, 4)],
+    [(1_000, 4_000_000, 20), (40_000, 40_000, 12), (2_000_000, 1_000, 14), (1_000_000, 256, 4)],
     ids=["4 MB", "40 kB", "1 kB", "empty"],
 )
 def test_rounds_of_a_backlog_are_few_and_none_is_too_large(count: int, each: int, most: int) -> None:

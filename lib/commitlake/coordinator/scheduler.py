@@ -94,7 +94,7 @@ class Scheduler:
             ends: where they end, the next offset of each partition.
 
         Returns:
-            How many they were, and the bytes of their values; None when nothing begins any more.
+            How many they were, and their bytes; None when nothing begins any more.
         """
         with self._one_at_a_time() as goes_on:
             if goes_on:

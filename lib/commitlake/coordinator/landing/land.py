@@ -40,7 +40,7 @@ class Landed:
         topics: The topics that they are of.
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
-        bytes: What their values have together.
+        bytes: What they take, about.
         rejected: By reason, how many of them are rejected.
         answers: How many of them answer a check.
         position: The position when all tables are written.
@@ -209,6 +209,8 @@ def _shown_topics(counts: Sequence[Row]) -> set[str]:
     return {row["topic"] for row in counts if row["target"] == classify.TOPIC} - {_OTHERS}
 
 
+_EACH = 256
+"""Bytes of a record besides its value."""
 _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
 
@@ -221,7 +223,7 @@ def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
         classified.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
         .agg(
             F.count("*").alias("n"),
-            F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
+            F.sum(F.coalesce("bytes", F.lit(0)) + _EACH).alias("bytes"),
             F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),

@@ -17,11 +17,9 @@ from commitlake.coordinator.landing.positions import Offsets
 from commitlake.kafka.clients import spark_options, spark_source_limits
 
 MOST_BYTES = 256 << 20
-"""Bytes of values in one round, more or less: some 4 s of work, and an eighth of the default heap."""
+"""Bytes of the records of one round, more or less: some 4 s of work, and an eighth of the default heap."""
 _GROWTH, _AT_LEAST = 100, 1_000
 """How many times as many as the last rounds had may come next: what waits behind an outage may be larger than they."""
-_EACH = 256
-"""Bytes of a record besides its value."""
 _FORGET = 400_000
 """Records, after which those before count half."""
 
@@ -38,7 +36,7 @@ class Sizes:
         self._records, self._bytes, self._last, self._recent = 0.0, 0.0, 0.0, 0.0
 
     def landed(self, records: int, size: int) -> None:
-        """So many records had values of so many bytes."""
+        """So many records had so many bytes."""
         if records:
             kept = 1.0 if self._records < _FORGET else 0.5
             self._records, self._bytes = kept * self._records + records, kept * self._bytes + size
@@ -48,7 +46,7 @@ class Sizes:
         """Records of the next round at most."""
         if not self._records:
             return self._first
-        mean = max(self._last, self._bytes / self._records) + _EACH
+        mean = max(self._last, self._bytes / self._records)
         return max(1, int(min(MOST_BYTES / mean, max(_AT_LEAST, _GROWTH * self._recent))))
 
 
@@ -78,8 +76,8 @@ class Parts:
         spark: the coordinator's session.
         config: says where Kafka is.
         begin: where the first batch begins.
-        play: a round of records, up to where they end; returns how many they were and the bytes of their values, None
-            to stop there.
+        play: a round of records, up to where they end; returns how many they were and their bytes, None to stop
+            there.
     """
 
     def __init__(
