@@ -66,7 +66,8 @@ all() {
 short() {
   local markers="short and not long and not soak"
   beside checks check
-  tests commands "$markers" "${others[@]}" tests/recovery # each as long as the next: what is killed is started again
+  tests commands "$markers" "${others[@]}"
+  tests kills "$markers" tests/recovery
   tests spark "$markers" tests/spark
   tests clients "$markers" "${consumers[@]}" "${clients[@]}"
   tests rules "$markers" "${rules[@]}"

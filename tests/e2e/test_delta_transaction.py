@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.support.killing import ENVIRONMENT, ROOT
 from tests.support.lake import Lake
-from tests.support.polling import patience, wait_for, wait_until_equal
+from tests.support.polling import WAIT_S, patience, wait_for, wait_until_equal
 
 import commitlake
 from commitlake import Message
@@ -45,14 +45,14 @@ def rows(place: str) -> int:
     return int(DeltaTable(place).to_pyarrow_table().num_rows)
 
 
-def end(lake: Lake, transaction_id: str) -> tuple[str, str]:
+def end(lake: Lake, transaction_id: str, seconds: float = WAIT_S) -> tuple[str, str]:
     """State and reason, once it has ended."""
 
     def find() -> tuple[str, str] | None:
         found = [row for row in lake.rows("transactions") if row["transaction_id"] == transaction_id]
         return (found[0]["state"], found[0]["reason"]) if found else None
 
-    return wait_for(find, why=lambda: lake.rows("checks"))
+    return wait_for(find, seconds, why=lambda: lake.rows("checks"))
 
 
 def test_rows_and_messages_appear_together(
@@ -146,15 +146,15 @@ def test_a_killed_process_leaves_what_the_logs_say(
     expected: tuple[str, str],
     written: list[int],
 ) -> None:
-    deadline = f"{round(20 * patience())}s"
-    given = {"conf": settings, "places": places, "writes": writes, "deadline": deadline, "topic": topic}
+    deadline_s = round(20 * patience())
+    given = {"conf": settings, "places": places, "writes": writes, "deadline": f"{deadline_s}s", "topic": topic}
     child = subprocess.run(
         [sys.executable, "-m", "tests.support.delta_child", json.dumps(given)],
         cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL
     (half,) = wait_for(lambda: [row for row in lake.rows("half") if row["topic"] == topic])
-    assert end(lake, half["transaction_id"]) == expected
+    assert end(lake, half["transaction_id"], WAIT_S + deadline_s) == expected
     assert [rows(place) for place in places] == written
     shown = [b"killed"] if expected[0] == "COMMITTED" else []
     wait_until_equal(lambda: [row["body"] for row in lake.topic(topic)], shown)

@@ -125,6 +125,7 @@ def test_the_published_settings_are_what_producers_must_respect(broker: Embedded
         "topics": ["a", "b"],
         "check_topics": [],
         "batch_head": True,
+        "ruled_groups": [],
     }
 
 
