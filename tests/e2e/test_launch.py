@@ -36,7 +36,7 @@ JOBS = {
     "hungry": """
         from commitlake.spark import process, session
         def run(arguments):
-            session.build().range(4).selectExpr("length(repeat('x', 2000000000))").collect()
+            session.build().range(4).selectExpr("length(repeat(cast(id as string), 2000000000))").collect()
         process.main(run)
     """,
     "writes": """
