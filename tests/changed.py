@@ -20,14 +20,14 @@ TESTS = {
     "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/gateway_consumers e2e/java_tutorial e2e/node_client",
     "clients/producer": """e2e/producer e2e/producer_faults e2e/many_producers
         e2e/async_producer e2e/check_poison e2e/check_topics
-        e2e/gateway e2e/postgres_answers e2e/rocketmq_example e2e/rocketmq_schedule""",
+        e2e/gateway e2e/postgres_answers e2e/rocketmq_example""",
     "clients": "e2e/producer",
     "config": "e2e/run_command e2e/launch e2e/security recovery/growth",
     "coordinator": """spark/coordination_rules recovery/round recovery/liveness recovery/faults recovery/campaign
         e2e/metrics steady/steady_load""",
     "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
         spark/refused_parts spark/in_memory_coordinator
-        recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/rocketmq_schedule""",
+        recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/delayed_by_key""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",
     "coordinator/landing": """spark/landing_records spark/hostile_records spark/in_memory_coordinator
@@ -55,7 +55,7 @@ TESTS = {
     "tools/report": "spark/report e2e/report_actions",
     "conf": "e2e/metrics e2e/launch",
     "jobs": "e2e/launch e2e/cluster",
-    "notebooks": "e2e/notebook e2e/rocketmq_example e2e/rocketmq_schedule e2e/java_tutorial e2e/node_client",
+    "notebooks": "e2e/notebook e2e/rocketmq_example e2e/java_tutorial e2e/node_client",
     "docs/how-to": "spark/read_topic e2e/reading",
     "README.md": "e2e/readme",
     "setup.py": "e2e/wheel e2e/launch",

@@ -77,7 +77,7 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> int:
     warehouse.append(_visible(committed), topic_table(TOPIC))
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))
     warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
-    epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version")
+    epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version, NULL AS contract")
     warehouse.append(epoch.withColumn("started_at", F.timestamp_millis(begun)), "epochs")
     return every
 

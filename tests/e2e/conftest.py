@@ -10,6 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from tests.support.lake import Lake
+    from tests.support.namespace import Namespace
 
     from commitlake.coordinator.coordinator import Coordinator
     from commitlake.kafka.embedded import EmbeddedBroker
@@ -56,6 +57,16 @@ def delta_log_lake(
     changes = {"transaction.timeout": "1s", "transaction.check_interval": "1s", "checks": rule}
     with Lake(broker.bootstrap_servers, prefix, place, **changes) as lake, commitlake.start(spark, lake.settings):
         yield lake
+
+
+@pytest.fixture
+def kafka(broker: EmbeddedBroker) -> Namespace:
+    """Empty topics with a coordinator's settings, and nobody who coordinates."""
+    from tests.support.namespace import Namespace
+
+    namespace = Namespace(broker)
+    namespace.publish()
+    return namespace
 
 
 @pytest.fixture

@@ -7,18 +7,12 @@ import time
 from typing import Any
 
 import pytest
+from tests.support.awaited import awaited
 from tests.support.namespace import COMMIT, ROLLBACK, Namespace, check
 from tests.support.polling import patience
 
 from commitlake import AsyncTransactionMQProducer, Message
 from commitlake.errors import FailedSend, MQClientException, UncertainSend
-
-
-@pytest.fixture
-def kafka(broker: Any) -> Namespace:
-    namespace = Namespace(broker)
-    namespace.publish()
-    return namespace
 
 
 class Orders:
@@ -90,46 +84,41 @@ def test_a_web_handler_sends_in_transactions_and_the_loop_goes_on(kafka: Namespa
     assert sorted(op.decision for op in kafka.ops()) == ["COMMIT"] * 5 + ["ROLLBACK"] * 5
 
 
-def test_a_coroutine_answers_checks_and_one_that_fails_is_unknown(kafka: Namespace) -> None:
-    async def serve() -> None:
-        async with producer(kafka, Orders()) as sender:
-            result = await sender.send_message_in_transaction(Message("orders", b"", keys="/broken"))
-            assert result.local_transaction_state.value == "UNKNOWN"
-            kafka.ask(check())
-            while not (await asyncio.to_thread(kafka.answers)):
-                await asyncio.sleep(0.1)
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+@awaited
+async def test_a_coroutine_answers_checks_and_one_that_fails_is_unknown(kafka: Namespace) -> None:
+    async with producer(kafka, Orders()) as sender:
+        result = await sender.send_message_in_transaction(Message("orders", b"", keys="/broken"))
+        assert result.local_transaction_state.value == "UNKNOWN"
+        kafka.ask(check())
+        while not (await asyncio.to_thread(kafka.answers)):
+            await asyncio.sleep(0.1)
     assert [op.decision for op in kafka.answers()] == ["ROLLBACK"]
     (direct,) = [op for op in kafka.ops() if not op.from_check]
     assert (direct.decision, direct.remark) == ("UNKNOWN", "RuntimeError: no such table")
 
 
-def test_a_cancelled_send_is_decided_all_the_same(kafka: Namespace) -> None:
-    async def serve() -> None:
-        async with producer(kafka, Orders()) as sender:
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(sender.send_message_in_transaction(Message("orders", b""), "paid"), 0.2)
-
-    asyncio.run(serve())
+@awaited
+async def test_a_cancelled_send_is_decided_all_the_same(kafka: Namespace) -> None:
+    async with producer(kafka, Orders()) as sender:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(sender.send_message_in_transaction(Message("orders", b""), "paid"), 0.2)
     assert [op.decision for op in kafka.wait_for_ops(1)] == ["COMMIT"]
 
 
-def test_other_sends_are_awaited_too_and_need_a_running_producer(kafka: Namespace) -> None:
-    async def serve() -> None:
-        sender = producer(kafka, None)
-        with pytest.raises(MQClientException, match="the producer is not running"):
-            await sender.send(Message("orders", b""))
-        async with sender:
-            sent = await sender.send(Message("orders", b"", delay_seconds=60))
-            assert sent.recall_handle is not None
-            assert await sender.recall(sent.recall_handle) == sent.msg_id
-            assert (await sender.send([Message("orders", b"a"), Message("orders", b"b")])).msg_id.count(",") == 1
-            with pytest.raises(MQClientException) as error:
-                await sender.send(Message("", b""))
-            assert error.value.reason == "MISSING_REAL_TOPIC"
-
-    asyncio.run(serve())
+@awaited
+async def test_other_sends_are_awaited_too_and_need_a_running_producer(kafka: Namespace) -> None:
+    sender = producer(kafka, None)
+    with pytest.raises(MQClientException, match="the producer is not running"):
+        await sender.send(Message("orders", b""))
+    async with sender:
+        sent = await sender.send(Message("orders", b"", delay_seconds=60))
+        assert sent.recall_handle is not None
+        later = await sender.reschedule(sent.recall_handle, Message("orders", b"new", delay_seconds=90))
+        assert await sender.recall(str(later.recall_handle)) == later.msg_id
+        assert (await sender.send([Message("orders", b"a"), Message("orders", b"b")])).msg_id.count(",") == 1
+        with pytest.raises(MQClientException) as error:
+            await sender.send(Message("", b""))
+        assert error.value.reason == "MISSING_REAL_TOPIC"
 
 
 class Chain:
@@ -155,30 +144,24 @@ class Chain:
 
 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["coroutine", "plain"])
-def test_listeners_that_send_by_the_same_producer_never_hang(kafka: Namespace, is_plain: bool) -> None:
+@awaited
+async def test_listeners_that_send_by_the_same_producer_never_hang(kafka: Namespace, is_plain: bool) -> None:
     chain = Chain(is_plain)
-
-    async def serve() -> None:
-        chain.loop = asyncio.get_running_loop()
-        async with producer(kafka, chain, threads=4, send_msg_timeout=20_000) as chain.sender:
-            sends = [chain.sender.send_message_in_transaction(Message("orders", f"{at}")) for at in range(40)]
-            await asyncio.gather(*sends)
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    chain.loop = asyncio.get_running_loop()
+    async with producer(kafka, chain, threads=4, send_msg_timeout=20_000) as chain.sender:
+        sends = [chain.sender.send_message_in_transaction(Message("orders", f"{at}")) for at in range(40)]
+        await asyncio.gather(*sends)
     assert len(kafka.read("messages")) == 40
     assert [op.decision for op in kafka.ops()] == ["COMMIT"] * 40
 
 
-def test_checks_that_send_by_the_same_producer_never_hang(kafka: Namespace) -> None:
+@awaited
+async def test_checks_that_send_by_the_same_producer_never_hang(kafka: Namespace) -> None:
     chain = Chain()
-
-    async def serve() -> None:
-        kafka.ask(*(check(f"m{at}", check_id=f"0-{at}-0-1") for at in range(40)))
-        async with producer(kafka, chain, threads=2, send_msg_timeout=20_000) as chain.sender:
-            while len({op.transaction_id for op in await asyncio.to_thread(kafka.answers)}) < 40:
-                await asyncio.sleep(0.1)
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    kafka.ask(*(check(f"m{at}", check_id=f"0-{at}-0-1") for at in range(40)))
+    async with producer(kafka, chain, threads=2, send_msg_timeout=20_000) as chain.sender:
+        while len({op.transaction_id for op in await asyncio.to_thread(kafka.answers)}) < 40:
+            await asyncio.sleep(0.1)
 
 
 def test_no_thread_waits_while_listeners_await(kafka: Namespace) -> None:
@@ -200,67 +183,51 @@ def test_no_thread_waits_while_listeners_await(kafka: Namespace) -> None:
     assert plain < 2 * patience()
 
 
-def test_a_send_that_waits_for_its_turn_is_sent_though_it_is_cancelled(kafka: Namespace) -> None:
-    async def serve() -> None:
-        async with producer(kafka, Orders(), threads=1, send_msg_timeout=20_000) as sender:
-            plain = [asyncio.create_task(sender.send(Message("orders", f"{at}"))) for at in range(20)]
-            paid = asyncio.create_task(sender.send_message_in_transaction(Message("orders", b"20"), "paid"))
-            await asyncio.sleep(0)
-            for each in [*plain, paid]:
-                each.cancel()
-            await asyncio.gather(*plain, paid, return_exceptions=True)
-            assert all(each.cancelled() for each in [*plain, paid])
-
-    asyncio.run(serve())
+@awaited
+async def test_a_send_that_waits_for_its_turn_is_sent_though_it_is_cancelled(kafka: Namespace) -> None:
+    async with producer(kafka, Orders(), threads=1, send_msg_timeout=20_000) as sender:
+        plain = [asyncio.create_task(sender.send(Message("orders", f"{at}"))) for at in range(20)]
+        paid = asyncio.create_task(sender.send_message_in_transaction(Message("orders", b"20"), "paid"))
+        await asyncio.sleep(0)
+        for each in [*plain, paid]:
+            each.cancel()
+        await asyncio.gather(*plain, paid, return_exceptions=True)
+        assert all(each.cancelled() for each in [*plain, paid])
     assert sorted(int(record.value) for record in kafka.read("messages")) == list(range(20))
     assert [op.decision for op in kafka.ops()] == ["COMMIT"]
 
 
-def test_a_transaction_of_several_messages_is_awaited(kafka: Namespace) -> None:
+@awaited
+async def test_a_transaction_of_several_messages_is_awaited(kafka: Namespace) -> None:
     seen: list[Any] = []
 
     async def awaited_hook(context: Any) -> None:
         await asyncio.sleep(0)
         seen.append(context.state)
 
-    async def serve() -> None:
-        async with producer(kafka, Orders()) as sender:
-            sender.register_end_transaction_hook(awaited_hook)
-            sender.register_end_transaction_hook(lambda context: seen.append(context.state))
+    async with producer(kafka, Orders()) as sender:
+        sender.register_end_transaction_hook(awaited_hook)
+        sender.register_end_transaction_hook(lambda context: seen.append(context.state))
+        async with sender.begin_transaction() as transaction:
+            first = await transaction.send(Message("orders", b"1"))
+            await transaction.send(Message("points", b"2"))
+            assert transaction.transaction_id == first.transaction_id
+        with pytest.raises(ZeroDivisionError):
             async with sender.begin_transaction() as transaction:
-                first = await transaction.send(Message("orders", b"1"))
-                await transaction.send(Message("points", b"2"))
-                assert transaction.transaction_id == first.transaction_id
-            with pytest.raises(ZeroDivisionError):
-                async with sender.begin_transaction() as transaction:
-                    await transaction.send(Message("orders", b"3"))
-                    raise ZeroDivisionError
-            with pytest.raises(MQClientException, match="ended"):
-                await transaction.commit()
-            with pytest.raises(asyncio.TimeoutError):
-                async with asyncio.timeout(0.3), sender.begin_transaction() as transaction:
-                    await transaction.send(Message("orders", b"4"))
-                    await asyncio.sleep(10)
-
-    asyncio.run(serve())
+                await transaction.send(Message("orders", b"3"))
+                raise ZeroDivisionError
+        with pytest.raises(MQClientException, match="ended"):
+            await transaction.commit()
+        with pytest.raises(asyncio.TimeoutError):
+            async with asyncio.timeout(0.3), sender.begin_transaction() as transaction:
+                await transaction.send(Message("orders", b"4"))
+                await asyncio.sleep(10)
     assert sorted((op.decision, len(op.half_messages)) for op in kafka.ops()) == [
         ("COMMIT", 2),
         ("ROLLBACK", 1),
         ("ROLLBACK", 1),
     ]
     assert seen == [COMMIT] * 2 + [ROLLBACK] * 4
-
-
-def test_a_delayed_message_is_rescheduled(kafka: Namespace) -> None:
-    async def serve() -> None:
-        async with producer(kafka, None) as sender:
-            sent = await sender.send(Message("orders", b"old", delay_seconds=60))
-            new = await sender.reschedule(str(sent.recall_handle), Message("orders", b"new", delay_seconds=90))
-            assert new.recall_handle is not None
-
-    asyncio.run(serve())
-    assert [record.value for record in kafka.read("messages")] == [b"old", b"new"]
-    assert [op.msg_id for op in kafka.ops()] != []
 
 
 def test_a_shutdown_gives_up_a_listener_that_hangs_and_may_be_followed_by_a_start(kafka: Namespace) -> None:

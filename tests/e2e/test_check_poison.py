@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +13,7 @@ from kafka import KafkaProducer
 from tests.support.namespace import Listener, Namespace, NotUtf8, check
 from tests.support.polling import wait_for
 
-from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.testing import codecs
-
-
-@pytest.fixture
-def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
-    """Empty topics with published settings."""
-    namespace = Namespace(broker)
-    namespace.publish()
-    yield namespace
 
 
 def poison(**changes: bytes | None) -> list[tuple[str, bytes]]:

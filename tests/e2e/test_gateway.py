@@ -27,17 +27,8 @@ from commitlake.protocol.encoding import Position
 
 if TYPE_CHECKING:
     from commitlake.coordinator.coordinator import Coordinator
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 COMMIT, ROLLBACK = rocketmq.TransactionResolution.COMMIT, rocketmq.TransactionResolution.ROLLBACK
-
-
-@pytest.fixture
-def kafka(broker: EmbeddedBroker) -> Namespace:
-    """Topics with a coordinator's settings, and nobody who coordinates."""
-    namespace = Namespace(broker)
-    namespace.publish()
-    return namespace
 
 
 @pytest.fixture
@@ -209,37 +200,6 @@ def test_access_keys_and_a_clean_end(kafka: Namespace, tmp_path: Path) -> None:
             stranger.send(message("orders", b"forged"))
         assert running.end() == 0
     assert [record.value for record in kafka.read("messages")] == [b"signed"]
-
-
-def test_from_a_send_to_the_tables(coordinator: Coordinator, topic: str) -> None:
-    """With a coordinator: a commit, a rollback, and a transaction that nobody ends, which is checked."""
-    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
-    with (
-        gateway(kafka.bootstrap_servers, kafka.topic_prefix) as running,
-        client(running.port, topic, check=lambda given: COMMIT if given.body == b"lost" else ROLLBACK) as producer,
-    ):
-        normal = producer.send(message(topic, b"normal"))
-        due = producer.send(message(topic, b"due", delivery_timestamp=int(time.time()) + 3))
-        transaction(producer, message(topic, b"paid")).commit()
-        transaction(producer, message(topic, b"declined")).rollback()
-        open_one = transaction(producer, message(topic, b"lost"))
-
-        def ends() -> set[tuple[str, str]]:
-            mine = [row for row in rows(warehouse, "transactions") if row["topic"] == topic]
-            return {(row["state"], row["reason"]) for row in mine}
-
-        expected = {("COMMITTED", "DIRECT"), ("ROLLED_BACK", "DIRECT"), ("COMMITTED", "CHECK")}
-        wait_for(lambda: ends() == expected, why=ends)
-    found = {bytes(row["body"]): row["message_id"] for row in wait_for(lambda: _shown(warehouse, topic, 4))}
-    assert set(found) == {b"normal", b"due", b"paid", b"lost"}
-    assert (found[b"normal"], found[b"due"], found[b"lost"]) == (
-        normal.message_id, due.message_id, open_one.message_id,
-    )  # fmt: skip
-
-
-def _shown(warehouse: Any, topic: str, count: int) -> list[Any] | None:
-    found = rows(warehouse, f"topics/{topic}")
-    return found if len(found) == count else None
 
 
 def test_the_id_in_a_receipt_names_the_transaction_of_the_tables(kafka: Namespace, port: int) -> None:

@@ -12,6 +12,7 @@ from tests.support.gateway import gateway
 from tests.support.gateway_consuming import outcomes
 from tests.support.killing import ROOT, kill
 from tests.support.namespace import Namespace, check
+from tests.support.packages import fetch
 from tests.support.polling import wait_for
 from tests.support.tables import rows
 from tests.support.topic_table import message, write
@@ -27,12 +28,7 @@ SOURCES = SUPPORT / "java"
 @pytest.fixture
 def jars(tmp_path: Path) -> Path:
     """The client's."""
-    if shutil.which("mvn") is None:
-        pytest.skip("Maven is not installed")
-    command = ["mvn", "-q", "-B", "-f", str(SOURCES), "dependency:copy-dependencies", f"-DoutputDirectory={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"the Java client can't be fetched: {done.stdout[-200:]}")
+    fetch("mvn", "-q", "-B", "-f", str(SOURCES), "dependency:copy-dependencies", f"-DoutputDirectory={tmp_path}")
     return tmp_path
 
 
@@ -79,12 +75,8 @@ def test_the_java_client_sends_commits_and_answers_a_check(
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """The programs for Node, with the client."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
     place = shutil.copytree(SUPPORT / "node", tmp_path / "node")
-    done = subprocess.run(["npm", "install", "--silent"], cwd=place, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"npm's registry is out of reach: {done.stderr[-200:]}")
+    fetch("npm", "install", "--silent", cwd=place)
     return place
 
 

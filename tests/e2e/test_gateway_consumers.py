@@ -18,15 +18,6 @@ from tests.support.topic_table import write
 
 if TYPE_CHECKING:
     from commitlake.coordinator.coordinator import Coordinator
-    from commitlake.kafka.embedded import EmbeddedBroker
-
-
-@pytest.fixture
-def kafka(broker: EmbeddedBroker) -> Namespace:
-    """Topics with a coordinator's settings, and nobody who coordinates."""
-    namespace = Namespace(broker)
-    namespace.publish()
-    return namespace
 
 
 @pytest.fixture

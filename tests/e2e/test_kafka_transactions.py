@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,6 +13,8 @@ from tests.support.polling import wait_for
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import KafkaError
 from commitlake.kafka import held_back
+from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions.tables import opened as tables_of
 from commitlake.tools import doctor
 
 LONG_MS = 600_000
@@ -55,7 +58,13 @@ def test_a_deadline_waits_for_an_op_behind_a_transaction_that_is_open_and_that_i
         wait_for(lambda: told in caplog.text, why=lambda: caplog.text)
         assert lake.rows("transactions") == []
         (kafka,) = [each for each in doctor.examine(settings) if each.what == "kafka"]
-        assert kafka.detail.endswith(f"still to land, behind Kafka transactions that are open in {name}-0")
+        late = r"records? still to land, the oldest for \d+ s, behind Kafka transactions that are open in"
+        assert re.search(f"{late} {re.escape(name)}-0", kafka.detail), kafka.detail
+        with tables_of(settings.warehouse) as tables, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(doctor, "now_ms", lambda: now_ms() + 120_000)
+            kafka = doctor._kafka(tables, settings)
+        assert not kafka.is_well
+        assert re.search(r"the oldest for 1\d\d s, .*; does a coordinator run, and keep up\?$", kafka.detail)
         relay.producer.abort_transaction()
         wait_for(lambda: len(lake.rows("transactions")) == 2)
     ends = {row["transaction_id"]: row["state"] for row in lake.rows("transactions")}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from tests.support.foreign import FOREIGN, foreign_modules
 from tests.support.polling import patience
 
 LIBRARY = Path(__file__).parents[2] / "lib"
@@ -48,6 +49,16 @@ JOBS = {
     "ends": """
         from commitlake.spark import process
         process.main(lambda arguments: int(arguments[0]))
+    """,
+    "imports": """
+        import importlib, sys
+        from commitlake.spark import process, session
+        def of_here(names):
+            return [name for name in names if "/here/" in (importlib.import_module(name).__file__ or "")]
+        def run(arguments):
+            workers = session.build().sparkContext.parallelize([arguments], 1).map(of_here).collect()
+            print(of_here(arguments), workers)
+        process.main(run)
     """,
     "fails": """
         from commitlake import errors
@@ -137,6 +148,16 @@ def test_a_signal_to_the_process_or_its_group_ends_in_a_clean_stop(
     printed, _ = process.communicate(timeout=60)
     assert "stopped cleanly" in printed
     assert process.returncode == 0
+
+
+def test_neither_driver_nor_workers_run_a_file_of_the_working_directory(jobs: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", LAUNCH, str(jobs / "imports.py"), *FOREIGN]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment["PYTHONPATH"] = str(LIBRARY)
+    found = subprocess.run(
+        command, cwd=foreign_modules(tmp_path), env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "[] [[]]\n", found.stderr
 
 
 @pytest.mark.parametrize("seconds", [0.8, 2.0])

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.namespace import Listener, Namespace, check
+from tests.support.namespace import Listener, Namespace, check, failed
 from tests.support.polling import WAIT_S, wait_for
 
-from commitlake.clients.producer import FailedSend, Message, MQClientException, TransactionMQProducer
+from commitlake.clients.producer import FailedSend, Message, TransactionMQProducer
 from commitlake.clients.producer.link import ENGINES
 from commitlake.kafka.embedded import EmbeddedBroker
 
@@ -103,20 +103,12 @@ def test_an_outage_is_a_few_lines_in_the_log(tmp_path: Path, caplog: pytest.LogC
         kafka.engine = engine
         kafka.publish()
         with kafka.producer(Listener(), send_msg_timeout=1_000) as producer:
-            wait_for(lambda: is_sent(producer))
+            wait_for(lambda: not failed(producer.send, Message("orders", b"body")))
             with caplog.at_level(logging.INFO):
                 caplog.clear()
                 broker.stop()
                 until = time.monotonic() + 8
                 while time.monotonic() < until:
-                    is_sent(producer)
+                    failed(producer.send, Message("orders", b"body"))
                 lines = [f"{each.threadName} {each.name} {each.getMessage()}" for each in caplog.records]
                 assert len(lines) <= 5, "\n".join(lines)
-
-
-def is_sent(producer: TransactionMQProducer) -> bool:
-    try:
-        producer.send(Message("orders", b"body"))
-    except MQClientException:
-        return False
-    return True

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +21,7 @@ from tests.support.cluster import free_port
 from tests.support.killing import ROOT
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
+from tests.support.prometheus import promtool
 
 import commitlake
 from commitlake.config import from_mapping
@@ -104,6 +103,7 @@ def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake:
     assert found["commitlake_delayed_waiting"][()] == 1
     assert found["commitlake_consumer_behind"] == {("orders", "points"): 2}
     assert found["commitlake_consumer_oldest_seconds"]["orders", "points"] > 0
+    assert found["commitlake_consumer_members"] == {("orders", "points"): 0}
     assert 0 < found["commitlake_disk_free_ratio"][()] < 1
     assert found["commitlake_table_log_entries"][("half",)] >= 2
     assert set(found["commitlake_round_seconds_total"]) == {("classify",), ("write",)}
@@ -160,7 +160,7 @@ def test_alerts_and_dashboard_have_the_shape_that_prometheus_and_grafana_read() 
     alerts = yaml.safe_load((ROOT / "conf/prometheus/alerts.yml").read_text())
     rules = [rule for group in alerts["groups"] for rule in group["rules"]]
     needed = {"alert", "expr", "labels", "annotations"}
-    assert all(needed <= set(rule) <= needed | {"for"} for rule in rules)
+    assert all(needed <= set(rule) <= needed | {"for", "keep_firing_for"} for rule in rules)
     runbook = (ROOT / "docs/runbook.md").read_text()
     assert [rule["alert"] for rule in rules if f"\n## {rule['alert']}\n" not in runbook] == []
     links = [rule["annotations"]["runbook"] for rule in rules]
@@ -172,15 +172,6 @@ def test_alerts_and_dashboard_have_the_shape_that_prometheus_and_grafana_read() 
     assert all(each.count("commitlake_") == each.count('{instance=~"$instance"}') > 0 for each in expressions)
 
 
-def promtool(*words: str, place: Path) -> str:
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("Prometheus is not on this machine")
-    done = subprocess.run([program, *words], check=False, cwd=place, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_path: Path) -> None:
     board = json.loads((ROOT / "conf/grafana/commitlake.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
@@ -190,6 +181,7 @@ def test_prometheus_reads_every_alert_and_every_expression_of_the_dashboard(tmp_
     alerts = ROOT / "conf/prometheus/alerts.yml"
     told = promtool("check", "rules", "board.yml", str(alerts), place=tmp_path)
     assert f"{len(expressions)} rules found" in told
+    assert "1 rule files found" in promtool("check", "config", "prometheus.yml", place=alerts.parent)
 
 
 Series = dict[str, str]
@@ -204,22 +196,32 @@ BOTH = {f"{name}{instance}": "1x75" for name in ("commitlake_epoch", "up") for i
 def alone(alert: str, metric: str, well: str, ill: str, more: Series | None = None) -> tuple[str, Series, Series]:
     """An alert about one metric of a coordinator that runs."""
     others = {"commitlake_epoch": "1x75", **(more or {})}
-    return alert, {metric: well, **others}, {metric: ill, **others}
+    return alert, {**others, metric: well}, {**others, metric: ill}
+
+
+def unread(late_s: int, members: int) -> Series:
+    """A group of consumers whose oldest message is older than so many seconds."""
+    group = '{consumer_group="points", topic="orders"}'
+    late = {f"commitlake_consumer_oldest_seconds{group}": f"{late_s + 1}x75"}
+    return {"commitlake_epoch": "1x75", **late, f"commitlake_consumer_members{group}": f"{members}x75"}
 
 
 CASES = [
     ("Down", BOTH, {**BOTH, f"commitlake_epoch{OTHER}": "1x30", f"up{OTHER}": "1x30 0x44"}),  # one of two is gone
     ("Down", BOTH, {"up": "1x75"}),  # there is none
     alone("Down", "commitlake_alive_timestamp_seconds", "4500x75", "0x75"),
+    alone("Restarts", "commitlake_epoch", "1x70 2x1 3x2", "1x67 2x2 3x2 4x2"),
     alone("KafkaAway", "commitlake_kafka_reachable", "1x75", "1x70 0x4"),
     alone("Restarts", "commitlake_restarts_total", "0x60 1x14", "0x60 1x5 2x8"),
     alone("DiskNearlyFull", "commitlake_disk_free_ratio", "0.5x75", "0.05x75"),
     alone("OldestPending", "commitlake_oldest_pending_seconds", "5x75", "97x75"),
     alone("NoMaintenance", "commitlake_maintained_timestamp_seconds", "3600x75", "0x75"),
     alone("ForwardingFailed", 'commitlake_to_kafka_failed{topic="orders"}', "0x70 1x4", "0x40 1x34"),
+    ("ConsumersAway", unread(600, 1), unread(600, 0)),  # nobody reads
+    ("ConsumersAway", unread(0, 0), unread(3_600, 1)),  # they are there, and come no further
     # A lost check is repeated once; an instance that does not answer gets repeats after 5, 15 and 35 minutes.
     alone("ChecksUnanswered", "commitlake_checks_repeated_total", "0x60 1x14", "0x50 1x9 2x14"),
-    alone("Rejects", f'{REJECTED}{{reason="BAD_OP"}}', "0+10x75", "0+50x75", DUPLICATES),
+    alone("Rejects", f'{REJECTED}{{reason="BAD_OP"}}', "0+8x75", "0+50x75", DUPLICATES),
     alone("Discards", f"commitlake_ended_total{EXPIRED}", "9x75", "0+1x75"),
     alone("LagGrows", f'{LAG}{{topic="half"}}', "900000-1000x75", "100000+1000x75"),
     alone("LagGrows", f'{LAG}{{topic="half"}}', "0+100x75", "0+9000x75", {f'{LAG}{{topic="op"}}': "0x75"}),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.killing import ROOT, kill
+from tests.support.packages import fetch
 from tests.support.polling import wait_for
 from tests.support.tables import rows
 
@@ -22,12 +23,8 @@ EXAMPLE = ROOT / "notebooks" / "examples" / "node"
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """The example with what `npm install` brings."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
     place = shutil.copytree(EXAMPLE, tmp_path / "node", ignore=shutil.ignore_patterns("node_modules"))
-    done = subprocess.run(["npm", "install", "--silent"], cwd=place, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"npm's registry is out of reach: {done.stderr[-200:]}")
+    fetch("npm", "install", "--silent", cwd=place)
     return place
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.namespace import Listener
 from tests.support.polling import wait_for
 from tests.support.tables import rows
 
-from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
+from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake.errors import TransactionNotFoundError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import opened
@@ -33,22 +32,12 @@ COMMIT, ROLLBACK, UNKNOW = (
 )
 
 
-class Says(TransactionListener):
-    """Answers at once with the argument of the send, and to checks that it does not know."""
-
-    def execute_local_transaction(self, message: Message, arg: Any) -> Any:
-        return arg
-
-    def check_local_transaction(self, message: Message) -> LocalTransactionState:
-        return UNKNOW
-
-
 @pytest.fixture(scope="module")
 def sent(coordinator: Coordinator) -> Iterator[dict[str, str]]:
     """Transaction ids by what became of them; `discarded` and `resumed` stay unknown to the producer."""
     kafka = coordinator.config.kafka
     where: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
-    with TransactionMQProducer(GROUP, Says(), **where) as producer:
+    with TransactionMQProducer(GROUP, Listener(check=UNKNOW), **where) as producer:
 
         def send(answer: LocalTransactionState, **delay: Any) -> str:
             return str(producer.send_message_in_transaction(Message(TOPIC, b"body", **delay), answer).transaction_id)
@@ -121,15 +110,11 @@ def test_the_ledger_shows_a_transaction_from_its_half_message_to_its_end(history
 
 
 @pytest.mark.usefixtures("decided")
-def test_an_administrator_reopens_a_transaction_and_ends_it_by_force(history: Any) -> None:
-    events = history("resumed", until="COMMITTED")
-    assert events.index("DISCARDED") < events.index("RESUME op") < events.index("COMMITTED")
-
-
-@pytest.mark.usefixtures("decided")
 def test_a_forced_end_needs_no_check_and_has_its_remark(
     coordinator: Coordinator, sent: dict[str, str], history: Any
 ) -> None:
+    events = history("resumed", until="COMMITTED")
+    assert events.index("DISCARDED") < events.index("RESUME op") < events.index("COMMITTED")
     assert history("forced", until="ROLLED_BACK") == ["half message", "UNKNOWN op", "ROLLBACK op", "ROLLED_BACK"]
     rows = ledger.transaction(coordinator.spark, coordinator.config.warehouse, sent["forced"]).collect()
     assert rows[2]["detail"] == "by an administrator, customer called"
@@ -163,24 +148,12 @@ def test_the_summary_counts_every_kind_once_and_its_counts_agree(
     }  # fmt: skip
 
 
-@pytest.mark.soak
-def test_a_summary_of_a_topic_that_lost_an_append_does_not_hold(
-    coordinator: Coordinator, sent: dict[str, str], history: Any, tmp_path: Path
-) -> None:
-    history("delivered", until="DELIVERED")
-    copy = tmp_path / "warehouse"
-    shutil.copytree(coordinator.config.warehouse, copy, ignore=shutil.ignore_patterns("*.crc"))
-    max((copy / "topics" / TOPIC / "_delta_log").glob("*.json")).unlink()
-    row = ledger.summary(coordinator.spark, str(copy)).where(f"topic = '{TOPIC}'").collect()[0]
-    assert not row["holds"]
-
-
 def test_discarded_transactions_are_resumed_by_hundreds_and_say_who_and_why(
     coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
     where: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
-    producer = TransactionMQProducer("bulk", Says(), **where)
+    producer = TransactionMQProducer("bulk", Listener(check=UNKNOW), **where)
     with producer:
         for number in range(150):
             producer.send_message_in_transaction(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
-from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, NotUtf8, check
+from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, NotUtf8, check, failed
 from tests.support.polling import WAIT_S, wait_for
 
 from commitlake.clients.producer import (
@@ -23,7 +23,6 @@ from commitlake.clients.producer import (
     MessageExt,
     MQClientException,
     RefusedSend,
-    TransactionMQProducer,
     UncertainSend,
 )
 from commitlake.clients.producer.link import ENGINES, KafkaLink
@@ -106,34 +105,21 @@ def test_sharding_keys_choose_a_queue_and_without_one_queues_take_turns(kafka: N
     assert turns in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
-def emptied(message: Message) -> Message:
-    """A message whose body was taken away after it was made; `Message` itself refuses to be made so."""
-    message.body = None  # type: ignore[assignment]
-    return message
-
-
 @pytest.mark.parametrize(
     ("changes", "message", "reason"),
     [
-        ({}, Message("", b""), "MISSING_REAL_TOPIC"),
-        ({}, Message("TBW102", b""), "ILLEGAL_TOPIC"),
         ({"topics.allowed": ["points"]}, Message("orders", b""), "TOPIC_NOT_ALLOWED"),
         ({"topics.max": 1}, Message("orders", b""), "TOPIC_NOT_ALLOWED"),
         ({}, Message("orders", b"", queue_id=64), "BAD_QUEUE_ID"),
-        ({}, Message("orders", b"", tags="\ud800"), None),
-        ({}, Message("orders", b"", sharding_key="\ud800"), None),
-        ({}, Message("orders", b"", properties={"\ud800": "x"}), None),
-        ({}, Message("orders", b"", properties={"FIRST_HALF\0": "0-1"}), None),
-        ({}, emptied(Message("orders", b"")), "NULL_BODY"),
         ({"max_message_size": "1KiB"}, Message("orders", b"x" * 1_025), "BODY_TOO_LARGE"),
-        ({}, Message("orders", b"", delay_seconds="soon"), "BAD_DELAY"),
         ({}, Message("orders", b"", delay_seconds=41 * 86_400), "DELAY_TOO_LONG"),
         ({"transaction.reject": True}, Message("orders", b""), "TRANSACTIONS_REJECTED"),
     ],
 )
 def test_what_landing_would_reject_is_refused_before_it_is_sent(
-    kafka: Namespace, changes: dict[str, object], message: Message, reason: str | None
+    kafka: Namespace, changes: dict[str, object], message: Message, reason: str
 ) -> None:
+    """Each message in each way of sending: tests/unit/test_message.py."""
     kafka.publish("known", **changes)
     listener = Listener()
     with kafka.producer(listener) as producer:
@@ -465,54 +451,6 @@ def test_a_transaction_with_an_uncertain_message_can_only_roll_back(kafka: Names
     assert [op.decision for op in kafka.ops()] == ["ROLLBACK"]
 
 
-def test_a_batch_is_one_record_with_ids_for_itself_and_each_member(kafka: Namespace) -> None:
-    messages = [Message("orders", f"body {at}", tags="TagA", properties={"n": str(at)}) for at in range(3)]
-    with kafka.producer() as producer:
-        result = producer.send(messages)
-    (record,) = kafka.read("messages")
-    sent = codecs.decode_message(record.key, record.value, record.headers)
-    members = codecs.unpack(sent, {})
-    assert record.value.endswith(b"body 0body 1body 2")
-    assert [member.body for member in members] == [b"body 0", b"body 1", b"body 2"]
-    ids = [member.properties["UNIQ_KEY"] for member in members]
-    assert result.msg_id == ",".join(ids) == ",".join(message.msg_id or "" for message in messages)
-    assert len({*ids, sent.msg_id}) == 4
-    assert members[1].properties == {"n": "1", "UNIQ_KEY": ids[1], "TAGS": "TagA"}
-    assert result.recall_handle is None
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [],
-        [Message("orders", b""), Message("points", b"")],
-        [Message("orders", b""), Message("orders", b"", delay_time_level=1)],
-        [Message("orders", b"", deliver_at=10**13)],
-        [Message("orders", b"", check_immunity_seconds=5)],
-        [Message("%RETRY%group", b"")],
-    ],
-)
-def test_a_batch_with_one_bad_member_is_refused_whole(kafka: Namespace, messages: list[Message]) -> None:
-    with kafka.producer() as producer, pytest.raises(MQClientException) as error:
-        producer.send(messages)
-    assert error.value.reason == "BAD_BATCH"
-    assert kafka.read("messages") == []
-
-
-def test_a_long_list_is_split_into_batches_that_fit(kafka: Namespace) -> None:
-    kafka.publish(**{"max_message_size": "10KiB"})
-    messages = [Message("orders", b"x" * 1_000) for _ in range(20)]
-    with kafka.producer() as producer:
-        with pytest.raises(MQClientException) as error:
-            producer.send(messages)
-        assert error.value.reason == "BODY_TOO_LARGE"
-        parts = producer.split(messages)
-        for part in parts:
-            producer.send(part)
-    assert [message for part in parts for message in part] == messages
-    assert len(kafka.read("messages")) == len(parts) == 2
-
-
 def test_only_a_delayed_message_has_a_recall_handle(kafka: Namespace) -> None:
     with kafka.producer() as producer:
         assert producer.send(Message("orders", b"")).recall_handle is None
@@ -528,15 +466,6 @@ def test_only_a_delayed_message_has_a_recall_handle(kafka: Namespace) -> None:
     assert codecs.decode_op(op.value) == wire.RecallRecord(
         msg_id=sent.msg_id, topic="orders", message=Position(sent.queue_id, sent.queue_offset)
     )
-
-
-def test_one_producer_serves_several_threads(kafka: Namespace) -> None:
-    with kafka.producer(Listener()) as producer, ThreadPoolExecutor(8) as pool:
-        results = list(
-            pool.map(lambda at: producer.send_message_in_transaction(Message("orders", f"{at}")), range(200))
-        )
-    assert len({result.transaction_id for result in results}) == 200
-    assert {op.transaction_id for op in kafka.ops()} == {result.transaction_id for result in results}
 
 
 def test_wait_returns_at_shutdown(kafka: Namespace) -> None:
@@ -588,20 +517,12 @@ def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Pa
         kafka.publish()
         listener = Listener()
         with kafka.producer(listener, send_msg_timeout=1_000) as producer:
-            wait_for(lambda: sent(producer, Message("orders", b"before")))
+            wait_for(lambda: not failed(producer.send_message_in_transaction, Message("orders", b"before")))
             broker.stop()
             with pytest.raises((FailedSend, UncertainSend)):
                 producer.send_message_in_transaction(Message("orders", b"meanwhile"))
             broker.start()
-            wait_for(lambda: sent(producer, Message("orders", b"after")))
+            wait_for(lambda: not failed(producer.send_message_in_transaction, Message("orders", b"after")))
             kafka.ask(check())
             wait_for(lambda: any(op.from_check for op in kafka.ops()))
     assert [message.body for message, _ in listener.executed] == [b"before", b"after"]
-
-
-def sent(producer: TransactionMQProducer, message: Message) -> bool:
-    try:
-        producer.send_message_in_transaction(message)
-    except MQClientException:
-        return False
-    return True

@@ -1,18 +1,24 @@
-"""RocketMQ's transaction example, ported, and a trace, by a real broker and coordinator; results read without Spark."""
+"""RocketMQ's transaction example, ported, a trace, and batches, by a real coordinator; results read without Spark.
+
+The example of scheduled messages: tests/e2e/test_notebook.py.
+"""
 
 from __future__ import annotations
 
 import runpy
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
+from tests.support import tables
 from tests.support.collector import Collector, parent, traceparent
+from tests.support.namespace import Listener
 from tests.support.polling import wait_for
-from tests.support.tables import rows
 
 import commitlake
-from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
+from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake.clients import tracing
 
 if TYPE_CHECKING:
@@ -21,17 +27,16 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_transaction.py"
 
 
-def test_ten_unknown_transactions_end_by_their_checks(
-    coordinator: Coordinator,
-) -> None:
+def kafka_of(coordinator: Coordinator) -> dict[str, Any]:
+    """What a producer must know of it."""
+    kafka = coordinator.config.kafka
+    return {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+
+
+def test_ten_unknown_transactions_end_by_their_checks(coordinator: Coordinator) -> None:
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
-    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
-    with TransactionMQProducer(
-        example["GROUP"],
-        example["TransactionListenerImpl"](),
-        bootstrap_servers=kafka.bootstrap_servers,
-        topic_prefix=kafka.topic_prefix,
-    ) as producer:
+    warehouse, listener = coordinator.config.warehouse, example["TransactionListenerImpl"]()
+    with TransactionMQProducer(example["GROUP"], listener, **kafka_of(coordinator)) as producer:
         ids = example["send_ten"](producer)
         wait_for(lambda: len(ended(warehouse, example["GROUP"])) == 10)
 
@@ -48,25 +53,14 @@ def test_ten_unknown_transactions_end_by_their_checks(
     ]
 
 
-class Later(TransactionListener):
-    """Does not know until it is asked."""
-
-    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
-
-    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.COMMIT_MESSAGE
-
-
 def test_a_trace_goes_from_the_send_by_half_check_and_topic_to_the_consumer(
     coordinator: Coordinator, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing._SWITCH, "on", None)
     collector = Collector()
     commitlake.trace(collector.provider)
-    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
-    where: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
-    with TransactionMQProducer("traced", Later(), **where) as producer:
+    warehouse = coordinator.config.warehouse
+    with TransactionMQProducer("traced", Listener(LocalTransactionState.UNKNOW), **kafka_of(coordinator)) as producer:
         with collector.tracer.start_as_current_span("request"):
             producer.send_message_in_transaction(Message(topic, "half"))
             producer.send([Message(topic, "batch")])
@@ -76,7 +70,7 @@ def test_a_trace_goes_from_the_send_by_half_check_and_topic_to_the_consumer(
     assert [parent(span) for span in (half, batch)] == [traceparent(collector.one("request"))] * 2
     shown = {row["body"]: dict(row["properties"]) for row in visible(warehouse, topic)}
     assert shown == {b"half": {"traceparent": traceparent(half)}, b"batch": {"traceparent": traceparent(batch)}}
-    (stored,) = [row for row in rows(warehouse, "half") if row["producer_group"] == "traced"]
+    (stored,) = [row for row in tables.rows(warehouse, "half") if row["producer_group"] == "traced"]
     assert dict(stored["properties"]) == {"traceparent": traceparent(half)}
     assert parent(collector.one(f"check {topic}")) == traceparent(half)
 
@@ -86,8 +80,46 @@ def test_a_trace_goes_from_the_send_by_half_check_and_topic_to_the_consumer(
 
 
 def ended(warehouse: str, group: str) -> list[dict[str, Any]]:
-    return [row for row in rows(warehouse, "transactions") if row["producer_group"] == group]
+    return [row for row in tables.rows(warehouse, "transactions") if row["producer_group"] == group]
 
 
 def visible(warehouse: str, topic: str) -> list[dict[str, Any]]:
-    return rows(warehouse, f"topics/{topic}")
+    return tables.rows(warehouse, f"topics/{topic}")
+
+
+def visible_batches(warehouse: str, topic: str) -> list[dict[tuple[int, int], list[dict[str, Any]]]]:
+    """The batches that a reader sees at each version of a topic's table: members in order, by Kafka record."""
+    table = tables.opened(warehouse, f"topics/{topic}")
+    if table is None:
+        return []
+    versions = []
+    for version in range(table.version() + 1):
+        batches: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+        rows = DeltaTable(table.table_uri, version=version).to_pyarrow_table().to_pylist()
+        for row in sorted(rows, key=lambda row: row["source_index"]):
+            batches[row["source_queue"], row["source_offset"]].append(row)
+        versions.append(batches)
+    return versions
+
+
+def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinator, topic: str) -> None:
+    sent, warehouse = {}, coordinator.config.warehouse
+    with DefaultMQProducer("batches", **kafka_of(coordinator)) as producer:
+        for number in range(10):
+            members = [
+                Message(topic, f"{number}-{at}", tags=f"Tag{at}", keys=f"KEY{at}", properties={"buyer": f"buyer {at}"})
+                for at in range(10)
+            ]
+            result = producer.send(members)
+            sent[result.queue_id, result.queue_offset] = (number, result.msg_id.split(","))
+    wait_for(lambda: len((visible_batches(warehouse, topic) or [{}])[-1]) == len(sent))
+    versions = visible_batches(warehouse, topic)
+    assert {len(members) for batches in versions for members in batches.values()} == {10}
+    for place, rows in versions[-1].items():
+        number, ids = sent[place]
+        assert [row["message_id"] for row in rows] == ids
+        assert [row["source_index"] for row in rows] == list(range(10))
+        assert [row["body"] for row in rows] == [f"{number}-{at}".encode() for at in range(10)]
+        assert [(row["tags"], row["keys"]) for row in rows] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
+        assert [dict(row["properties"]) for row in rows] == [{"buyer": f"buyer {at}"} for at in range(10)]
+        assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in rows}) == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -39,6 +41,7 @@ def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind_but_json(
         said = running.ready()
         assert said["warehouse"] == str(running.warehouse)
         assert said["kafka"].startswith("127.0.0.1:")
+        assert re.search(r"^READY .* new warehouse$", running.said, re.MULTILINE)
         assert len(running.group()) > 1
         send(running.process.pid, number)
         assert running.end() == 0
@@ -90,6 +93,15 @@ def test_a_warehouse_that_can_not_be_written_is_named(broker: EmbeddedBroker, tm
     (tmp_path / "warehouse").write_text("a file where a directory should be")
     with coordinator(tmp_path, kafka__bootstrap_servers=broker.bootstrap_servers) as running:
         assert_short_error(running, str(tmp_path / "warehouse"))
+
+
+@pytest.mark.parametrize("key", ["warehouse", pytest.param("checkpoints", marks=pytest.mark.soak)])
+def test_a_place_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
+    """A path that was cut short or mistyped would be a second, empty warehouse."""
+    place: dict[str, Any] = {key: tmp_path / "cut" / "short"}
+    with coordinator(tmp_path, **place) as running:
+        assert_short_error(running, f"{key}: {tmp_path}/cut/short is not allowed: the directory {tmp_path}/cut is not")
+    assert not (tmp_path / "cut").exists()
 
 
 def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: int) -> None:

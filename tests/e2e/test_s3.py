@@ -20,7 +20,7 @@ from tests.support.lake import Lake
 from tests.support.polling import wait_for
 from tests.support.running import coordinator
 from tests.support.s3 import Bucket, bucket
-from tests.support.traffic import HASTY, Traffic
+from tests.support.traffic import HASTY, Traffic, assert_some_shown, send_some
 
 import commitlake
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -71,15 +71,10 @@ def asked(lake: Lake, *words: str) -> list[dict[str, Any]]:
 @pytest.mark.timeout(3_600)
 @pytest.mark.soak
 def test_a_backlog_is_worked_off_and_each_reader_finds_it(lake: Lake, s3: Bucket, tmp_path: Path) -> None:
-    for name in ("paid", "sent"):
-        lake.op("COMMIT", name, lake.half(name))
-    lake.op("ROLLBACK", "lost", lake.half("lost"))
-    lake.message("late", delays={"TIMER_DELIVER_MS": "1"})
-    lake.message("now", topic="news")
+    send_some(lake)
     with started(lake, s3, tmp_path, "--available-now") as running:
         assert running.end(WAIT_S) == 0, running.said[-4_000:]
-    bodies = {topic: sorted(row["body"] for row in lake.topic(topic)) for topic in lake.topics()}
-    assert bodies == {"orders": [b"paid", b"sent"], "delays": [b"late"], "news": [b"now"]}
+    assert_some_shown(lake)
     audit(lake, s3)
 
     given: dict[str, Any] = {name: lake.settings[name] for name in ("warehouse", "receipts")}

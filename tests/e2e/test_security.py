@@ -14,11 +14,12 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support import tables
+from tests.support.namespace import Listener
 from tests.support.polling import patience, wait_for, wait_until_equal
 from tests.support.running import coordinator as coordinator_process
 from tests.support.secured import OUTSIDER, Secured, jaas, secured_broker
 
-from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionListener, TransactionMQProducer
+from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake import config as configuration
 from commitlake.config import KafkaConfig
 from commitlake.errors import CommitLakeError, KafkaError, MQClientException
@@ -38,14 +39,9 @@ CLUSTER = Path(__file__).parents[2] / "conf" / "hdfs.yaml"
 REFUSED_WITHIN_S = 60  # kafka-python by itself tries for ever
 
 
-class Shop(TransactionListener):
-    """Answers at once with the argument of the send; to checks it knows only what has keys."""
-
-    def execute_local_transaction(self, message: Message, arg: Any) -> Any:
-        return arg
-
-    def check_local_transaction(self, message: Message) -> LocalTransactionState:
-        return COMMIT if message.keys else UNKNOW
+def shop() -> Listener:
+    """To checks it knows only what has keys."""
+    return Listener(check=lambda message: COMMIT if message.keys else UNKNOW)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +117,7 @@ def test_the_documented_rights_are_enough_for_the_whole_way(
         first = admin.first_half_message(spark, warehouse, transaction_id)
         admin.send(operator, decision, transaction_id, first, "by the operator")
 
-    with TransactionMQProducer(GROUP, Shop(), **producing(secured)) as producer:
+    with TransactionMQProducer(GROUP, shop(), **producing(secured)) as producer:
 
         def send(body: str, arg: LocalTransactionState, **more: Any) -> str:
             return str(producer.send_message_in_transaction(Message("orders", body, **more), arg).transaction_id)
@@ -186,7 +182,7 @@ def test_missing_rights_on_a_groups_checks_are_logged_once(secured: Secured, cap
 
     with (
         caplog.at_level(logging.WARNING, "commitlake"),
-        TransactionMQProducer("other-group", Shop(), **producing(secured)),
+        TransactionMQProducer("other-group", shop(), **producing(secured)),
     ):
         wait_for(warnings)
         time.sleep(2)  # other errors come again after a second
@@ -201,7 +197,7 @@ def start_coordinator(secured: Secured, spark: SparkSession, user: str, **login:
 
 
 def start_producer(secured: Secured, spark: SparkSession, user: str, **login: str) -> None:
-    TransactionMQProducer(GROUP, Shop(), **producing(secured, user, **login)).start()
+    TransactionMQProducer(GROUP, shop(), **producing(secured, user, **login)).start()
 
 
 def send_decision(secured: Secured, spark: SparkSession, user: str, **login: str) -> None:
@@ -222,28 +218,22 @@ def refusal(connect: Callable[..., None], *arguments: Any, **login: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("user", "login", "told"),
+    [
+        (OUTSIDER, {}, [f"denies the user {OUTSIDER} access", "docs/how-to/secure.md"]),
+        ("coordinator", {"password": "wr0ng-secret"}, ["refuses this client", "sasl.jaas.config"]),
+        ("coordinator", {"ca": "other"}, ["certificate verify failed", "ssl.truststore.location"]),
+    ],
+    ids=["missing rights", "a wrong password", "a certificate of an untrusted CA"],
+)
 @EVERYBODY
-def test_missing_rights_are_named(connect: Callable[..., None], secured: Secured, spark: SparkSession) -> None:
-    error = refusal(connect, secured, spark, OUTSIDER)
-    assert f"denies the user {OUTSIDER} access" in error
-    assert "docs/how-to/secure.md" in error
-
-
-@EVERYBODY
-def test_a_wrong_password_fails_at_once(connect: Callable[..., None], secured: Secured, spark: SparkSession) -> None:
-    error = refusal(connect, secured, spark, "coordinator", password="wr0ng-secret")
-    assert "refuses this client" in error
-    assert "sasl.jaas.config" in error
-    assert "wr0ng-secret" not in error
-
-
-@EVERYBODY
-def test_a_certificate_of_an_untrusted_ca_fails_at_once(
-    connect: Callable[..., None], secured: Secured, spark: SparkSession
+def test_who_is_refused_is_told_at_once(
+    connect: Callable[..., None], secured: Secured, spark: SparkSession, user: str, login: Any, told: list[str]
 ) -> None:
-    error = refusal(connect, secured, spark, "coordinator", ca="other")
-    assert "certificate verify failed" in error
-    assert "ssl.truststore.location" in error
+    error = refusal(connect, secured, spark, user, **login)
+    assert [text for text in told if text not in error] == []
+    assert "wr0ng-secret" not in error
 
 
 def test_the_plans_of_running_queries_hold_no_secret(
@@ -336,7 +326,7 @@ def _spark_arguments(place: Path, port: int) -> str:
 
 def _send_and_check(secured: Secured, warehouse: Path) -> None:
     """One transaction that needs a check, so that all of Kafka's clients, Spark's and Python's, have worked."""
-    with TransactionMQProducer(GROUP, Shop(), **producing(secured, prefix="process.")) as producer:
+    with TransactionMQProducer(GROUP, shop(), **producing(secured, prefix="process.")) as producer:
         producer.send_message_in_transaction(Message("orders", "checked", keys="known"), UNKNOW)
         wait_until_equal(lambda: bodies(warehouse, "orders"), ["checked"])
 

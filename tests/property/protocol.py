@@ -410,5 +410,6 @@ def _first(own: Coordinator, chain: Chain) -> Coordinator:
 
 
 def _with(world: World, at: int, own: Coordinator | None) -> World:
-    coordinators = tuple(own if n == at else other for n, other in enumerate(world.coordinators))
-    return world._replace(coordinators=coordinators)
+    """In the order of their epochs: it says nothing which of two is the first."""
+    coordinators = (own if n == at else other for n, other in enumerate(world.coordinators))
+    return world._replace(coordinators=tuple(sorted(coordinators, key=lambda own: -1 if own is None else own.epoch)))

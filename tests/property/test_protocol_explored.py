@@ -108,7 +108,7 @@ def test_one_coordinator_that_crashes_anywhere_ends_everything_once(sent: Sent) 
     "sent", [ONE, NORMAL, pytest.param(MIXED, marks=pytest.mark.soak)], ids=["one", "normal", "mixed"]
 )
 def test_two_coordinators_that_crash_anywhere_end_everything_once(sent: Sent) -> None:
-    assert explore(sent, is_there=True) > 5_000
+    assert explore(sent, is_there=True) > 4_000
 
 
 def test_no_deadline_runs_before_what_kafka_held_when_it_passed() -> None:
@@ -119,7 +119,7 @@ def test_working_off_what_is_there_runs_no_deadline_ahead_of_what_came_since() -
     assert explore(ONE, side_by_side=1, available_now=True) > 500
 
 
-@pytest.mark.parametrize("sent", [ONE, LATE], ids=["one", "late"])
+@pytest.mark.parametrize("sent", [ONE, pytest.param(LATE, marks=pytest.mark.long)], ids=["one", "late"])
 def test_what_was_saved_at_any_moment_leads_to_the_same_end(sent: Sent) -> None:
     assert explore(sent, starts=3 if sent is ONE else 2, side_by_side=1, saves=1, is_there=True) > 5_000
 

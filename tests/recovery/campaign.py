@@ -63,6 +63,8 @@ END_S, READY_S, SETTLE_S = 180, 60, 180
 _SETTLES_EVERY, _REBUILDS_EVERY, _READS_EVERY = 40, 4, 2
 _MAINTAINS_EVERY = 8
 """Runs that serve end before their maintenance has; without any, files grow and a round takes minutes after fifty."""
+_BURSTS = ([3, 10, 30, 400], [4, 4, 4, 1])
+"""How much comes before a start, and how often: the most are a backlog of many landings."""
 _SHOWN_FINDINGS = 8
 _ALL = 5_000
 """Records of a landing while all comes to its end: a backlog must not be what it waits for."""
@@ -126,8 +128,8 @@ class Campaign:
         """Traffic, a start in which something goes wrong, a comparison."""
         begun, until = self._begin(), 0
         self._spoil_checkpoints(wrong.checkpoints)
-        self.traffic.burst(self._chosen.choice([3, 10, 30]))
-        until = now_ms()
+        self.traffic.burst(*self._chosen.choices(*_BURSTS))
+        until = self.traffic.readable_until()
         run = self._runs.next(kills=wrong.kills)
         run.begin(**wrong.plan())
         outcome = self._under_way(run, wrong)

@@ -111,6 +111,23 @@ def test_the_queues_of_a_killed_instance_go_to_the_others(tmp_path: Path) -> Non
     second.stop()
 
 
+@pytest.mark.parametrize(
+    "dies", [(1, "before"), (1, "after"), (2, "before"), (2, "after")], ids=lambda dies: "{} {}".format(*dies)
+)
+def test_an_instance_that_is_killed_about_a_commit_of_its_leases_keeps_none(
+    tmp_path: Path, dies: tuple[int, str]
+) -> None:
+    """The first takes queues, the next one moves cursors, after what it read was handed over and done."""
+    expected = fill(tmp_path, range(4))
+    dying = Instance(tmp_path, "dying", dies=dies)
+    assert dying.process.wait(60) == -signal.SIGKILL
+    other = Instance(tmp_path, "other")
+    wait_for(lambda: done(tmp_path) == set(expected), 60)
+    more = fill(tmp_path, range(4, 6))
+    wait_for(lambda: done(tmp_path) == {*expected, *more}, 60)
+    other.stop()
+
+
 def test_an_instance_that_was_paused_finds_that_others_have_its_queues(tmp_path: Path) -> None:
     """It hands nothing over before it has looked who owns its queues now."""
     fill(tmp_path, range(2))

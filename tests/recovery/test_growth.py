@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake, newest
+from tests.support.namespace import Listener
 from tests.support.polling import wait_for
 
-from commitlake import LocalTransactionState, Message, MessageExt, TransactionListener, TransactionMQProducer
+from commitlake import LocalTransactionState, Message, TransactionMQProducer
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.protocol.encoding import Position
 
@@ -50,16 +50,6 @@ def test_next_deadlines_follow_changed_timings_and_checks_count_on(spark: SparkS
     assert (checks_of(lake, at), end_of(lake, at)) == ([1, 1, 2], ("DISCARDED", "CHECK_MAX"))
 
 
-class Orders(TransactionListener):
-    """Local transactions whose outcome is known at once, or only by a check."""
-
-    def execute_local_transaction(self, message: Message, arg: Any) -> Any:
-        return arg
-
-    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.COMMIT_MESSAGE
-
-
 class Sending:
     """A producer that keeps sending transactions from a thread of its own; every fifth stays open until its check."""
 
@@ -67,7 +57,7 @@ class Sending:
         kafka = lake.config.kafka
         self.producer = TransactionMQProducer(
             "g",
-            Orders(),
+            Listener(),
             bootstrap_servers=kafka.bootstrap_servers,
             topic_prefix=kafka.topic_prefix,
             options={"metadata.max.age.ms": "1000"},

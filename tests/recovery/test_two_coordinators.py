@@ -18,9 +18,10 @@ from pyspark.sql import functions as F
 from tests.support.killing import Run
 from tests.support.lake import Lake
 from tests.support.landing import CUT_SHORT, cut_at, land
-from tests.support.polling import wait_for
+from tests.support.polling import patience, wait_for
 from tests.support.traffic import HASTY, Traffic
 
+from commitlake.config import from_mapping
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.recovery import fencing
 from commitlake.errors import FencedError, NoTableError
@@ -109,6 +110,19 @@ def test_of_two_coordinators_with_the_same_epoch_one_goes_on(spark: SparkSession
     assert [row["epoch"] for row in lake.rows("epochs")] == [1, 1]
     traffic.settle(spark, **AT_ONCE)
     traffic.assert_outcome()
+
+
+@pytest.mark.soak
+def test_an_idle_coordinator_that_was_replaced_ends_at_once(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    """At its next record it would be too late: when the newer one has stopped, nobody runs."""
+    settings = {**lake.settings, "standby_after": "3s"}
+    with Coordinator(spark, from_mapping(settings)).start() as first, Run(settings, tmp_path) as second:
+        second.begin(serves=True, elsewhere=True)
+        wait_for(second.is_ready)
+        with pytest.raises(FencedError, match=f"pid {second.pid}, epoch 2; this one"):
+            wait_for(lambda: first.await_termination(timeout=0.2), 20 * patience())
+        second.stop()
+        assert second.end(120) == "clean"
 
 
 @pytest.fixture(params=["directory", "catalog"])

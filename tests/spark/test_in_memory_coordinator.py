@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake, Record
@@ -19,17 +20,26 @@ from commitlake.protocol import message_batch, wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import LANDED
+from commitlake.protocol.names import Claims, Names
+from commitlake.protocol.states import Source
 from commitlake.testing import InMemoryCoordinator
+from commitlake.testing.landing import hashed
+from commitlake.testing.shown import Shown, VisibleMessage, place
 
+KEYS, IDS = ({"by": name, "window": "1d"} for name in ("keys", "message_id"))
 HASTY: dict[str, object] = {
     "max_message_size": "2KiB",
     "transaction.timeout": "1ms",
     "transaction.check_interval": "1ms",
     "transaction.check_max": 1,
     "transaction.op_park_time": "1ms",
-    "topics.dedup": {"names": {"by": "keys", "window": "1d"}},
+    "topics.dedup": {"names": KEYS},
 }
-CHANGES: list[dict[str, object]] = [{}, {"topics.allowed": ["orders"]}, {"transaction.reject": True}]
+CHANGES: list[dict[str, object]] = [
+    {},
+    {"topics.allowed": ["orders"], "topics.dedup": {"orders": KEYS}},
+    {"transaction.reject": True, "topics.dedup": {"orders": IDS, "names": KEYS}},
+]
 """Each phase is a start, with a configuration of its own."""
 NEVER = Position(1, 1_000_000)
 SOON, LATE = {"TIMER_DELAY_MS": "1"}, {"TIMER_DELAY_SEC": "3600"}
@@ -179,7 +189,7 @@ class Replay:
             lake: the real one's.
             changes: keys of the configuration.
         """
-        self.memory.config = InMemoryCoordinator({**self._given, **changes}).config
+        self._start({**self._given, **changes})
         for source in LANDED:
             for record in lake.kafka(source):
                 at = Record(source, record.partition, record.offset)
@@ -190,6 +200,17 @@ class Replay:
                     assert self.memory.append(source, record.partition, encoded) == at.position
         self.memory.now = now_ms()
         self.memory.advance(1)  # the real one goes on until all that waited has ended
+
+    def _start(self, given: dict[str, object]) -> None:
+        """Names are those of the messages that are shown, whatever `topics.dedup` was."""
+        self.memory.config = InMemoryCoordinator(given).config
+        before, self.memory._shown = self.memory._shown, Shown(self.memory.config.topics.dedup)
+        self.memory._shown._topics = before._topics
+        for topic, each in self.memory.config.topics.dedup.items():
+            named = [(getattr(message, each.by), message) for message in before.of(topic)]
+            held = [(hashed(name), *_held(message)) for name, message in named if name]
+            if held:
+                self.memory._shown._names[topic] = Names(each.window_ms, Claims(*np.array(held, np.int64).T))
 
     def told(self) -> dict[str, object]:
         ledger = self.memory._segments.ledger
@@ -208,6 +229,12 @@ class Replay:
             "shown": sorted((message.topic, message.position) for message in shown),
             "asked": {check.check_id for check in self.memory.checks},
         }
+
+
+def _held(message: VisibleMessage) -> tuple[int, int]:
+    """By what a name is held, and since when."""
+    source, queue, offset, _ = message.position.split("-")
+    return place(Source[source.upper()], Position(int(queue), int(offset))), message.visible_at
 
 
 def in_tables(lake: Lake) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -44,10 +44,22 @@ RECALL: dict[str, Any] = {
     "messages": [{"queue": 0, "offset": 7}],
 }
 A = base64.b64encode(b"a").decode()
+GOOD_OP = json.dumps(OP).encode()
 FAR = MAX_OFFSET + 1
 MANY = 100_000
 DEEP = "[" * MANY + "]" * MANY
 DIGITS = "9" * 10_000
+BAD_LISTS: list[Any] = [[], None, [[[]]], {"queue": 0, "offset": 1}, [None], [{"queue": 0}]]
+BAD_FIELDS: list[dict[str, Any]] = [
+    *({"decision": decision} for decision in ("commit", ["COMMIT"], None)),
+    *({"transaction_id": tid} for tid in (None, "", 7, {"a": 1})),
+    *({"producer_group": None}, {"from_check": "true"}, {"remark": 5}),
+    *({"half_messages": listed} for listed in BAD_LISTS),
+    *({"half_messages": [{"queue": 0, "offset": offset}]} for offset in ("1", True, 1.0, 1.5, 1e300, -1, FAR, 2**64)),
+    *({"half_messages": [{"queue": queue, "offset": 1}]} for queue in ("0", 32768)),
+    {"half_messages": [{"queue": 0, "offset": offset} for offset in (0, FAR)]},
+]
+"""Each is what is wrong with an op."""
 DELAYS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 TRANSACTIONS = ("TRAN_MSG", "__transactionId__", "FIRST_HALF")
 
@@ -104,199 +116,167 @@ def without(source: str, *names: str, **headers: Any) -> Sent:
     return record(source, {k: v for k, v in {**GOOD, **headers}.items() if k not in names})
 
 
-REJECTED = {
-    "no topic": (without("half", "REAL_TOPIC"), "MISSING_REAL_TOPIC"),
-    "an empty topic": (half(REAL_TOPIC=""), "MISSING_REAL_TOPIC"),
-    "a topic of 128 characters": (half(REAL_TOPIC="o" * 128), "MISSING_REAL_TOPIC"),
-    "no headers at all": (record("messages", {}), "MISSING_REAL_TOPIC"),
-    "no message id": (without("half", "UNIQ_KEY"), "MISSING_UNIQ_KEY"),
-    "a message id of 256 characters": (message(UNIQ_KEY="k" * 256), "MISSING_UNIQ_KEY"),
-    "an empty message id": (half(UNIQ_KEY=""), "MISSING_UNIQ_KEY"),
-    "a transaction id of 256 characters": (half(__transactionId__="i" * 256), "MISSING_UNIQ_KEY"),
-    "an empty group": (half(PGROUP=""), "MISSING_PRODUCER_GROUP"),
-    "no group on a half message": (without("half", "PGROUP"), "MISSING_PRODUCER_GROUP"),
-    "a group of 256 characters on a message": (message(PGROUP="g" * 256), "MISSING_PRODUCER_GROUP"),
-    "a topic with a dot": (half(REAL_TOPIC="order.s"), "ILLEGAL_TOPIC"),
-    "a topic that ends with a newline": (half(REAL_TOPIC="orders\n"), "ILLEGAL_TOPIC"),
-    "a topic that is not UTF-8": (
-        record("half", [("REAL_TOPIC", b"order\xff"), ("UNIQ_KEY", b"m"), ("PGROUP", b"g")]),
-        "ILLEGAL_TOPIC",
-    ),
-    **{
-        f"the topic {name!r}": (message(REAL_TOPIC=name), "ILLEGAL_TOPIC")
-        for name in ("_delta_log", "..", ".", "a/b", "~", "~2e", "a~b", "orders\x00", "a b", "é")
+REASONS: dict[str, dict[str, Sent]] = {
+    "MISSING_REAL_TOPIC": {
+        "no topic": without("half", "REAL_TOPIC"),
+        "an empty topic": half(REAL_TOPIC=""),
+        "a topic of 128 characters": half(REAL_TOPIC="o" * 128),
+        "no headers at all": record("messages", {}),
+        "no topic, before a bad queue id": without("half", "REAL_TOPIC", REAL_QID=-1),
     },
-    "a system topic": (message(REAL_TOPIC="TBW102"), "ILLEGAL_TOPIC"),
-    "a topic with the system prefix": (message(REAL_TOPIC="RMQ_SYS_x"), "ILLEGAL_TOPIC"),
-    "a topic that no pattern allows": (message(REAL_TOPIC="payments"), "TOPIC_NOT_ALLOWED"),
-    "a queue id beyond the last": (message(REAL_QID=8), "BAD_QUEUE_ID"),
-    "a negative queue id": (message(REAL_QID=-1), "BAD_QUEUE_ID"),
-    "a queue id that is no number": (half(REAL_QID="one"), "BAD_QUEUE_ID"),
-    "no body": (half(None), "NULL_BODY"),
-    "a body one byte too large": (half(b"x" * (LARGEST + 1)), "BODY_TOO_LARGE"),
-    "a half message that is a batch": (half(BATCH=1), "BAD_BATCH"),
-    "a batch of another length": (batch([member()], 2), "BAD_BATCH"),
-    "an empty batch": (batch([], 0), "BAD_BATCH"),
-    "a batch whose count is no number": (batch([member()], "x"), "BAD_BATCH"),
-    "a batch that is not JSON": (message(b"{", BATCH=1), "BAD_BATCH"),
-    "a batch with something after it": (
-        message(json.dumps({"messages": [member()]}).encode() + b"x", BATCH=1),
-        "BAD_BATCH",
-    ),
-    **{
-        f"a batch with the member {each}": (batch([each]), "BAD_BATCH")
-        for each in (
-            *(None, "x", {"body": A}, {"body": A, "properties": {}}, {"properties": {"UNIQ_KEY": "k"}}),
-            *(member(body) for body in (None, "A", "e A==", "ü")),
-            *(member(UNIQ_KEY=key) for key in ("", "k" * 256, 7)),
-            member(a=7),
-        )
+    "MISSING_UNIQ_KEY": {
+        "no message id": without("half", "UNIQ_KEY"),
+        "a message id of 256 characters": message(UNIQ_KEY="k" * 256),
+        "an empty message id": half(UNIQ_KEY=""),
+        "a transaction id of 256 characters": half(__transactionId__="i" * 256),
+        "no id, before an illegal topic": without("half", "UNIQ_KEY", REAL_TOPIC="a.b"),
     },
-    **{
-        f"a batch with a member that has {name}": (batch([member(**{name: "1"})]), "BAD_BATCH")
-        for name in (*DELAYS, *TRANSACTIONS, "CHECK_IMMUNITY_TIME_IN_SECONDS")
+    "MISSING_PRODUCER_GROUP": {
+        "an empty group": half(PGROUP=""),
+        "no group on a half message": without("half", "PGROUP"),
+        "a group of 256 characters on a message": message(PGROUP="g" * 256),
+        "no group, before an illegal topic": without("half", "PGROUP", REAL_TOPIC="a.b"),
     },
-    **{f"a batch with {name}": (batch([member()], **{name: "1"}), "BAD_BATCH") for name in (*DELAYS, *TRANSACTIONS)},
-    **{
-        f"a batch of {value!r}": (message(value, BATCH=1), "BAD_BATCH")
-        for value in (b"", b"[]", b"{}", b'{"messages":{}}', b"\xff")
+    "ILLEGAL_TOPIC": {
+        "a topic with a dot": half(REAL_TOPIC="order.s"),
+        "a topic that ends with a newline": half(REAL_TOPIC="orders\n"),
+        "a topic that is not UTF-8": record(
+            "half", [("REAL_TOPIC", b"order\xff"), ("UNIQ_KEY", b"m"), ("PGROUP", b"g")]
+        ),
+        **{
+            f"the topic {name!r}": message(REAL_TOPIC=name)
+            for name in ("_delta_log", "..", ".", "a/b", "~", "~2e", "a~b", "orders\x00", "a b", "é")
+        },
+        "a system topic": message(REAL_TOPIC="TBW102"),
+        "a topic with the system prefix": message(REAL_TOPIC="RMQ_SYS_x"),
     },
-    "a batch member for another topic": (batch([member(REAL_TOPIC="pay1")]), "BAD_BATCH"),
-    "a batch for a retry topic": (batch([member()], REAL_TOPIC="%RETRY%g"), "BAD_BATCH"),
-    "a joined batch of another length": (joined([{}, {}], b"ab", count=3), "BAD_BATCH"),
-    "a joined batch with fewer ends": (joined([{}, {}], b"a"), "BAD_BATCH"),
-    "a joined batch with more ends": (joined([{}], b"ab", count=1), "BAD_BATCH"),
-    "an empty joined batch": (joined([], count=0), "BAD_BATCH"),
-    "a joined batch with bytes behind the last body": (joined([{}], b"ab", ends=[1]), "BAD_BATCH"),
-    "a joined batch that is cut short": (joined([{}, {}], b"ab", ends=[1, 3]), "BAD_BATCH"),
-    "a joined batch whose ends fall": (joined([{}, {}, {}], b"abc", ends=[2, 1, 3]), "BAD_BATCH"),
-    "a joined batch with a negative end": (joined([{}, {}], b"a", ends=[-1, 1]), "BAD_BATCH"),
-    "a joined batch with an end of 64 bits": (joined([{}, {}], b"a", ends=[2**63 - 1, 1]), "BAD_BATCH"),
-    "a joined batch with an end of 65 bits": (joined([{}, {}], b"a", ends=[2**64, 1]), "BAD_BATCH"),
-    "a joined batch with an end that is a text": (joined([{}], b"a", ends=["1"]), "BAD_BATCH"),
-    "a joined batch with an end that is no whole number": (joined([{}], b"a", ends=[1.0]), "BAD_BATCH"),
-    "a joined batch with an end that is a truth value": (joined([{}], b"a", ends=[True]), "BAD_BATCH"),
-    "a joined batch whose properties are no list": (joined({}, b"a", count=1), "BAD_BATCH"),
-    "a joined batch with a number that is none": (
-        raw_joined(b'{"ends":[1],"properties":[{}],"x":NaN}', b"a"),
-        "BAD_BATCH",
-    ),
-    "a joined batch without ends": (joined([{}], b"a", ends=7), "BAD_BATCH"),
-    "a joined batch whose head is no number": (joined([{}], b"a", BATCH_HEAD="x"), "BAD_BATCH"),
-    "a joined batch whose head is larger than it": (joined([{}], b"a", BATCH_HEAD=999_999_999), "BAD_BATCH"),
-    "a joined batch with a head of 0": (joined([{}], b"a", BATCH_HEAD=0), "BAD_BATCH"),
-    "a joined batch with an empty id": (joined([{"UNIQ_KEY": ""}], b"a"), "BAD_BATCH"),
-    "a joined batch whose ids get too long": (joined([{}], b"a", UNIQ_KEY="k" * 254), "BAD_BATCH"),
-    "a joined batch with a number as a property": (joined([{"a": 7}], b"a"), "BAD_BATCH"),
-    "a joined batch whose properties are none": (joined([None], b"a"), "BAD_BATCH"),
-    "a joined batch with a delayed member": (joined([{"DELAY": "1"}], b"a"), "BAD_BATCH"),
-    "a joined batch with a member for another topic": (joined([{"REAL_TOPIC": "pay1"}], b"a"), "BAD_BATCH"),
-    "a delayed joined batch": (joined([{}], b"a", DELAY=1), "BAD_BATCH"),
-    "a batch of deep JSON": (message(f'{{"messages":{DEEP}}}'.encode(), BATCH=1), "BAD_BATCH"),
-    "a batch of a long number": (message(f'{{"messages":[{DIGITS}]}}'.encode(), BATCH=1), "BAD_BATCH"),
-    "a batch of many numbers": (
-        message(b'{"messages":[' + b"0," * MANY + b"0]}", BATCH=MANY + 1),
-        "BAD_BATCH",
-    ),
-    "a joined batch of deep JSON": (raw_joined(f'{{"ends":{DEEP},"properties":{DEEP}}}'.encode()), "BAD_BATCH"),
-    "a joined batch of long numbers": (
-        raw_joined(f'{{"ends":[{DIGITS}],"properties":[{DIGITS}]}}'.encode()),
-        "BAD_BATCH",
-    ),
-    "a joined batch of many numbers": (
-        raw_joined(b'{"ends":[%b0],"properties":[%b0]}' % (b"0," * MANY, b"0," * MANY), count=MANY + 1),
-        "BAD_BATCH",
-    ),
-    # Few bytes a member, and a long id for each: 200 MB of ids, if they were made.
-    "a joined batch of empty members": (
-        raw_joined(
+    "TOPIC_NOT_ALLOWED": {
+        "a topic that no pattern allows": message(REAL_TOPIC="payments"),
+        "a topic not allowed, before a bad queue id": half(REAL_TOPIC="payments", REAL_QID=99),
+    },
+    "BAD_QUEUE_ID": {
+        "a queue id beyond the last": message(REAL_QID=8),
+        "a negative queue id": message(REAL_QID=-1),
+        "a queue id that is no number": half(REAL_QID="one"),
+        "a bad queue id, before no body": half(None, REAL_QID=99),
+    },
+    "NULL_BODY": {
+        "no body": half(None),
+    },
+    "BODY_TOO_LARGE": {
+        "a body one byte too large": half(b"x" * (LARGEST + 1)),
+        "a large body, before a bad delay": half(b"x" * (LARGEST + 1), DELAY="x"),
+    },
+    "BAD_BATCH": {
+        "a half message that is a batch": half(BATCH=1),
+        "a batch of another length": batch([member()], 2),
+        "an empty batch": batch([], 0),
+        "a batch whose count is no number": batch([member()], "x"),
+        "a batch that is not JSON": message(b"{", BATCH=1),
+        "a batch with something after it": message(json.dumps({"messages": [member()]}).encode() + b"x", BATCH=1),
+        **{
+            f"a batch with the member {each}": batch([each])
+            for each in (
+                *(None, "x", {"body": A}, {"body": A, "properties": {}}, {"properties": {"UNIQ_KEY": "k"}}),
+                *(member(body) for body in (None, "A", "e A==", "ü")),
+                *(member(UNIQ_KEY=key) for key in ("", "k" * 256, 7)),
+                member(a=7),
+            )
+        },
+        **{
+            f"a batch with a member that has {name}": batch([member(**{name: "1"})])
+            for name in (*DELAYS, *TRANSACTIONS, "CHECK_IMMUNITY_TIME_IN_SECONDS")
+        },
+        **{f"a batch with {name}": batch([member()], **{name: "1"}) for name in (*DELAYS, *TRANSACTIONS)},
+        **{
+            f"a batch of {value!r}": message(value, BATCH=1)
+            for value in (b"", b"[]", b"{}", b'{"messages":{}}', b"\xff")
+        },
+        "a batch member for another topic": batch([member(REAL_TOPIC="pay1")]),
+        "a batch for a retry topic": batch([member()], REAL_TOPIC="%RETRY%g"),
+        "a joined batch of another length": joined([{}, {}], b"ab", count=3),
+        "an empty joined batch": joined([], count=0),
+        **{
+            f"a joined batch of {bodies!r} with the ends {ends}": joined([{}] * count, bodies, ends, count)
+            for count, bodies, ends in (
+                *((2, b"a", None), (1, b"ab", None), (1, b"ab", [1]), (2, b"ab", [1, 3]), (3, b"abc", [2, 1, 3])),
+                *((2, b"a", [end, 1]) for end in (-1, 2**63 - 1, 2**64)),
+                *((1, b"a", ends) for ends in (["1"], [1.0], [True], 7)),
+            )
+        },
+        "a joined batch whose properties are no list": joined({}, b"a", count=1),
+        "a joined batch with a number that is none": raw_joined(b'{"ends":[1],"properties":[{}],"x":NaN}', b"a"),
+        **{
+            f"a joined batch with the head {head}": joined([{}], b"a", BATCH_HEAD=head)
+            for head in ("x", 999_999_999, 0)
+        },
+        **{
+            f"a joined batch with the member {each}": joined([each], b"a")
+            for each in ({"UNIQ_KEY": ""}, {"a": 7}, None, {"DELAY": "1"}, {"REAL_TOPIC": "pay1"})
+        },
+        "a joined batch whose ids get too long": joined([{}], b"a", UNIQ_KEY="k" * 254),
+        "a delayed joined batch": joined([{}], b"a", DELAY=1),
+        "a batch of deep JSON": message(f'{{"messages":{DEEP}}}'.encode(), BATCH=1),
+        "a batch of a long number": message(f'{{"messages":[{DIGITS}]}}'.encode(), BATCH=1),
+        "a batch of many numbers": message(b'{"messages":[' + b"0," * MANY + b"0]}", BATCH=MANY + 1),
+        "a joined batch of deep JSON": raw_joined(f'{{"ends":{DEEP},"properties":{DEEP}}}'.encode()),
+        "a joined batch of long numbers": raw_joined(f'{{"ends":[{DIGITS}],"properties":[{DIGITS}]}}'.encode()),
+        "a joined batch of many numbers": raw_joined(
+            b'{"ends":[%b0],"properties":[%b0]}' % (b"0," * MANY, b"0," * MANY), count=MANY + 1
+        ),
+        # Few bytes a member, and a long id for each: 200 MB of ids, if they were made.
+        "a joined batch of empty members": raw_joined(
             b'{"ends":[%b0],"properties":[%b{}]}' % (b"0," * 799_999, b"{}," * 799_999),
             count=800_000,
             UNIQ_KEY="i" * 248,
         ),
-        "BAD_BATCH",
-    ),
-    "a joined batch whose head has a name twice": (
-        raw_joined(b'{"ends":[1],"ends":[1],"properties":[{}]}', b"a"),
-        "BAD_BATCH",
-    ),
-    "one bad member among good ones": (batch([member(), member("?")], 2), "BAD_BATCH"),
-    "a delay level that is no number": (half(DELAY="1s"), "BAD_DELAY"),
-    "a broken delay": (message(TIMER_DELAY_SEC="1.5"), "BAD_DELAY"),
-    "a delay beyond the longest": (half(TIMER_DELAY_MS=40 * DAY_MS + 1), "DELAY_TOO_LONG"),
-    "a due time beyond the longest delay": (message(TIMER_DELIVER_MS=STORED_MS + 40 * DAY_MS + 1), "DELAY_TOO_LONG"),
-    "a delay of 30 digits": (message(TIMER_DELAY_SEC="9" * 30), "DELAY_TOO_LONG"),
-    "a malformed first half": (half(FIRST_HALF="0:1"), "BAD_FIRST_HALF"),
-    "a first half in a queue that no Kafka has": (half(FIRST_HALF="32768-1"), "BAD_FIRST_HALF"),
-    "a first half without an offset": (half(FIRST_HALF="7"), "BAD_FIRST_HALF"),
-    "a first half beyond the last offset": (half(FIRST_HALF=f"0-{FAR}"), "BAD_FIRST_HALF"),
-    "no topic, before a bad queue id": (without("half", "REAL_TOPIC", REAL_QID=-1), "MISSING_REAL_TOPIC"),
-    "no id, before an illegal topic": (without("half", "UNIQ_KEY", REAL_TOPIC="a.b"), "MISSING_UNIQ_KEY"),
-    "no group, before an illegal topic": (without("half", "PGROUP", REAL_TOPIC="a.b"), "MISSING_PRODUCER_GROUP"),
-    "a topic not allowed, before a bad queue id": (half(REAL_TOPIC="payments", REAL_QID=99), "TOPIC_NOT_ALLOWED"),
-    "a bad queue id, before no body": (half(None, REAL_QID=99), "BAD_QUEUE_ID"),
-    "a large body, before a bad delay": (half(b"x" * (LARGEST + 1), DELAY="x"), "BODY_TOO_LARGE"),
-    "a half batch, before a bad delay": (half(BATCH=1, DELAY="x"), "BAD_BATCH"),
-    "a bad delay, before a bad first half": (half(DELAY="x", FIRST_HALF="x"), "BAD_DELAY"),
-    "a long delay, before a bad first half": (half(TIMER_DELAY_SEC="9" * 10, FIRST_HALF="x"), "DELAY_TOO_LONG"),
-    "an op without a value": (op_bytes(None), "BAD_OP"),
-    "an op with an empty value": (op_bytes(b""), "BAD_OP"),
-    "an op with a hundred thousand headers": (
-        record("op", [(f"h{number}", b"v") for number in range(MANY)], b"{}"),
-        "BAD_OP",
-    ),
-    "an op of deep JSON": (op_bytes(DEEP.encode()), "BAD_OP"),
-    "an op of a long number": (op_bytes(f'{{"decision":"COMMIT","half_messages":{DIGITS}}}'.encode()), "BAD_OP"),
-    "an op that is not JSON": (op_bytes(b"COMMIT"), "BAD_OP"),
-    "an op that is a list": (op_bytes(json.dumps([OP]).encode()), "BAD_OP"),
-    "an op with something after it": (op_bytes(json.dumps(OP).encode() + b" x"), "BAD_OP"),
-    "two ops in one record": (op_bytes(json.dumps(OP).encode() * 2), "BAD_OP"),
-    "an op in single quotes": (op_bytes(str(OP).encode()), "BAD_OP"),
-    "an op that is not UTF-8": (op_bytes(json.dumps({**OP, "remark": "_"}).encode().replace(b"_", b"\xff")), "BAD_OP"),
-    "an op with an unknown decision": (op(decision="commit"), "BAD_OP"),
-    "an op with a list of decisions": (op(decision=["COMMIT"]), "BAD_OP"),
-    "an op without a decision": (op(decision=None), "BAD_OP"),
-    "an op without a transaction id": (op(transaction_id=None), "BAD_OP"),
-    "an op with an empty transaction id": (op(transaction_id=""), "BAD_OP"),
-    "an op whose transaction id is a number": (op(transaction_id=7), "BAD_OP"),
-    "an op whose transaction id is an object": (op(transaction_id={"a": 1}), "BAD_OP"),
-    "an op without a group": (op(producer_group=None), "BAD_OP"),
-    "an op without half messages": (op(half_messages=[]), "BAD_OP"),
-    "an op whose half messages are null": (op(half_messages=None), "BAD_OP"),
-    "an op whose half messages are deep": (op(half_messages=[[[]]]), "BAD_OP"),
-    "an op whose half messages are no list": (op(half_messages={"queue": 0, "offset": 1}), "BAD_OP"),
-    "an op with a half message of null": (op(half_messages=[None]), "BAD_OP"),
-    "an op with a half message without an offset": (op(half_messages=[{"queue": 0}]), "BAD_OP"),
-    "an op whose offset is text": (op(half_messages=[{"queue": 0, "offset": "1"}]), "BAD_OP"),
-    "an op whose queue is text": (op(half_messages=[{"queue": "0", "offset": 1}]), "BAD_OP"),
-    "an op whose offset is a truth value": (op(half_messages=[{"queue": 0, "offset": True}]), "BAD_OP"),
-    "an op whose offset is a whole fraction": (op(half_messages=[{"queue": 0, "offset": 1.0}]), "BAD_OP"),
-    "an op whose offset has a huge exponent": (op(half_messages=[{"queue": 0, "offset": 1e300}]), "BAD_OP"),
-    "an op beyond the last offset": (op(half_messages=[{"queue": 0, "offset": FAR}]), "BAD_OP"),
-    "an op whose part is beyond the last offset": (
-        op(half_messages=[{"queue": 0, "offset": 0}, {"queue": 0, "offset": FAR}]),
-        "BAD_OP",
-    ),
-    "an op beyond 64 bits": (op(half_messages=[{"queue": 0, "offset": 2**64}]), "BAD_OP"),
-    "an op whose offset is a fraction": (op(half_messages=[{"queue": 0, "offset": 1.5}]), "BAD_OP"),
-    "an op whose offset is negative": (op(half_messages=[{"queue": 0, "offset": -1}]), "BAD_OP"),
-    "an op for a queue that no Kafka has": (op(half_messages=[{"queue": 32768, "offset": 1}]), "BAD_OP"),
-    "an op with 1 001 half messages": (op(half_messages=[{"queue": 0, "offset": n} for n in range(1001)]), "BAD_OP"),
-    "an op whose from_check is text": (op(from_check="true"), "BAD_OP"),
-    "an op whose remark is a number": (op(remark=5), "BAD_OP"),
-    "a RESUME in op": (op(decision="RESUME"), "BAD_OP"),
-    "a RECALL in admin": (record("admin", {}, json.dumps(RECALL).encode()), "BAD_OP"),
-    "a RECALL of two messages": (
-        op_bytes(json.dumps({**RECALL, "messages": RECALL["messages"] * 2}).encode()),
-        "BAD_OP",
-    ),
-    "a RECALL beyond the last offset": (
-        op_bytes(json.dumps({**RECALL, "messages": [{"queue": 0, "offset": FAR}]}).encode()),
-        "BAD_OP",
-    ),
-    "a RECALL that names a half message": (op(decision="RECALL"), "BAD_OP"),
-    "a RECALL without an id": (op_bytes(json.dumps({**RECALL, "message_id": None}).encode()), "BAD_OP"),
+        "a joined batch whose head has a name twice": raw_joined(b'{"ends":[1],"ends":[1],"properties":[{}]}', b"a"),
+        "one bad member among good ones": batch([member(), member("?")], 2),
+        "a half batch, before a bad delay": half(BATCH=1, DELAY="x"),
+    },
+    "BAD_DELAY": {
+        "a delay level that is no number": half(DELAY="1s"),
+        "a broken delay": message(TIMER_DELAY_SEC="1.5"),
+        "a bad delay, before a bad first half": half(DELAY="x", FIRST_HALF="x"),
+    },
+    "DELAY_TOO_LONG": {
+        "a delay beyond the longest": half(TIMER_DELAY_MS=40 * DAY_MS + 1),
+        "a due time beyond the longest delay": message(TIMER_DELIVER_MS=STORED_MS + 40 * DAY_MS + 1),
+        "a delay of 30 digits": message(TIMER_DELAY_SEC="9" * 30),
+        "a long delay, before a bad first half": half(TIMER_DELAY_SEC="9" * 10, FIRST_HALF="x"),
+    },
+    "BAD_FIRST_HALF": {
+        "a malformed first half": half(FIRST_HALF="0:1"),
+        "a first half in a queue that no Kafka has": half(FIRST_HALF="32768-1"),
+        "a first half without an offset": half(FIRST_HALF="7"),
+        "a first half beyond the last offset": half(FIRST_HALF=f"0-{FAR}"),
+    },
+    "BAD_OP": {
+        "an op without a value": op_bytes(None),
+        "an op with an empty value": op_bytes(b""),
+        "an op with a hundred thousand headers": record("op", [(f"h{number}", b"v") for number in range(MANY)], b"{}"),
+        "an op of deep JSON": op_bytes(DEEP.encode()),
+        "an op of a long number": op_bytes(f'{{"decision":"COMMIT","half_messages":{DIGITS}}}'.encode()),
+        **{
+            f"an op of {value!r}": op_bytes(value)
+            for value in (
+                *(b"COMMIT", str(OP).encode(), json.dumps([OP]).encode(), b"%b x" % GOOD_OP, GOOD_OP * 2),
+                json.dumps({**OP, "remark": "_"}).encode().replace(b"_", b"\xff"),
+            )
+        },
+        **{f"an op with {fields}": op(**fields) for fields in BAD_FIELDS},
+        "an op with 1 001 half messages": op(half_messages=[{"queue": 0, "offset": n} for n in range(1001)]),
+        "a RESUME in op": op(decision="RESUME"),
+        "a RECALL in admin": record("admin", {}, json.dumps(RECALL).encode()),
+        "a RECALL of two messages": op_bytes(json.dumps({**RECALL, "messages": RECALL["messages"] * 2}).encode()),
+        "a RECALL beyond the last offset": op_bytes(
+            json.dumps({**RECALL, "messages": [{"queue": 0, "offset": FAR}]}).encode()
+        ),
+        "a RECALL that names a half message": op(decision="RECALL"),
+        "a RECALL without an id": op_bytes(json.dumps({**RECALL, "message_id": None}).encode()),
+    },
 }
+REJECTED = {name: (sent, reason) for reason, records in REASONS.items() for name, sent in records.items()}
 
 ACCEPTED = {
     "a half message": (half(), "half"),
@@ -414,16 +394,26 @@ def rules() -> classify.LandingRules:
     return classify.LandingRules.of(config.from_mapping(CONFIG))
 
 
+def judged(spark: SparkSession, rules: classify.LandingRules, records: Iterable[tuple[Any, ...]]) -> DataFrame:
+    """What landing says of records, each with the columns of `RAW`."""
+    raw = spark.createDataFrame(records, RAW)
+    return classify.classify(classify.normalise(raw, rules.prefix), classify.classification(rules))
+
+
+def stored(records: Iterable[Sent]) -> list[tuple[Any, ...]]:
+    """Records of partition 1, one after the other."""
+    return [(t, 1, offset, STORED, key, value, headers) for offset, (t, value, key, headers) in enumerate(records)]
+
+
+def reasons(frame: DataFrame) -> dict[int, str | None]:
+    """By offset."""
+    return {row["offset"]: row["reason"] for row in frame.select("offset", "reason").collect()}
+
+
 @pytest.fixture(scope="module")
 def classified(spark: SparkSession, rules: classify.LandingRules) -> Iterator[DataFrame]:
-    raw = [
-        (topic, 1, offset, STORED, key, value, headers)
-        for offset, (topic, value, key, headers) in enumerate(CASES.values())
-    ]
     spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-    frame = classify.classify(
-        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
-    ).persist()
+    frame = judged(spark, rules, stored(CASES.values())).persist()
     yield frame
     frame.unpersist()
 
@@ -589,25 +579,16 @@ def test_rejected_rows_hold_the_original_bytes(classified: DataFrame) -> None:
 
 def test_rejected_transactions_are_the_last_reason_of_all(spark: SparkSession) -> None:
     rules = classify.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
-    cases = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
-    raw = [(t, 1, n, STORED, key, value, headers) for n, (t, value, key, headers) in enumerate(cases)]
-    classified = classify.classify(
-        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
-    )
-    reasons = [row["reason"] for row in classified.select("offset", "reason").orderBy("offset").collect()]
-    assert reasons == ["TRANSACTIONS_REJECTED", "BAD_QUEUE_ID", "BAD_FIRST_HALF", None]
+    records = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
+    found = reasons(judged(spark, rules, stored(records)))
+    assert found == {0: "TRANSACTIONS_REJECTED", 1: "BAD_QUEUE_ID", 2: "BAD_FIRST_HALF", 3: None}
 
 
 def test_a_half_message_that_names_itself_as_first_is_rejected(
     spark: SparkSession, rules: classify.LandingRules
 ) -> None:
-    topic, value, key, headers = half(FIRST_HALF="1-5")
-    raw = [(topic, 1, n, STORED, key, value, headers) for n in (4, 5)]
-    classified = classify.classify(
-        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
-    )
-    reasons = {row["offset"]: row["reason"] for row in classified.select("offset", "reason").collect()}
-    assert reasons == {4: None, 5: "BAD_FIRST_HALF"}
+    found = reasons(judged(spark, rules, stored([half(FIRST_HALF="1-1")] * 2)))
+    assert found == {0: None, 1: "BAD_FIRST_HALF"}
 
 
 def test_topics_beyond_topics_max_are_rejected_before_later_reasons(classified: DataFrame) -> None:
@@ -625,22 +606,18 @@ VECTORS = sorted(Path(__file__).parents[1].glob("vectors/*.json"))
 
 def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
     rules = classify.LandingRules.of(config.from_mapping({}))
-    raw: list[tuple[object, ...]] = []
-    names: list[str] = []
-    for path in VECTORS:
-        vector = json.loads(path.read_text())
-        if vector["topic"] in classify.SOURCES:
-            headers = [(name, text.encode()) for name, text in vector["headers"].items()]
-            names.append(path.stem)
-            raw.append(
-                (f"commitlake.{vector['topic']}", 0, 1_000 + len(raw), STORED, None, vector["value"].encode(), headers)
-            )
-    classified = classify.classify(
-        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
-    )
-    reasons = {names[row["offset"] - 1_000]: row["reason"] for row in classified.select("offset", "reason").collect()}
-    assert len(reasons) >= 10
-    assert set(reasons.values()) == {None}
+    vectors = [json.loads(path.read_text()) for path in VECTORS]
+    raw = [
+        (
+            *(f"commitlake.{vector['topic']}", 0, 1_000 + at, STORED, None, vector["value"].encode()),
+            [(name, text.encode()) for name, text in vector["headers"].items()],
+        )
+        for at, vector in enumerate(vectors)
+        if vector["topic"] in classify.SOURCES
+    ]
+    found = reasons(judged(spark, rules, raw))
+    assert len(found) >= 10
+    assert set(found.values()) == {None}
 
 
 def test_spark_takes_and_refuses_the_values_of_messages_as_a_producer_does(spark: SparkSession) -> None:
@@ -660,10 +637,7 @@ def test_spark_takes_and_refuses_the_values_of_messages_as_a_producer_does(spark
                 raw.append((f"commitlake.{source}", 1, len(raw), message_values.NOW, *encoded))
                 told.append((source, name, message_values.plain(value), reason))
     rules = classify.LandingRules.of(config.from_mapping(message_values.CONFIG))
-    frame = classify.classify(
-        classify.normalise(spark.createDataFrame(raw, RAW), rules.prefix), classify.classification(rules)
-    )
-    found = {row["offset"]: row["reason"] for row in frame.select("offset", "reason").collect()}
+    found = reasons(judged(spark, rules, raw))
     differ = [(*what, found[offset]) for offset, what in enumerate(told) if what[3] != found[offset]]
     assert differ == []
     assert len({what[3] for what in told}) == 8  # the seven reasons that one value can have, and none

@@ -113,6 +113,7 @@ def test_a_transaction_or_delayed_message_that_comes_second_says_so_in_its_ledge
     assert delivered == {"late": ("DELIVERED", None), "D once more": ("DUPLICATE", f"messages-{history.late}")}
 
 
+@pytest.mark.long
 def test_the_audit_counts_duplicates_and_the_history_tells_them(history: History, spark: SparkSession) -> None:
     report = audit(spark, str(history.lake.warehouse))
     assert report.is_well, report

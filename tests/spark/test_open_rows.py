@@ -15,7 +15,7 @@ from tests.support.story import Story
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import rebuild, snapshot
-from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, Point
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import Kind
 from commitlake.reading.questions import transactions
@@ -73,7 +73,8 @@ def test_rows_saved_at_any_time_lead_to_the_same_rows(
 def test_saved_rows_know_no_end_that_a_later_batch_has_written(
     spark: SparkSession, story: Story, tmp_path: Path
 ) -> None:
-    kinds = f"kind IN ({', '.join(str(int(kind)) for kind in (Kind.HALF, Kind.PART, Kind.DELAYED, Kind.WAITING))})"
+    waiting = (Kind.HALF, Kind.PART, Kind.REFUSED_PART, Kind.DELAYED, Kind.WAITING)
+    kinds = f"kind IN ({', '.join(str(int(kind)) for kind in waiting)})"
     with story.lake.copied(tmp_path) as copy:
         warehouse, timing = (
             Warehouse(session.beside(spark, copy.config), copy.config.warehouse),
@@ -81,7 +82,12 @@ def test_saved_rows_know_no_end_that_a_later_batch_has_written(
         )
         at = point(warehouse, story, "ops")
         saved = rebuild.open_rows(warehouse, timing, BEGINNING, at).where(kinds).localCheckpoint()
-        for table in ("transactions", "deliveries"):  # a backup leaves out what a batch that is not whole has written
+        for table in (
+            "transactions",
+            "deliveries",
+            "checks",
+            "reentries",
+        ):  # a backup leaves out what a batch that is not whole has written
             warehouse.table(table).delete(f"batch_id > {at.batch_id}")
         then = rebuild.open_rows(warehouse, timing, BEGINNING, at).where(kinds)
         assert_df_equality(saved, then, ignore_row_order=True, ignore_nullable=True)
@@ -115,6 +121,16 @@ def ops(spark: SparkSession, low: int, queues: int = 2) -> DataFrame:
     return rows.withColumns({name: F.lit(None) for name in TABLES["op"].columns if name not in rows.columns})
 
 
+def refused(spark: SparkSession, low: int) -> DataFrame:
+    """5 refused parts of first half messages that have not landed; the last one at an offset used before."""
+    rows = spark.range(low, low + 5, 1, 1).selectExpr(
+        *("'half' AS source", "0 AS kafka_partition", "id AS kafka_offset"),
+        f"IF(id = {low + 4}, 'OFFSET_USED_BEFORE', 'TRANSACTIONS_REJECTED') AS reason",
+        "map('FIRST_HALF', CAST('1-900' AS BINARY)) AS headers",
+    )
+    return rows.withColumns({name: F.lit(None) for name in TABLES["rejected"].columns if name not in rows.columns})
+
+
 def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = Warehouse(spark, str(tmp_path))
     warehouse.create()
@@ -124,6 +140,14 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     place = ("op", "queue", "op_offset")
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.count()) == (2, 100)
+    for low in (0, 200):
+        warehouse.append(refused(spark, low), "rejected")
+    parts = Between(warehouse, since, None).landed(
+        "rejected", "kafka_partition", "kafka_offset", half="source = 'half'"
+    )
+    assert (len(parts.inputFiles()), parts.count()) == (1, 5)
+    left = {row["part_offset"] for row in rebuild._refused_parts(Between(warehouse, since, None)).collect()}
+    assert left == {4, *range(200, 205)}, "and one that is later than its offset says"
     complete = LandingPosition(1, {"op": {0: 300, 1: 300}, "admin": {0: 0}})
     assert positions.above(warehouse, "half", complete).inputFiles() == []
     files = positions.above(warehouse, "op", complete).inputFiles()

@@ -7,8 +7,9 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 
 from commitlake.coordinator import round as rounds
+from commitlake.coordinator.recovery import rebuild
 from commitlake.protocol.encoding import Position
-from commitlake.tables import TableName
+from commitlake.tables import TableName, Warehouse
 
 
 def ends(lake: Lake, place: Position) -> list[tuple[str, str]]:
@@ -16,21 +17,23 @@ def ends(lake: Lake, place: Position) -> list[tuple[str, str]]:
     return [(row["state"], row["reason"]) for row in rows]
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["at once", "after a kill between landing and batch"])
+@pytest.mark.parametrize("case", ["at once", "after a kill between landing and batch", "and saved in between"])
 def test_a_refused_part_discards_its_transaction_whole(
-    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     first, other = lake.half("t"), lake.half("u")
     lake.run(spark)
     part = lake.half("t", 1, first=first, topic="points")
     lake.half("u", 1, first=other, group="stranger")
     commit = lake.op("COMMIT", "t", first, part)
-    if is_killed:
+    if case != "at once":
         monkeypatch.delitem(rounds._INPUTS, TableName("rejected"))
         lake.run(spark, transaction_reject="true")
         assert ends(lake, first) == []
         monkeypatch.undo()
-        lake.run(spark, transaction_op_park_time="0s")
+        if case == "and saved in between":
+            rebuild.save_snapshot(Warehouse(spark, str(lake.warehouse)), lake.config.transaction)
+        lake.run(spark)
     else:
         lake.run(spark, transaction_reject="true")
     resume = lake.admin("RESUME", "t", first)

@@ -65,11 +65,12 @@ def log_of(place: str) -> list[dict[str, Any]]:
 def test_all_rows_are_there_and_read_as_after_plain_appends(
     spark: SparkSession, warehouse: Warehouse, plain: Warehouse
 ) -> None:
-    rows = rows_of(spark, TOPICS)
-    for topic in TOPICS:
+    topics = TOPICS[:6]
+    rows = rows_of(spark, topics)
+    for topic in topics:
         plain.append_to_topics(rows.where(f"topic = '{topic}'"), [topic], MARKER)
-    warehouse.append_to_topics(rows, TOPICS, MARKER)
-    for topic in TOPICS:
+    warehouse.append_to_topics(rows, topics, MARKER)
+    for topic in topics:
         ours, theirs = (each.read(topic_table(topic)).sort("source_offset") for each in (warehouse, plain))
         assert_df_equality(ours, theirs)
         assert DeltaTable(warehouse.locate(topic_table(topic))).to_pyarrow_table().num_rows == 20

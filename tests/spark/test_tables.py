@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from commitlake.coordinator.landing.topic_admission import Topics
+from commitlake.coordinator.recovery import fencing
 from commitlake.errors import WarehouseError
+from commitlake.protocol.version import CONTRACT
 from commitlake.reading.table import location
 from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
 from commitlake.tables.creation import create_at_path
@@ -86,6 +88,28 @@ def test_tables_of_an_older_version_get_new_columns_and_keep_rows(spark: SparkSe
     kept = warehouse.read("delayed").select("queue_offset", "message_id", "delay_ms")
     assert [tuple(row) for row in kept.collect()] == [(7, "before", None)]
     assert warehouse.read("delayed").columns == TABLES["delayed"].columns
+
+
+def test_a_warehouse_of_a_newer_contract_is_refused_before_anything_is_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    warehouse = Warehouse(spark, str(tmp_path))
+    fencing.own(warehouse, None)
+    fencing.own(warehouse, None)
+    newer = (
+        warehouse.read("epochs")
+        .where("epoch = 2")
+        .selectExpr("3L AS epoch", "'9.0' AS version", "contract + 1 AS contract")
+    )
+    newer.write.format("delta").mode("append").save(warehouse.locate("epochs"))
+    before = warehouse.version("epochs"), warehouse.version("half")
+    told = rf"CommitLake 9\.0 has run on {tmp_path}, by version {CONTRACT + 1} of the contract; this one"
+    with pytest.raises(WarehouseError, match=told):
+        fencing.own(warehouse, None)
+    spark.sql(f"ALTER TABLE delta.`{warehouse.locate('epochs')}` ADD COLUMNS (later int)")
+    with pytest.raises(WarehouseError, match="start the newer version"):
+        fencing.own(warehouse, None)
+    assert (warehouse.version("epochs"), warehouse.version("half")) == (before[0] + 1, before[1])
 
 
 def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:

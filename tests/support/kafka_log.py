@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,10 +66,11 @@ class Op:
 
 @dataclass
 class Transaction:
-    """A first half message, its parts, and the ops that fit; the earliest first."""
+    """A first half message, its parts, those that landing must refuse, and the ops that fit; the earliest first."""
 
     first: Message
     parts: list[Message] = field(default_factory=list)
+    refused: list[Message] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     resumes: list[Op] = field(default_factory=list)
     answers: list[Op] = field(default_factory=list)
@@ -132,18 +133,16 @@ class KafkaLog:
 
     def transactions(self) -> dict[At, Transaction]:
         """By first half message; an op fits that has id and group, and lists no part of another transaction."""
-        found = {each.at: Transaction(each) for each in self._halves() if each.first == each.at}
-        for each in self._halves():
+        halves = [each for each in self.messages.values() if each.at.source == "half"]
+        found = {each.at: Transaction(each) for each in halves if each.first == each.at and not each.is_hostile}
+        for each in halves:
             if each.first != each.at and each.first in found:
-                found[each.first].parts.append(each)
+                (found[each.first].refused if each.is_hostile else found[each.first].parts).append(each)
         for op in sorted(self.ops.values(), key=lambda op: op.order):
             transaction = found.get(op.listed[0]) if op.listed else None
             if transaction is not None and _fits(op, transaction):
                 _add(op, transaction)
         return found
-
-    def _halves(self) -> Iterator[Message]:
-        return (each for each in self.messages.values() if each.at.source == "half" and not each.is_hostile)
 
     def recalls(self) -> dict[At, list[Op]]:
         """By delayed message."""

@@ -18,12 +18,15 @@ from tests.support.polling import patience
 from tests.support.shop import GROUP, Shop, lost_with_kafka
 
 from commitlake.protocol import message_batch, wire
+from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 
 TOPICS = ("a", "b")
 HOSTILE = b"hostile"
 """The key of a record that must be refused."""
 _PAUSE_S = 0.6
+_ENDED_BY_KAFKA_MS = 40_000
+"""By then a Kafka transaction that was left open has ended."""
 
 
 class MixedTraffic:
@@ -34,6 +37,7 @@ class MixedTraffic:
         self.chosen, self.queue, self.sent = random.Random(seed), 0, 0
         self._names = itertools.count()
         self._resumed: set[tuple[str, int]] = set()
+        self._left_open_ms = 0
         self._kinds: dict[Callable[[str], None], int] = {
             self._committed: 5,
             self._rolled_back: 2,
@@ -42,6 +46,7 @@ class MixedTraffic:
             self._decided_late: 4,
             self._op_late: 3,
             self._several: 3,
+            self._part_refused: 1,
             self._conflict: 2,
             self._committed_with_delay: 4,
             self._forced: 1,
@@ -53,6 +58,11 @@ class MixedTraffic:
             self._wrong: 1,
             self._hostile: 1,
         }
+
+    def readable_until(self) -> int:
+        """Until when (ms since epoch) all that was sent can be read: later ones may be behind an open transaction."""
+        now = now_ms()
+        return self._left_open_ms if now - self._left_open_ms < _ENDED_BY_KAFKA_MS else now
 
     def burst(self, count: int) -> None:
         """So many things, one right after the other."""
@@ -151,6 +161,14 @@ class MixedTraffic:
         if self.chosen.random() < 0.8:
             self.lake.op(decision, tid, first, *listed)
 
+    def _part_refused(self, tid: str) -> None:
+        """No topic may have its name, so all of the transaction is given up."""
+        first = self._begin(tid)
+        refused = {"topic": "RMQ_SYS_x", "msg_id": f"{tid}.refused", "sharding_key": HOSTILE}
+        part = self.lake.half(tid, self.queue, first=first, group=GROUP, **refused)
+        self.shop.decide(tid, "COMMIT")
+        self.lake.op("COMMIT", tid, first, part)
+
     def _conflict(self, tid: str) -> None:
         at, (first, second) = self._begin(tid), self.chosen.choice([("COMMIT", "ROLLBACK"), ("ROLLBACK", "COMMIT")])
         self.shop.decide(tid, first)
@@ -187,14 +205,19 @@ class MixedTraffic:
         self._soon(lambda: self.lake.recall(tid, at, topic=topic), wait_s, wait_s)
 
     def _relayed(self, tid: str) -> None:
-        """Within a Kafka transaction, which may be aborted."""
+        """Within a Kafka transaction, which may be aborted, or left open."""
+        left_open_ms = now_ms()
         with self.lake.relay() as relay:
             at = relay.half(tid, self.queue, msg_id=tid, topic=self.chosen.choice(TOPICS), group=GROUP)
             relay.op("COMMIT", tid, at)
             relay.message(f"{tid} beside", self.queue, topic=self.chosen.choice(TOPICS))
             self.shop.decide(tid, "COMMIT")
-            end = self.chosen.choice([relay.producer.commit_transaction, relay.producer.abort_transaction])
-            end()
+            end = self.chosen.choice(["commit", "abort", "leave"])
+            if end == "leave":
+                self._left_open_ms = left_open_ms
+                relay.producer.close(timeout=0)
+            else:
+                getattr(relay.producer, f"{end}_transaction")()
 
     def _wrong(self, tid: str) -> None:
         """An op with another transaction id; the half message stays as it is."""

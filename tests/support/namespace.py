@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -12,6 +13,7 @@ from commitlake.clients.producer import (
     LocalTransactionState,
     Message,
     MessageExt,
+    MQClientException,
     TransactionListener,
     TransactionMQProducer,
 )
@@ -27,7 +29,7 @@ NUMBERS = itertools.count()
 
 
 class Listener(TransactionListener):
-    """Answers as given, and keeps what it was called with."""
+    """Answers as given, a local transaction as its send says first, and keeps what it was called with."""
 
     def __init__(self, execute: Any = COMMIT, check: Any = COMMIT) -> None:
         self.answers = {"execute": execute, "check": check}
@@ -36,7 +38,7 @@ class Listener(TransactionListener):
 
     def execute_local_transaction(self, message: Message, arg: object) -> Any:
         self.executed.append((message, arg))
-        return self._answer("execute", message)
+        return arg if isinstance(arg, LocalTransactionState) else self._answer("execute", message)
 
     def check_local_transaction(self, message: MessageExt) -> Any:
         self.checked.append(message)
@@ -106,6 +108,15 @@ class Namespace:
         found = consumer.committed(TopicPartition(f"{self.prefix}check", partition))
         consumer.close(autocommit=False)
         return found  # type: ignore[no-any-return]
+
+
+def failed(send: Callable[[Message], object], message: Message) -> MQClientException | None:
+    """The error of a send, if there was one."""
+    try:
+        send(message)
+    except MQClientException as error:
+        return error
+    return None
 
 
 class NotUtf8(str):

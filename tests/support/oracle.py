@@ -127,6 +127,8 @@ class Oracle:
             return
         if DECISIONS.get(self.decided.get(op.tid, "")) != end.state:
             yield f"{end.state}, but {self.decided.get(op.tid)} in the database: {end.at} {op.tid}"
+        if end.state == "COMMITTED" and any(part.stored < op.stored for part in transaction.refused):
+            yield f"COMMITTED, though a part of it was refused: {end.at} {op.tid}"
         for other in decisions:  # in one partition the order is certain
             is_before = other.at[:2] == op.at[:2] and other.at.offset < op.at.offset
             if is_before and other.decision != op.decision:
@@ -137,6 +139,8 @@ class Oracle:
         timing = self._lake.config.transaction
         due = transaction.given_up_at(end.round, timing.check_max, timing.check_interval_ms)
         what = f"{end.at} {transaction.first.tid} round {end.round}"
+        if end.reason == "REFUSED_PART" and transaction.refused:
+            return
         if end.reason != "CHECK_MAX":
             yield f"told off as {end.reason}: {what}"
         elif due is None:

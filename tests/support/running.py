@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.foreign import foreign_modules
 from tests.support.killing import ROOT, kill
 from tests.support.polling import wait_for
 
@@ -35,6 +36,7 @@ class Coordinator:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            cwd=foreign_modules(place),
             env={**_of_a_shell(), "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
         )
         self.said = ""

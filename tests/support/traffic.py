@@ -212,3 +212,18 @@ class Traffic:
         for check in self.lake.checks():
             assert sent.setdefault(check.check_id, check) == check
         assert {(c.half, int(c.check_id.split("-")[2]), c.check_times) for c in sent.values()} == asked
+
+
+def send_some(lake: Lake) -> None:
+    """A backlog of a few kinds."""
+    for name in ("paid", "sent"):
+        lake.op("COMMIT", name, lake.half(name))
+    lake.op("ROLLBACK", "lost", lake.half("lost"))
+    lake.message("late", delays=PAST)
+    lake.message("now", topic="news")
+
+
+def assert_some_shown(lake: Lake) -> None:
+    """What that comes to."""
+    bodies = {topic: sorted(row["body"] for row in lake.topic(topic)) for topic in lake.topics()}
+    assert bodies == {"orders": [b"paid", b"sent"], "delays": [b"late"], "news": [b"now"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 from tests.support.polling import wait_for
 
+from commitlake.clients.producer import DefaultMQProducer
 from commitlake.clients.producer.by_hand import ByHand
-from commitlake.clients.producer.engine import Result
+from commitlake.clients.producer.daemon_pool import DaemonPool
+from commitlake.clients.producer.engine import Queue, Result
 from commitlake.errors import FailedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -41,24 +44,30 @@ class Client:
 
     def __init__(self) -> None:
         self.callers: set[threading.Thread] = set()
+        self.chosen: int | None = None
+        self.flushes = threading.Event()
+        self.flushes.set()
+        self.is_closed = False
         self._sent: SimpleQueue[Sent] = SimpleQueue()
         threading.Thread(target=self._tell, daemon=True).start()
 
-    def queues(self, topic: str, timeout_ms: int) -> int:
-        msg = f"{topic} is not there"
-        raise FailedSend(msg)
-
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         self.callers.add(threading.current_thread())
+        if topic != "orders":
+            msg = f"{topic} is not there"
+            raise FailedSend(msg)
+        self.chosen = queue if isinstance(queue, int) else queue(4)
         sent = Sent()
         self._sent.put(sent)
         return sent
 
     def flush(self, timeout_s: float) -> bool:
         self.callers.add(threading.current_thread())
-        return True
+        return self.flushes.wait(timeout_s)
 
-    def close(self, timeout_s: float) -> None: ...
+    def close(self, timeout_s: float) -> None:
+        self.flush(timeout_s)
+        self.is_closed = True
 
     def _tell(self) -> None:
         while True:
@@ -94,13 +103,18 @@ def test_a_send_may_be_interrupted_at_each_instruction_and_the_next_one_is_sent(
     engine = ByHand(client)
 
     def send() -> Position:
-        return engine.send("orders", 0, RECORD, 1_000).outcome.result(10)
+        return engine.send("orders", choose, RECORD, 1_000).outcome.result(10)
+
+    def choose(of: int) -> int:
+        client.callers.add(threading.current_thread())
+        return of - 1
 
     at = 1
     while interrupted(send, at):
         assert send() == AT
         at += 1
     assert at > 100
+    assert client.chosen == 3
     assert engine.flush(1)  # at the shutdown of a producer beside others
     assert threading.main_thread() not in client.callers
 
@@ -108,12 +122,100 @@ def test_a_send_may_be_interrupted_at_each_instruction_and_the_next_one_is_sent(
 def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_the_engine() -> None:
     before = threading.active_count()
     engine = ByHand(Client())
-    with pytest.raises(FailedSend, match="orders is not there"):
-        engine.queues("orders", 1_000)
+    with pytest.raises(FailedSend, match="bills is not there"):
+        engine.send("bills", 0, RECORD, 1_000)
     assert threading.active_count() > before + 1
     engine.close(0)
     wait_for(lambda: threading.active_count() <= before + 1)  # the client's own
     assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT  # after a handler that shut it down
+
+
+def after(seconds: float, call: Callable[[], object]) -> None:
+    """Calls what a signal handler interrupts by an exception."""
+
+    def limit(*_: object) -> None:
+        raise TimeLimit
+
+    handler = signal.signal(signal.SIGALRM, limit)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        with pytest.raises(TimeLimit):
+            call()
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.parametrize("end", [ByHand.flush, ByHand.close])
+def test_a_call_that_is_interrupted_goes_on_and_its_thread_ends_with_the_engine(
+    end: Callable[[ByHand, float], object],
+) -> None:
+    before, client = threading.active_count(), Client()
+    client.flushes.clear()
+    engine = ByHand(client)
+    after(0.2, lambda: end(engine, 60))
+    threading.Timer(0.5, client.flushes.set).start()
+    engine.close(60)
+    assert client.is_closed
+    assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT
+    wait_for(lambda: threading.active_count() <= before + 1, 15)
+
+
+def test_a_shutdown_that_was_interrupted_is_made_good_by_the_next_one() -> None:
+    begun: list[float] = []
+
+    class Connection:
+        def leave(self, holder: object, timeout_s: float) -> None:
+            begun.append(timeout_s)
+            if len(begun) == 1:
+                raise TimeLimit
+
+    producer = DefaultMQProducer("group", bootstrap_servers="nowhere:9092")
+    producer._running, producer._link._connection = True, Connection()  # type: ignore[assignment]
+    with pytest.raises(TimeLimit):
+        producer.shutdown(1_000)
+    for _ in range(2):
+        producer.shutdown(5_000)
+    assert begun == [1, 5]
+
+
+def in_place_of_a_start(monkeypatch: pytest.MonkeyPatch, handler: Callable[[], object]) -> None:
+    """Calls a signal handler when the next thread is about to start."""
+    start, handlers = threading.Thread.start, [handler]
+
+    def interrupted(thread: threading.Thread) -> None:
+        if handlers:
+            handlers.pop()()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+
+def test_a_pool_goes_on_after_a_handler_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit() -> None:
+        raise TimeLimit
+
+    pool = DaemonPool(1, "pool")
+    in_place_of_a_start(monkeypatch, limit)
+    with pytest.raises(TimeLimit):
+        pool.submit(int)
+    assert pool.submit(int).result(10) == 0
+    pool.stop(10)
+    assert not pool._threads
+
+
+def test_a_handler_may_shut_down_a_pool_that_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = DaemonPool(2, "pool")
+    assert pool.submit(int).result(10) == 0
+    held = threading.Event()
+    first = pool.submit(held.wait, 10)
+    in_place_of_a_start(monkeypatch, lambda: pool.stop(0))
+    second = pool.submit(int)
+    assert second.result(10) == 0
+    held.set()
+    assert first.result(10)
+    wait_for(lambda: not pool._threads, 5)
+    with pytest.raises(RuntimeError, match="was shut down"):
+        pool.submit(int)
 
 
 def test_a_send_at_the_end_of_the_process_fails_and_the_process_ends() -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from commitlake.errors import CommitLakeError, ConfigError, KafkaError
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
 from commitlake.reading.questions import open as open_transactions
-from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions.tables import Tables, opened
 from commitlake.tools import doctor
 
 CLOCK = BrokerClock()
@@ -345,6 +345,30 @@ def test_a_rule_that_fails_or_waits_stops_no_other_and_is_tried_again(
     resolver.run(stop)
     assert min(seen["ill"], seen["well"]) >= 2
     assert set(caplog.messages) == {"the rule checks.ill answers nothing now: No files found"}
+
+
+def test_rules_that_look_together_work_out_what_is_open_once(
+    warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {**GIVEN, "table": business(tmp_path / "orders")}
+    resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": dict.fromkeys("gabc", given)}), CLOCK)
+    stop, made, seen = threading.Event(), Counter[str](), dict[str, int]()
+
+    def make(tables: Tables, of: Callable[[Tables], None] = open_transactions.make) -> None:
+        made["times"] += 1
+        of(tables)
+
+    def send(rule: CheckRule, rows: list[Any]) -> Counter[str]:
+        seen[rule.group] = len(rows)
+        if len(seen) == 4:
+            stop.set()
+        return Counter()
+
+    monkeypatch.setattr(open_transactions, "make", make)
+    monkeypatch.setattr(resolver, "_send", send)
+    resolver.run(stop)
+    assert made["times"] < len(resolver.rules), "a busy machine may take a second between two of them"
+    assert {group for group, count in seen.items() if count} == {"g"}
 
 
 def test_a_table_that_somebody_has_locked_is_told(

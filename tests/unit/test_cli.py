@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.foreign import foreign_modules
 from typer.testing import CliRunner
 
 import commitlake
@@ -263,25 +264,28 @@ import json, sys
 started = []
 sys.addaudithook(lambda event, arguments: started.append(event) if event in ("subprocess.Popen", "os.exec") else None)
 from commitlake.tools.cli import app
-try:
-    app.main()
-finally:
-    print(json.dumps([started, sorted(sys.modules)]), file=sys.stderr)
+for line in json.loads(sys.argv[1]):
+    sys.argv = ["commitlake", *line]
+    try:
+        app.main()
+    except SystemExit:
+        print(json.dumps([line, started, sorted(sys.modules)]), file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(
-    "line", [["--help"], ["-h"], *[[command, "--help"] for command in (*COMMANDS, *QUESTIONS)]], ids=" ".join
-)
-def test_help_starts_and_loads_nothing(line: list[str]) -> None:
+def test_help_starts_and_loads_nothing() -> None:
+    lines = [["--help"], ["-h"], *[[command, "--help"] for command in (*COMMANDS, *QUESTIONS)]]
     environment = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT / "lib")}
     found = subprocess.run(
-        [sys.executable, "-c", HELP, *line], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", HELP, json.dumps(lines)], capture_output=True, text=True, check=True, env=environment
     )
-    started, modules = json.loads(found.stderr)
-    assert started == []
-    assert {"pyspark", "py4j", "kafka", "numpy", "pandas", "rich"}.isdisjoint(modules)
-    assert found.stdout.startswith(f"Usage: commitlake {'[OPTIONS]' if line[0][0] == '-' else line[0]}")
+    told = [json.loads(line) for line in found.stderr.splitlines()]
+    assert [line for line, *_ in told] == lines
+    for line, started, modules in told:
+        assert started == [], line
+        assert {"pyspark", "py4j", "kafka", "numpy", "pandas", "rich"}.isdisjoint(modules), line
+    usages = re.findall(r"^Usage: commitlake (\S+)", found.stdout, re.MULTILINE)
+    assert usages == ["[OPTIONS]", "[OPTIONS]", *COMMANDS, *QUESTIONS]
 
 
 def test_help_lists_all_commands() -> None:
@@ -333,13 +337,11 @@ def run_script(clone: Path, python: str, *given: str, cwd: Path | None = None) -
 
 
 def test_the_script_runs_no_file_of_the_directory_that_it_is_called_from(tmp_path: Path) -> None:
-    here, clone = tmp_path / "here", tmp_path / "clone"
-    for directory in (here, clone):
-        directory.mkdir()
+    clone = tmp_path / "clone"
+    clone.mkdir()
     (clone / "lib").symlink_to(ROOT / "lib")
-    for name in ("kafka", "yaml", "queue", "typer"):
-        (here / f"{name}.py").write_text("raise SystemExit('the file of the directory was run')")
-    assert "warehouse = " in run_script(clone, f'exec {sys.executable} "$@"', "config", cwd=here)
+    told = run_script(clone, f'exec {sys.executable} "$@"', "config", cwd=foreign_modules(tmp_path))
+    assert "warehouse = " in told
 
 
 @pytest.mark.parametrize(

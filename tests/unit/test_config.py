@@ -83,13 +83,6 @@ def test_the_configurations_that_ship_are_good(name: str) -> None:
     assert load(path=ROOT / "conf" / f"{name}.yaml").kafka.topic("half") == "commitlake.half"
 
 
-@pytest.mark.parametrize(
-    ("given", "ms"), [("500ms", 500), ("6s", 6_000), ("5m", 300_000), ("72h", 259_200_000), ("40d", 3_456_000_000)]
-)
-def test_a_duration_has_a_unit_and_is_ms_inside(given: str, ms: int) -> None:
-    assert load(f"transaction.timeout={given}").transaction.timeout_ms == ms
-
-
 ODD = [("50%25", "%25"), ("a%20b", "%20"), ("a\\b", "\\"), ("a[x]", "["), ("a^b", "^"), ("a|b", "|"), ("a\nb", "\n")]
 
 
@@ -199,6 +192,16 @@ def test_a_missing_or_broken_file_is_named_without_its_content(tmp_path: Path) -
     with pytest.raises(ConfigError, match="not YAML at line") as caught:
         load(path=bad)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# warehouse: /data\n", "---\n"])
+def test_an_empty_file_may_have_been_cut_short(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "conf.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"the configuration {file} is empty: it may have been cut short; write `key"):
+        load(path=file)
+    file.write_text("{}")  # as somebody wants it
+    assert load(path=file) == load()
 
 
 def test_lists_may_be_yaml_or_separated_by_commas_or_blanks() -> None:

@@ -7,11 +7,15 @@ import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from tests.support.consumers import consumer as consuming
+from tests.support.consumers import rest as ids
+from tests.support.consumers import running
 from tests.support.polling import wait_for
 from tests.support.topic_table import compact, message, write
 
@@ -42,15 +46,7 @@ ALL = [f"m{10 * batch + n}" for batch in range(3) for n in range(3)]
 NORMAL = ["n0", "n1", "n2"]
 
 
-def consumer(warehouse: Path, **arguments: Any) -> Any:
-    given = {"group": "points", "follow": False, "poll": "50ms", **arguments}
-    return commitlake.consume({"warehouse": str(warehouse)}, "orders", **given)
-
-
-def ids(warehouse: Path, **arguments: Any) -> list[str]:
-    """Message ids in the order in which they come; each is done."""
-    with consumer(warehouse, **arguments) as messages:
-        return [done(each).message_id for each in messages]
+consumer = partial(consuming, follow=False)
 
 
 def done(received: ReceivedMessage) -> ReceivedMessage:
@@ -150,18 +146,6 @@ def test_a_dead_letter_that_is_sent_again_begins_a_new_round(warehouse: Path) ->
     assert table.dead() == table.waiting() == []
 
 
-def test_a_retry_waits_while_nobody_runs(warehouse: Path) -> None:
-    with consumer(warehouse) as messages:
-        for each in messages:
-            each.retry("1s") if each.message_id == "m20" else each.done()
-    with consumer(warehouse, follow=True) as messages:
-        for each in messages:
-            assert (each.message_id, each.attempt) == ("m20", 2)
-            each.done()
-            break
-    assert ids(warehouse) == []
-
-
 def test_receipts_tell_what_became_of_each_message(warehouse: Path) -> None:
     ids(warehouse)
     rows = receipts(warehouse)
@@ -174,49 +158,11 @@ def test_receipts_tell_what_became_of_each_message(warehouse: Path) -> None:
 
 def test_a_live_table_is_followed_from_before_it_is_there(tmp_path: Path) -> None:
     found: list[str] = []
-    running = consumer(tmp_path / "warehouse", follow=True)
-
-    def read() -> None:
-        with running as messages:
-            found.extend(done(each).message_id for each in messages)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    for number in range(3):
-        write(tmp_path / "warehouse", "orders", [message(number, batch=number, queue=number)])
-        wait_for(lambda: f"m{number}" in found)  # noqa: B023 - called at once
-    running.stop()
-    thread.join(30)
+    with running(consumer(tmp_path / "warehouse", follow=True), lambda each: found.append(done(each).message_id)):
+        for number in range(3):
+            write(tmp_path / "warehouse", "orders", [message(number, batch=number, queue=number)])
+            wait_for(lambda: f"m{number}" in found)  # noqa: B023 - called at once
     assert found == ["m0", "m1", "m2"]
-
-
-def test_two_instances_share_queues_and_one_takes_over_when_the_other_leaves(warehouse: Path) -> None:
-    found: dict[str, list[tuple[str, int]]] = {"a": [], "b": []}
-    running = {name: consumer(warehouse, follow=True) for name in found}
-
-    def read(name: str) -> None:
-        with running[name] as messages:
-            found[name].extend((done(each).message_id, each.queue_id) for each in messages)
-
-    threads = {name: threading.Thread(target=read, args=[name]) for name in found}
-    for thread in threads.values():
-        thread.start()
-    wait_for(lambda: len(found["a"] + found["b"]) == 12)
-    for batch in range(10, 40):
-        write(warehouse, "orders", [message(10 * batch + queue, batch=batch, queue=queue) for queue in range(2)])
-        late = {name: {queue for _, queue in got[-2:]} for name, got in found.items()}
-        if batch > 12 and late["a"] != late["b"] and len(late["a"]) == len(late["b"]) == 1:
-            break
-        threading.Event().wait(0.5)
-    assert late in ({"a": {0}, "b": {1}}, {"a": {1}, "b": {0}})
-    running["a"].stop()
-    threads["a"].join(30)
-    write(warehouse, "orders", [message(900 + queue, batch=90, queue=queue) for queue in range(2)])
-    wait_for(lambda: {"m900", "m901"} <= {name for name, _ in found["b"]})
-    running["b"].stop()
-    threads["b"].join(30)
-    everything = [name for name, _ in found["a"] + found["b"]]
-    assert len(everything) == len(set(everything)) == 12 + 2 * (batch - 9) + 2
 
 
 def test_messages_may_be_finished_in_other_threads_until_the_block_ends(warehouse: Path) -> None:
@@ -276,6 +222,8 @@ def test_a_topic_without_a_row_is_told_to_a_batch_job_and_holds_up_no_other(
 def test_places_that_can_not_be_read_here_are_told(tmp_path: Path) -> None:
     with pytest.raises(WarehouseError, match=r"there is no table at .*topics/orders"):
         ids(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="receipts: it is empty"):
+        _ = from_mapping({"warehouse": "schema:a.b"}).receipts_place
     with pytest.raises(WarehouseError, match="without Spark a warehouse may be"):
         commitlake.consume({"warehouse": "schema:main.lake"}, "orders", group="g")
     conf = commitlake.consume(
@@ -284,13 +232,6 @@ def test_places_that_can_not_be_read_here_are_told(tmp_path: Path) -> None:
     write(tmp_path, "orders", [message(1, batch=1)])
     with pytest.raises(ConsumerError, match="receipts: cannot make the table"):
         list(conf)
-
-
-def test_a_warehouse_in_a_catalog_needs_a_place_for_receipts() -> None:
-    from commitlake.config import from_mapping
-
-    with pytest.raises(ConfigError, match="receipts: it is empty"):
-        _ = from_mapping({"warehouse": "schema:a.b"}).receipts_place
 
 
 def test_what_a_group_has_not_done_is_a_question_that_needs_no_spark(

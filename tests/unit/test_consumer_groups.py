@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -11,23 +14,26 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake import config
-from commitlake.clients.consumer import overview
+from commitlake.clients.consumer import assignment, overview
 from commitlake.clients.consumer.arguments import start_ms
 from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.group import FOLDER, SCHEMA, Group, kept_receipts, log_name
+from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state, log_name
 from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.coordinator.metrics.collect import of_consumers
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
+from commitlake.reading.questions.tables import opened
+from commitlake.tools import doctor
 from commitlake.tools.cli import consumers
 from commitlake.tools.cli.app import app
 
@@ -53,6 +59,12 @@ def consumed(warehouse: Path, most: int = 1_000, **arguments: Any) -> list[str]:
             if len(found) == most:
                 break
     return found
+
+
+def take_turns(state: assignment.State, *names: str) -> assignment.State:
+    for name in names:
+        state = assignment.turn(state, name, (), range(4), (), {})
+    return state
 
 
 def left(warehouse: Path) -> dict[str, str]:
@@ -95,23 +107,139 @@ def test_instances_that_have_nothing_to_do_write_no_commits(warehouse: Path) -> 
     assert len(set(found)) == 44
 
 
-def test_a_group_goes_on_where_the_table_of_earlier_versions_says(warehouse: Path) -> None:
-    cursor = Cursor((29, 0, 29, 0))
-    queues = {str(queue): {"owner": "gone", "cursor": cursor.to_json()} for queue in range(4)}
-    state = json.dumps({"members": {"gone": 7}, "queues": queues})
-    row = {"consumer_group": ["points"], "topic": ["orders"], "state": [state]}
-    write_deltalake(f"{warehouse}_receipts/groups", pa.table(row, SCHEMA), partition_by=["consumer_group", "topic"])
+def test_instances_beyond_the_queues_stand_by_and_write_nothing(warehouse: Path) -> None:
+    """All begin at one moment; those that read commit, as do the few who join beside each other."""
+    members = [consumer(warehouse, lease="5s") for _ in range(24)]
+    found: list[str] = []
+
+    def read(messages: Any) -> None:
+        with messages:
+            found.extend(each.message_id for each in messages if each.done() is None)
+
+    threads = [threading.Thread(target=read, args=[each]) for each in members]
+    for thread in threads:
+        thread.start()
+    place = Path(f"{warehouse}_receipts/{FOLDER}/{log_name('points', 'orders')}")
+    group = Group(f"{warehouse}_receipts", "points", "orders")
+    try:
+        wait_for(lambda: len({each["owner"] for each in (group.read() or {"queues": {}})["queues"].values()}) == 4, 60)
+        assert sorted(each.name for each in (place / "_beats").iterdir()) == sorted((group.read() or {})["members"])
+        assert version(warehouse) < 30
+        members[
+            [each._subscriptions[0]._member._me in (group.read() or {})["members"] for each in members].index(True)
+        ].stop()
+        wait_for(lambda: len((group.read() or {})["members"]) == 3, 20)
+        wait_for(lambda: len((group.read() or {})["members"]) == 4, 20)
+    finally:
+        for each in members:
+            each.stop()
+        for thread in threads:
+            thread.join(60)
+    assert sorted(found) == sorted(f"m{n}" for n in range(40))
+
+
+EARLIER = ["groups", f"{FOLDER}/{log_name('points', 'orders')}"]
+"""Where earlier versions kept the state as one row: at first that of all groups in one table."""
+
+
+def write_earlier(warehouse: Path, place: str) -> None:
+    """Of an instance that has come to message 29, and was not stopped."""
+    cursor = Cursor((29, 0, 29, 0)).to_json()
+    queues = {str(queue): {"owner": "gone", "cursor": cursor} for queue in range(4)}
+    row = {
+        "consumer_group": "points",
+        "topic": "orders",
+        "state": json.dumps({"members": {"gone": 7}, "queues": queues}),
+    }
+    partitions = ["consumer_group", "topic"] if place == "groups" else []
+    rows = pa.Table.from_pylist([row])
+    write_deltalake(f"{warehouse}_receipts/{place}", rows, partition_by=partitions, mode="overwrite")
+
+
+@pytest.mark.parametrize("place", EARLIER)
+def test_a_group_goes_on_where_the_table_of_earlier_versions_says(warehouse: Path, place: str) -> None:
+    write_earlier(warehouse, place)
+    state = kept_state(f"{warehouse}_receipts", "points", "orders")
+    assert state is not None
+    assert (state["members"], len(assignment.cursors(state))) == ({}, 4)
     assert sorted(consumed(warehouse)) == [f"m{n}" for n in range(30, 40)]
     assert consumed(warehouse) == []
     assert len(consumed(warehouse, group="others")) == 40
 
 
-def test_a_group_that_only_earlier_versions_knew_can_be_forgotten(warehouse: Path) -> None:
-    state = json.dumps({"members": {}, "queues": {"0": {"owner": None, "cursor": Cursor((29, 0, 29, 0)).to_json()}}})
-    row = {"consumer_group": ["points"], "topic": ["orders"], "state": [state]}
-    write_deltalake(f"{warehouse}_receipts/groups", pa.table(row, SCHEMA), partition_by=["consumer_group", "topic"])
+@pytest.mark.parametrize("place", EARLIER)
+def test_a_group_that_only_earlier_versions_knew_can_be_forgotten(warehouse: Path, place: str) -> None:
+    write_earlier(warehouse, place)
     Group(f"{warehouse}_receipts", "points", "orders").forget()
     assert len(consumed(warehouse)) == 40
+
+
+def test_an_instance_of_an_earlier_version_moves_no_cursor_of_this_one(warehouse: Path) -> None:
+    write_earlier(warehouse, EARLIER[1])
+    stale = DeltaTable(f"{warehouse}_receipts/{EARLIER[1]}")
+    assert len(consumed(warehouse, most=5)) == 5
+    row = pa.Table.from_pylist([{"consumer_group": "points", "topic": "orders", "state": "{}"}])
+    for _ in range(2):
+        with pytest.raises(DeltaError):
+            write_deltalake(stale, row, mode="overwrite", commit_properties=CommitProperties(max_commit_retries=0))
+        stale.update_incremental()
+    assert len(consumed(warehouse)) == 5
+
+
+LEASES = assignment.turn(assignment.turn({"members": {}, "queues": {}}, "a", (), range(4), (), {}), "b", (), (), (), {})
+CHANGES: dict[str, Any] = {
+    "a goes on": lambda s: assignment.turn(s, "a", (), range(4), range(4), {0: "a1", 2: "a1"}),
+    "a releases": lambda s: assignment.turn(s, "a", (), range(4), (), {1: "a2"}),
+    "b goes on": lambda s: assignment.turn(s, "b", (), range(4), range(4), {1: "b1", 3: "b1"}),
+    "a finds a queue": lambda s: assignment.turn(s, "a", (), range(6), range(6), {}),
+    "b finds a queue": lambda s: assignment.turn(s, "b", (), range(6), range(6), {}),
+    "a finds b gone": lambda s: assignment.turn(s, "a", ("b",), range(4), range(4), {}),
+    "a leaves": lambda s: assignment.leave(s, "a", {0: "a3"}),
+    "c joins": lambda s: assignment.turn(s, "c", (), range(4), range(4), {}),
+    "d joins": lambda s: assignment.turn(s, "d", (), range(4), range(4), {}),
+    "a rewind": lambda s: assignment.rewound(s, dict.fromkeys(range(4), "begin"), 7, "table"),
+}
+
+
+def at_one_moment(ours: Group, others: Group, first: Any, second: Any, *, does_read: bool) -> None:
+    """Make one change; while it is thought about, another instance makes the second one."""
+    pending = [second]
+
+    def meanwhile(state: Any) -> Any:
+        if pending:
+            others.change(pending.pop())
+            if does_read:
+                ours.read()
+        return first(state)
+
+    ours.change(meanwhile)
+
+
+@pytest.mark.parametrize("begin", [take_turns(LEASES, "a"), take_turns(LEASES, "a", "b")], ids=["free", "shared"])
+def test_two_changes_at_one_moment_are_as_one_after_the_other(tmp_path: Path, begin: assignment.State) -> None:
+    """A lease that was taken fences who had it, and those of others are left alone; also where a change reads again."""
+    ours, others = (Group(str(tmp_path), "g", "t") for _ in range(2))
+    for number, names in enumerate(itertools.permutations(CHANGES, 2)):
+        first, second = map(CHANGES.__getitem__, names)
+        ours.change(lambda _: begin)
+        at_one_moment(ours, others, first, second, does_read=number % 2 == 0)
+        orders = [first(second(begin)), second(first(begin))]
+        assert json.loads(json.dumps(ours.read())) in json.loads(json.dumps(orders)), names
+
+
+def test_members_that_move_their_cursors_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    a, b = (Group(str(tmp_path), "g", "t") for _ in range(2))
+    a.change(lambda _: take_turns(LEASES, "a", "b"))
+    asked = []
+
+    def goes_on(state: Any) -> Any:
+        asked.append(state)
+        return CHANGES["a goes on"](state)
+
+    at_one_moment(a, b, goes_on, CHANGES["b goes on"], does_read=False)
+    assert len(asked) == 1
+    queues = (b.read() or {})["queues"]
+    assert [queues[str(queue)]["cursor"] for queue in range(4)] == ["a1", "b1", "a1", "b1"]
 
 
 @pytest.mark.parametrize("group", ["o'brien", "a/b", "..", "50%", "é" * 40, "x" * 240, "a\nb", " "])
@@ -151,29 +279,55 @@ def test_metrics_tell_how_far_groups_are_behind(warehouse: Path, monkeypatch: py
     consumed(warehouse, most=10)
     consumed(warehouse, group="others")
     conf = config.from_mapping({"warehouse": str(warehouse)})
-    behind, oldest = of_consumers(conf)
+    behind, oldest, members = of_consumers(conf)
+    assert {each.labels["consumer_group"]: each.value for each in members.samples} == {"others": 0, "points": 0}
     values = {each.labels["consumer_group"]: each.value for each in behind.samples}
     assert values == {"others": 0, "points": 30}
     ages = {each.labels["consumer_group"]: each.value for each in oldest.samples}
     assert ages["others"] == 0
     assert ages["points"] == pytest.approx(time.time() - 1_767_225_600.010, abs=10)
     monkeypatch.setattr(overview, "_EXACT_ROWS", 0)
-    assert {group: count for group, _, count, _ in overview.lags(conf)} == {"others": 40, "points": 40}
+    assert {lag.group: lag.behind for lag in overview.lags(conf)} == {"others": 40, "points": 40}
+
+
+def test_a_member_that_was_killed_counts_no_more_and_a_group_of_nobody_is_told(warehouse: Path) -> None:
+    """It is kept as one until another instance misses it."""
+    conf = config.from_mapping({"warehouse": str(warehouse)})
+
+    def diagnosed() -> doctor.Diagnosis:
+        with opened(conf.warehouse) as tables:
+            return doctor._groups(tables, conf)
+
+    assert diagnosed().detail == "0 groups, at most 0 messages behind"
+    with consumer(warehouse) as messages:
+        next(messages)
+        assert [(lag.members, lag.behind) for lag in overview.lags(conf)] == [(1, 40)]
+        assert (diagnosed().is_well, diagnosed().detail) == (True, "1 group, at most 40 messages behind")
+    state = Group(conf.receipts_place, "points", "orders")
+    state.change(lambda before: {**(before or {}), "members": {"killed": 3}})
+    state.beats.show("killed")
+    (beat,) = Path(conf.receipts_place).rglob("_beats/killed")
+    os.utime(beat, (time.time() - 7, time.time() - 7))
+    assert [lag.members for lag in overview.lags(conf)] == [0]
+    told = (
+        r"points has not read 40 messages of orders, the oldest for \d+ s; no instance of it runs: start one, or forget"
+    )
+    assert not diagnosed().is_well and re.match(told, diagnosed().detail)
 
 
 def test_a_group_that_can_not_be_read_takes_no_figures_of_others_away(warehouse: Path) -> None:
     consumed(warehouse, most=10)
     consumed(warehouse, group="broken")
-    for file in Path(f"{warehouse}_receipts/{FOLDER}/{log_name('broken', 'orders')}").glob("*.parquet"):
+    for file in Path(f"{warehouse}_receipts/{FOLDER}/{log_name('broken', 'orders')}").rglob("*.parquet"):
         file.unlink()
-    behind, _ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
+    behind, *_ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
     assert [each.value for each in behind.samples] == [30]
 
 
 def test_a_topic_that_can_not_be_read_is_not_0_behind(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
     consumed(warehouse, most=10)
     (warehouse / "topics" / "orders" / "_delta_log" / f"{1:020}.json").write_text("{torn")
-    behind, oldest = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
+    behind, oldest, _ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
     assert (behind.samples, oldest.samples) == ([], [])
     (row,) = map(json.loads, command(warehouse, capsys, "--json")[1].splitlines())
     assert (row["behind"], row["oldest_visible_at"]) == (None, None)
@@ -221,8 +375,9 @@ def test_a_time_that_makes_no_sense_is_told_in_words_of_the_command() -> None:
     with pytest.raises(ConsumerError, match=r"^--rewind: '0001-01-01T00:00\+14:00' is not allowed"):
         consumers.moment("0001-01-01T00:00+14:00")
     assert consumers.moment("0") == "first"
-    ago = datetime.now(UTC) - consumers.moment("2h")  # type: ignore[operator]
-    assert timedelta(hours=2) <= ago < timedelta(hours=2, seconds=30)
+    moment = consumers.moment("2h")
+    assert isinstance(moment, datetime)
+    assert timedelta(hours=2) <= datetime.now(UTC) - moment < timedelta(hours=2, seconds=30)
     with pytest.raises(ConsumerError, match=r"^start: 1767225600 is not allowed; .* ms since epoch \(13 digits\)"):
         start_ms(1_767_225_600)
 
@@ -400,13 +555,13 @@ def test_where_changes_of_the_state_are_slow_receipts_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "orders", [message(n, batch=0) for n in range(1_000)])
-    changes: list[str] = []
+    changes: list[Any] = []
     replace = Group._replace
 
-    def slow(self: Group, text: str) -> None:
-        changes.append(text)
+    def slow(self: Group, before: Any, after: Any) -> None:
+        changes.append(after)
         time.sleep(0.5)
-        replace(self, text)
+        replace(self, before, after)
 
     monkeypatch.setattr(Group, "_replace", slow)
     until = time.monotonic() + 12

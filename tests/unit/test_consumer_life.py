@@ -26,14 +26,6 @@ from commitlake.config import from_mapping
 from commitlake.errors import ConsumerError
 
 
-@pytest.fixture
-def warehouse(tmp_path: Path) -> Path:
-    """40 messages in four queues."""
-    place = tmp_path / "warehouse"
-    write(place, "orders", [message(n, batch=0, queue=n % 4) for n in range(40)])
-    return place
-
-
 def members() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("commitlake-consumer")]
 
@@ -330,7 +322,9 @@ def test_a_loop_over_batches_of_retries_that_was_left_leaves_the_others_to_the_n
     assert rest(warehouse) == []
 
 
-def test_retries_wait_while_others_may_have_the_queues(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_and_the_end_wait_while_others_may_have_the_queues(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with consumer(warehouse, follow=False) as messages:
         for each in messages:
             each.retry("1ms")
@@ -344,30 +338,17 @@ def test_retries_wait_while_others_may_have_the_queues(warehouse: Path, monkeypa
         if len(found) == 5:
             is_late.set()
 
-    with running(consumer(warehouse), handle):
-        wait_for(is_late.is_set)
-        time.sleep(1)
-        assert len(found) == 5
-        is_late.clear()
-        wait_for(lambda: len(found) == 40)
+    def run() -> None:
+        for each in consumer(warehouse, follow=False):
+            handle(each)
 
-
-def test_the_end_is_not_reached_while_others_may_have_the_queues(
-    warehouse: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with consumer(warehouse, follow=False) as messages:
-        for each in messages:
-            each.retry("2s")
-    time.sleep(2)
-    is_late = threading.Event()
-    monkeypatch.setattr(keeper.Keeper, "is_late", lambda _: is_late.is_set())
-    found: list[str] = []
-    for each in consumer(warehouse, follow=False):
-        found.append(each.message_id)
-        each.done()
-        if len(found) == 5:
-            is_late.set()
-            threading.Timer(0.5, is_late.clear).start()
+    ending = threading.Thread(target=run)
+    ending.start()
+    wait_for(is_late.is_set)
+    time.sleep(1)
+    assert len(found) == 5
+    is_late.clear()
+    ending.join(60)
     assert len(found) == 40
 
 

@@ -22,14 +22,6 @@ from commitlake.clients.consumer.rows import Chosen, Rows
 from commitlake.clients.consumer.topic import Topic
 
 
-@pytest.fixture
-def warehouse(tmp_path: Path) -> Path:
-    """40 messages in four queues."""
-    place = tmp_path / "warehouse"
-    write(place, "orders", [message(n, batch=0, queue=n % 4) for n in range(40)])
-    return place
-
-
 def test_a_message_that_stays_open_stops_its_own_queue_before_memory_is_full(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,7 +61,7 @@ def test_no_new_message_is_read_while_too_many_wait_for_their_next_attempt(
         if is_well.is_set():
             each.done()
         else:
-            each.retry("8s")
+            each.retry("4s")
 
     with running(consumer(warehouse, poll="50ms"), handle):
         wait_for(lambda: "40 messages of orders wait for their next attempt; no new one is read" in caplog.text)

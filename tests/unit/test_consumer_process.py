@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from tests.support.consumers import consumer, rest
-from tests.support.topic_table import message, write
 
 from commitlake.errors import ConsumerError
 
 PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
+import commitlake
 from tests.support.consumers import consumer
 from commitlake.errors import ConsumerError
 
@@ -29,6 +29,10 @@ place = Path(sys.argv[1])
 def kill():
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.2)
+
+def sink():
+    kafka = {"bootstrap_servers": "nowhere:9092"}
+    commitlake.sink({"warehouse": place, "kafka": kafka}, "orders", name="sink", group="jobs")
 
 def child(call):
     if (pid := os.fork()) == 0:
@@ -88,14 +92,6 @@ print("parent goes on")
 """
 
 
-@pytest.fixture
-def warehouse(tmp_path: Path) -> Path:
-    """40 messages in four queues."""
-    place = tmp_path / "warehouse"
-    write(place, "orders", [message(n, batch=0, queue=n % 4) for n in range(40)])
-    return place
-
-
 def run(warehouse: Path, program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PRELUDE + program, str(warehouse)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -127,11 +123,13 @@ def test_the_child_of_a_fork_within_a_loop_ends_by_a_signal(warehouse: Path) -> 
         ("messages = consumer(place); next(messages); child(lambda: list(messages))", "in another process"),
         ("messages = consumer(place); loop = messages.batches(); next(loop); child(lambda: list(loop))", "in another"),
         ("next(consumer(place)).done(); child(lambda: next(consumer(place)))", "forked from one that used deltalake"),
+        ("list(consumer(place, follow=False)); child(lambda: commitlake.delayed({'warehouse': place}))", "deltalake"),
+        ("sink(); child(sink)", "forked from one that used deltalake"),
     ],
 )
 def test_in_the_child_of_a_fork_a_consumer_says_what_to_do(warehouse: Path, program: str, told: str) -> None:
     found = run(warehouse, program).stdout
-    assert found.startswith("child: ConsumerError this ")
+    assert found.startswith(("child: ConsumerError this ", "child: WarehouseError this "))
     assert told in found
     assert "`spawn`" in found
 

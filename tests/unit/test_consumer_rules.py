@@ -209,7 +209,14 @@ EMPTY: assignment.State = {"members": {}, "queues": {}}
 def test_one_instance_reads_all_queues_and_two_share_them() -> None:
     alone = take_turns(EMPTY, "a")
     assert owners(alone) == ["a", "a", "a", "a"]
-    assert owners(take_turns(alone, "b", "a", "b")) == ["a", "b", "a", "b"]
+    shared = take_turns(alone, "b", "a", "b")
+    assert owners(shared) == ["a", "b", "a", "b"]
+    joined = take_turns(alone, "b")
+    assert [assignment.is_balanced(each, name) for each in (alone, joined, shared) for name in "ab"] == [
+        *(True, True),
+        *(False, False),
+        *(True, True),
+    ]
 
 
 def test_instances_beyond_the_queues_stand_by_until_one_is_gone_or_a_queue_is_new() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.awaited import awaited
 from tests.support.consumers import consumer, rest
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
@@ -34,18 +35,15 @@ def left(place: Path) -> list[tuple[str, str, int, str]]:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_handler_gets_all_messages_and_what_it_returned_from_is_done(tmp_path: Path, threads: int) -> None:
-    write(tmp_path, "orders", [message(n, batch=0, queue=n % 4) for n in range(50)])
-    found: list[str] = []
-    consumer(tmp_path, follow=False).run(lambda each: found.append(each.message_id), threads=threads)
-    assert sorted(found) == sorted(f"m{n}" for n in range(50))
-    assert left(tmp_path) == []
+def test_a_handler_gets_all_messages_and_a_run_ends_after_the_last_is_done(tmp_path: Path, threads: int) -> None:
+    sent, found = numbers(tmp_path), list[str]()
 
+    def handle(each: Any) -> None:
+        time.sleep(0.05)
+        found.append(each.message_id)
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_run_without_follow_ends_after_the_last_message_and_not_before(tmp_path: Path, threads: int) -> None:
-    write(tmp_path, "orders", [message(n, batch=0) for n in range(5)])
-    consumer(tmp_path, follow=False).run(lambda _: time.sleep(0.3), threads=threads)
+    consumer(tmp_path, follow=False).run(handle, threads=threads)
+    assert sorted(found) == sent
     assert left(tmp_path) == []
 
 
@@ -113,16 +111,6 @@ def test_what_is_no_exception_ends_the_run_and_its_message_comes_again(tmp_path:
     assert [(name, state) for name, state, *_ in left(tmp_path)] == [("m1", "OPEN")]
 
 
-def test_whatever_an_exception_says_is_a_remark(tmp_path: Path) -> None:
-    write(tmp_path, "orders", [message(0, batch=0)])
-
-    def handle(each: Any) -> None:
-        raise ValueError("unknown \ud800")
-
-    consumer(tmp_path, follow=False).run(handle, most=1)
-    assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: unknown ?")]
-
-
 class WordlessError(Exception):
     """Its text names what is not there."""
 
@@ -130,15 +118,30 @@ class WordlessError(Exception):
         raise KeyError("field")
 
 
-def test_an_exception_that_can_not_say_what_it_is_about_is_a_retry_as_any_other(tmp_path: Path) -> None:
-    write(tmp_path, "orders", [message(n, batch=0) for n in range(3)])
-
+def raises(error: Exception) -> Any:
     def handle(each: Any) -> None:
-        if each.message_id == "m1":
-            raise WordlessError
+        raise error
 
+    return handle
+
+
+async def raises_in_a_coroutine(each: Any) -> None:
+    await asyncio.sleep(0)
+    raise ValueError("no such customer")
+
+
+@pytest.mark.parametrize(
+    ("handle", "remark"),
+    [
+        (raises(ValueError("unknown \ud800")), "ValueError: unknown ?"),
+        (raises(WordlessError()), "WordlessError"),
+        (raises_in_a_coroutine, "ValueError: no such customer"),
+    ],
+)
+def test_whatever_an_exception_says_is_a_remark(tmp_path: Path, handle: Any, remark: str) -> None:
+    write(tmp_path, "orders", [message(0, batch=0)])
     consumer(tmp_path, follow=False).run(handle, most=1)
-    assert left(tmp_path) == [("m1", "DEAD", 1, "WordlessError")]
+    assert left(tmp_path) == [("m0", "DEAD", 1, remark)]
 
 
 def test_a_long_line_behind_a_message_that_fails_is_told(
@@ -295,17 +298,6 @@ def test_a_handler_that_is_a_coroutine_function_is_awaited(tmp_path: Path, kind:
     assert left(tmp_path) == []
 
 
-def test_an_exception_of_a_coroutine_is_a_retry(tmp_path: Path) -> None:
-    write(tmp_path, "orders", [message(0, batch=0)])
-
-    async def handle(each: Any) -> None:
-        await asyncio.sleep(0)
-        raise ValueError("no such customer")
-
-    consumer(tmp_path, follow=False).run(handle, most=1)
-    assert left(tmp_path) == [("m0", "DEAD", 1, "ValueError: no such customer")]
-
-
 def generator(each: Any) -> Any:
     yield each
 
@@ -358,24 +350,22 @@ def test_tasks_may_share_a_consumer_of_asyncio(tmp_path: Path) -> None:
     assert asyncio.run(share()) == sent
 
 
-def test_a_run_of_asyncio_awaits_its_handler_on_the_same_loop(tmp_path: Path) -> None:
+@awaited
+async def test_a_run_of_asyncio_awaits_its_handler_on_the_same_loop(tmp_path: Path) -> None:
     sent, own = numbers(tmp_path), Awaited()
+    here = asyncio.get_running_loop()
 
-    async def run() -> None:
-        here = asyncio.get_running_loop()
+    async def handle(each: Any) -> None:
+        assert asyncio.get_running_loop() is here
+        await own.handle(each)
 
-        async def handle(each: Any) -> None:
-            assert asyncio.get_running_loop() is here
-            await own.handle(each)
-
-        await commitlake.AsyncConsumer(consumer(tmp_path, follow=False)).run(handle, threads=4)
-
-    asyncio.run(run())
+    await commitlake.AsyncConsumer(consumer(tmp_path, follow=False)).run(handle, threads=4)
     assert (sorted(own.found), own.most) == (sent, 4)
     assert left(tmp_path) == []
 
 
-def test_a_run_of_asyncio_that_is_cancelled_waits_for_the_calls_under_way(tmp_path: Path) -> None:
+@awaited
+async def test_a_run_of_asyncio_that_is_cancelled_waits_for_the_calls_under_way(tmp_path: Path) -> None:
     numbers(tmp_path)
     begun, ended = list[str](), list[str]()
 
@@ -384,14 +374,11 @@ def test_a_run_of_asyncio_that_is_cancelled_waits_for_the_calls_under_way(tmp_pa
         await asyncio.sleep(0.5)
         ended.append(each.message_id)
 
-    async def run() -> None:
-        running = asyncio.create_task(commitlake.AsyncConsumer(consumer(tmp_path)).run(handle, threads=2))
-        while not begun:
-            await asyncio.sleep(0.01)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-
-    asyncio.run(run())
+    running = asyncio.create_task(commitlake.AsyncConsumer(consumer(tmp_path)).run(handle, threads=2))
+    while not begun:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert sorted(begun) == sorted(ended)
     assert len(left(tmp_path)) == 20 - len(ended)

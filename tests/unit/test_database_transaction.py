@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from threading import Thread
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.support import postgres
@@ -57,38 +57,6 @@ def server() -> Iterator[postgres.Server]:
         yield found
 
 
-@pytest.fixture
-def database(server: postgres.Server) -> Iterator[Any]:
-    with psycopg.connect(server.url()) as connection:
-        connection.execute("DELETE FROM orders")
-        connection.commit()
-        yield connection
-        if not connection.closed:
-            connection.rollback()
-
-
-@pytest.fixture
-def lake() -> Lake:
-    return Lake()
-
-
-@pytest.fixture
-def producer(lake: Lake) -> Iterator[InMemoryProducer]:
-    with lake.producer(GROUP) as found:
-        yield found
-
-
-def ids(server: postgres.Server) -> list[str]:
-    with psycopg.connect(server.url()) as connection:
-        return [row[0] for row in connection.execute("SELECT id FROM orders ORDER BY id")]
-
-
-def end(lake: Lake, message: Message) -> tuple[str, str | None]:
-    assert message.transaction_id is not None
-    outcome = lake.outcome(message.transaction_id)
-    return outcome.state, outcome.reason
-
-
 def answer(server: postgres.Server, lake: Lake, message: Message) -> str | None:
     """What the rule of the coordinator decides."""
     given = {"database": f"postgresql://{server.address}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
@@ -97,26 +65,59 @@ def answer(server: postgres.Server, lake: Lake, message: Message) -> str | None:
     return judged(asked, answers(rule_of(GROUP, given, 6_000), [asked.xid])[asked.xid])[0]
 
 
+class Shop(NamedTuple):
+    """A server without orders, a connection to it, and a producer."""
+
+    server: postgres.Server
+    database: Any
+    lake: Lake
+    producer: InMemoryProducer
+
+    def begin(self) -> Any:
+        return self.producer.begin_transaction(database=self.database)
+
+    def ids(self) -> list[str]:
+        with psycopg.connect(self.server.url()) as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM orders ORDER BY id")]
+
+    def end(self, message: Message) -> tuple[str, str | None]:
+        assert message.transaction_id is not None
+        outcome = self.lake.outcome(message.transaction_id)
+        return outcome.state, outcome.reason
+
+    def answer(self, message: Message) -> str | None:
+        return answer(self.server, self.lake, message)
+
+
+@pytest.fixture
+def shop(server: postgres.Server) -> Iterator[Shop]:
+    lake = Lake()
+    with psycopg.connect(server.url()) as connection, lake.producer(GROUP) as producer:
+        connection.execute("DELETE FROM orders")
+        connection.commit()
+        yield Shop(server, connection, lake, producer)
+        if not connection.closed:
+            connection.rollback()
+
+
 @pytest.fixture(autouse=True)
 def password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
 
 
-def test_messages_become_visible_with_the_rows_of_the_block(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_messages_become_visible_with_the_rows_of_the_block(shop: Shop) -> None:
     first, second = Message("orders", "a book"), Message("points", "+2")
-    with producer.begin_transaction(database=database) as transaction:
-        database.execute(INSERT)
+    with shop.begin() as transaction:
+        shop.database.execute(INSERT)
         transaction.send(first)
         transaction.send(second)
-        assert answer(server, lake, first) is None
-        assert ids(server) == []
-    assert ids(server) == ["17"]
-    assert end(lake, first) == ("COMMITTED", "DIRECT")
-    assert [message.body for message in lake.messages("points")] == [b"+2"]
-    assert answer(server, lake, first) == answer(server, lake, second) == "COMMIT"
-    assert database.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        assert shop.answer(first) is None
+        assert shop.ids() == []
+    assert shop.ids() == ["17"]
+    assert shop.end(first) == ("COMMITTED", "DIRECT")
+    assert [message.body for message in shop.lake.messages("points")] == [b"+2"]
+    assert shop.answer(first) == shop.answer(second) == "COMMIT"
+    assert shop.database.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
 def sold_out(_: Any) -> None:
@@ -137,157 +138,116 @@ def with_a_swallowed_error(database: Any) -> None:
     ],
     ids=["an exception in the block", "a commit that the database refuses", "an error that the block has swallowed"],
 )
-def test_what_goes_wrong_in_the_block_rolls_both_back(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer, wrong: Any, error: type[Exception]
-) -> None:
+def test_what_goes_wrong_in_the_block_rolls_both_back(shop: Shop, wrong: Any, error: type[Exception]) -> None:
     message = Message("orders", "a book")
-    with pytest.raises(error), producer.begin_transaction(database=database) as transaction:
-        database.execute(INSERT)
+    with pytest.raises(error), shop.begin() as transaction:
+        shop.database.execute(INSERT)
         transaction.send(message)
-        wrong(database)
-    assert ids(server) == []
-    assert end(lake, message) == ("ROLLED_BACK", "DIRECT")
-    assert answer(server, lake, message) == "ROLLBACK"
+        wrong(shop.database)
+    assert shop.ids() == []
+    assert shop.end(message) == ("ROLLED_BACK", "DIRECT")
+    assert shop.answer(message) == "ROLLBACK"
 
 
-def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(shop: Shop) -> None:
     message = Message("orders", "a book")
-    with (
-        pytest.raises(MQClientException, match="was ended within the block"),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
+    with pytest.raises(MQClientException, match="was ended within the block"), shop.begin() as transaction:
+        shop.database.execute(INSERT)
         transaction.send(message)
-        database.commit()
-        database.execute("INSERT INTO orders VALUES ('18')")
-    assert ids(server) == ["17"]
-    assert end(lake, message) == ("COMMITTED", "DIRECT")
+        shop.database.commit()
+        shop.database.execute("INSERT INTO orders VALUES ('18')")
+    assert shop.ids() == ["17"]
+    assert shop.end(message) == ("COMMITTED", "DIRECT")
 
 
 @pytest.mark.parametrize(("ends", "rows", "state"), [("commit", ["17"], "COMMITTED"), ("rollback", [], "ROLLED_BACK")])
 @pytest.mark.parametrize("then", ["SELECT 1", "INSERT INTO orders VALUES ('18')"])
 def test_a_send_after_the_block_has_ended_the_database_is_refused(
-    server: postgres.Server,
-    database: Any,
-    lake: Lake,
-    producer: InMemoryProducer,
-    ends: str,
-    rows: list[str],
-    state: str,
-    then: str,
+    shop: Shop, ends: str, rows: list[str], state: str, then: str
 ) -> None:
     early = Message("orders", "early")
-    with (
-        pytest.raises(MQClientException, match="was ended within the block"),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
+    with pytest.raises(MQClientException, match="was ended within the block"), shop.begin() as transaction:
+        shop.database.execute(INSERT)
         transaction.send(early)
-        getattr(database, ends)()
-        database.execute(then)
+        getattr(shop.database, ends)()
+        shop.database.execute(then)
         with pytest.raises(MQClientException, match="was ended within the block"):
             transaction.send(Message("orders", "late"))
-        assert list(lake.named) == [early.message_id]
-    assert ids(server) == rows
-    assert end(lake, early) == (state, "DIRECT")
-    assert lake.pending == []
-    assert [message.body for message in lake.messages("orders")] == [b"early"] * len(rows)
+        assert list(shop.lake.named) == [early.message_id]
+    assert shop.ids() == rows
+    assert shop.end(early) == (state, "DIRECT")
+    assert shop.lake.pending == []
+    assert [message.body for message in shop.lake.messages("orders")] == [b"early"] * len(rows)
 
 
-def test_a_database_that_may_lose_what_it_commits_is_refused(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_a_database_that_may_lose_what_it_commits_is_refused(shop: Shop) -> None:
     early, late = Message("orders", "early"), Message("orders", "late")
-    with (
-        pytest.raises(MQClientException, match="synchronous_commit is off"),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute("SET LOCAL synchronous_commit TO off")
+    with pytest.raises(MQClientException, match="synchronous_commit is off"), shop.begin() as transaction:
+        shop.database.execute("SET LOCAL synchronous_commit TO off")
         transaction.send(early)
-    assert lake.pending == []
-    with (
-        pytest.raises(MQClientException, match="synchronous_commit is off"),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
+    assert shop.lake.pending == []
+    with pytest.raises(MQClientException, match="synchronous_commit is off"), shop.begin() as transaction:
+        shop.database.execute(INSERT)
         transaction.send(late)
-        database.execute("SET LOCAL synchronous_commit TO off")
-    assert ids(server) == []
-    assert end(lake, late) == ("ROLLED_BACK", "DIRECT")
+        shop.database.execute("SET LOCAL synchronous_commit TO off")
+    assert shop.ids() == []
+    assert shop.end(late) == ("ROLLED_BACK", "DIRECT")
 
 
 def test_a_connection_lost_before_its_commit_leaves_the_answer_to_the_database(
-    server: postgres.Server,
-    database: Any,
-    lake: Lake,
-    producer: InMemoryProducer,
-    caplog: pytest.LogCaptureFixture,
+    shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = Message("orders", "a book")
     caplog.set_level(logging.WARNING, logger="commitlake")
-    with (
-        pytest.raises(psycopg.OperationalError),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
+    with pytest.raises(psycopg.OperationalError), shop.begin() as transaction:
+        shop.database.execute(INSERT)
         transaction.send(message)
-        with psycopg.connect(server.url()) as other:
-            other.execute("SELECT pg_terminate_backend(%s, 10000)", (database.info.backend_pid,))
-    assert end(lake, message) == ("PENDING", None)
-    assert answer(server, lake, message) == "ROLLBACK"
+        with psycopg.connect(shop.server.url()) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 10000)", (shop.database.info.backend_pid,))
+    assert shop.end(message) == ("PENDING", None)
+    assert shop.answer(message) == "ROLLBACK"
     assert "left to its check" in caplog.text
 
 
-def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(shop: Shop) -> None:
     message = Message("orders", "a book")
 
     def terminate() -> None:
         waits = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
-        with psycopg.connect(server.url(), autocommit=True) as other:
-            wait_for(lambda: other.execute(waits, (database.info.backend_pid,)).fetchone())
-            other.execute("SELECT pg_terminate_backend(%s)", (database.info.backend_pid,))
+        with psycopg.connect(shop.server.url(), autocommit=True) as other:
+            wait_for(lambda: other.execute(waits, (shop.database.info.backend_pid,)).fetchone())
+            other.execute("SELECT pg_terminate_backend(%s)", (shop.database.info.backend_pid,))
 
-    with psycopg.connect(server.url(), autocommit=True) as admin:  # each commit waits for a replica that never comes
+    # Each commit waits for a replica that never comes.
+    with psycopg.connect(shop.server.url(), autocommit=True) as admin:
         admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         admin.execute("SELECT pg_reload_conf()")
         wait_for(lambda: admin.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
         killer = Thread(target=terminate)
         try:
-            with (
-                pytest.raises(psycopg.OperationalError),
-                producer.begin_transaction(database=database) as transaction,
-            ):
-                database.execute(INSERT)
+            with pytest.raises(psycopg.OperationalError), shop.begin() as transaction:
+                shop.database.execute(INSERT)
                 transaction.send(message)
                 killer.start()
         finally:
             admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
             admin.execute("SELECT pg_reload_conf()")
     killer.join()
-    assert ids(server) == ["17"]
-    assert end(lake, message) == ("PENDING", None)
-    assert answer(server, lake, message) == "COMMIT"
+    assert shop.ids() == ["17"]
+    assert shop.end(message) == ("PENDING", None)
+    assert shop.answer(message) == "COMMIT"
 
 
 @pytest.mark.parametrize("fault", [Fault.UNACKNOWLEDGED, Fault.LOST])
-def test_a_send_without_acknowledgement_rolls_both_back(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer, fault: Fault
-) -> None:
-    producer.fault = fault
+def test_a_send_without_acknowledgement_rolls_both_back(shop: Shop, fault: Fault) -> None:
+    shop.producer.fault = fault
     message = Message("orders", "a book")
-    with (
-        pytest.raises(MQClientException, match="may or may not be in Kafka"),
-        producer.begin_transaction(database=database) as transaction,
-    ):
-        database.execute(INSERT)
+    with pytest.raises(MQClientException, match="may or may not be in Kafka"), shop.begin() as transaction:
+        shop.database.execute(INSERT)
         with suppress(UncertainSend):
             transaction.send(message)
-    assert ids(server) == []
-    assert lake.messages("orders") == []
+    assert shop.ids() == []
+    assert shop.lake.messages("orders") == []
 
 
 @pytest.mark.parametrize(
@@ -295,48 +255,41 @@ def test_a_send_without_acknowledgement_rolls_both_back(
     [(Fault.CRASH_AFTER_HALF, [], "ROLLBACK"), (Fault.CRASH_BEFORE_DECISION, ["17"], "COMMIT")],
 )
 def test_a_process_that_dies_leaves_the_answer_to_the_database(
-    server: postgres.Server,
-    lake: Lake,
-    producer: InMemoryProducer,
-    fault: Fault,
-    rows: list[str],
-    decision: str,
+    shop: Shop, fault: Fault, rows: list[str], decision: str
 ) -> None:
-    producer.fault = fault
+    shop.producer.fault = fault
     message = Message("orders", "a book")
-    with psycopg.connect(server.url()) as gone:
+    with psycopg.connect(shop.server.url()) as gone:
         gone.execute("DELETE FROM orders")
         gone.commit()
-        with suppress(Crash), producer.begin_transaction(database=gone) as transaction:
+        with suppress(Crash), shop.producer.begin_transaction(database=gone) as transaction:
             gone.execute(INSERT)
             transaction.send(message)
         gone.close()
-    wait_for(lambda: answer(server, lake, message) == decision)
-    assert ids(server) == rows
-    assert lake.messages("orders") == []
+    wait_for(lambda: shop.answer(message) == decision)
+    assert shop.ids() == rows
+    assert shop.lake.messages("orders") == []
 
 
 @pytest.mark.parametrize("kind", ["connection", "session", "scoped_session"])
-def test_connections_and_sessions_of_sqlalchemy_do(
-    server: postgres.Server, lake: Lake, producer: InMemoryProducer, database: Any, kind: str
-) -> None:
-    engine = sqlalchemy.create_engine(server.url().replace("postgresql:", "postgresql+psycopg:"))
+def test_connections_and_sessions_of_sqlalchemy_do(shop: Shop, kind: str) -> None:
+    engine = sqlalchemy.create_engine(shop.server.url().replace("postgresql:", "postgresql+psycopg:"))
     made = {
         "connection": engine.connect,
         "session": lambda: orm.Session(engine),
         "scoped_session": lambda: orm.scoped_session(orm.sessionmaker(engine)),
     }[kind]()
     first, second = Message("orders", "a book"), Message("orders", "a pen")
-    with producer.begin_transaction(database=made) as transaction:
+    with shop.producer.begin_transaction(database=made) as transaction:
         made.execute(sqlalchemy.text(INSERT))
         transaction.send(first)
-    with pytest.raises(sqlalchemy.exc.IntegrityError), producer.begin_transaction(database=made) as transaction:
+    with pytest.raises(sqlalchemy.exc.IntegrityError), shop.producer.begin_transaction(database=made) as transaction:
         transaction.send(second)
         made.execute(sqlalchemy.text(INSERT))
     made.close()
-    assert ids(server) == ["17"]
-    assert [end(lake, message)[0] for message in (first, second)] == ["COMMITTED", "ROLLED_BACK"]
-    assert [answer(server, lake, message) for message in (first, second)] == ["COMMIT", "ROLLBACK"]
+    assert shop.ids() == ["17"]
+    assert [shop.end(message)[0] for message in (first, second)] == ["COMMITTED", "ROLLED_BACK"]
+    assert [shop.answer(message) for message in (first, second)] == ["COMMIT", "ROLLBACK"]
     assert engine.pool.checkedout() == 0
     engine.dispose()
 
@@ -456,105 +409,88 @@ LOST = "a savepoint of the database in which a message was sent was rolled back"
     ],
 )
 def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
-    server: postgres.Server,
-    database: Any,
-    lake: Lake,
-    producer: InMemoryProducer,
-    kind: str,
-    steps: Steps,
-    rows: list[str],
-    error: str | None,
+    shop: Shop, kind: str, steps: Steps, rows: list[str], error: str | None
 ) -> None:
-    client = Client(kind, server)
+    client = Client(kind, shop.server)
     if steps is failed_outside_and_rolled_back:
-        producer.fault = Fault.KAFKA_AWAY
+        shop.producer.fault = Fault.KAFKA_AWAY
     expected = nullcontext() if error is None else pytest.raises((ValueError, MQClientException), match=error)
-    with closing(client.made), expected, producer.begin_transaction(database=client.made) as transaction:
+    with closing(client.made), expected, shop.producer.begin_transaction(database=client.made) as transaction:
         steps(client, lambda: transaction.send(Message("orders", "a book")))
-    assert ids(server) == rows
-    assert bool(lake.messages("orders")) == (rows == ["17"] and error is None)
-    assert lake.pending == []
+    assert shop.ids() == rows
+    assert bool(shop.lake.messages("orders")) == (rows == ["17"] and error is None)
+    assert shop.lake.pending == []
 
 
-def test_a_send_that_is_refused_in_a_savepoint_ties_nothing_to_it(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
-    with producer.begin_transaction(database=database) as transaction:
-        database.execute(INSERT)
+def test_a_send_that_is_refused_in_a_savepoint_ties_nothing_to_it(shop: Shop) -> None:
+    with shop.begin() as transaction:
+        shop.database.execute(INSERT)
         transaction.send(Message("orders", "a book"))
-        with suppress(RefusedSend), database.transaction():
+        with suppress(RefusedSend), shop.database.transaction():
             transaction.send(Message("no topic!", "a pen"))
-    assert (ids(server), len(lake.messages("orders"))) == (["17"], 1)
+    assert (shop.ids(), len(shop.lake.messages("orders"))) == (["17"], 1)
 
 
-def test_properties_to_which_nothing_can_be_added_are_refused(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_properties_to_which_nothing_can_be_added_are_refused(shop: Shop) -> None:
     message = Message("orders", "a book")
     message.properties = MappingProxyType({"a": "b"})  # type: ignore[assignment]
-    with pytest.raises(RefusedSend, match="must be a dict"), producer.begin_transaction(database=database) as block:
-        database.execute(INSERT)
+    with pytest.raises(RefusedSend, match="must be a dict"), shop.begin() as block:
+        shop.database.execute(INSERT)
         block.send(message)
-    assert (ids(server), lake.messages("orders"), lake.pending) == ([], [], [])
+    assert (shop.ids(), shop.lake.messages("orders"), shop.lake.pending) == ([], [], [])
 
 
-def test_a_block_of_the_client_around_the_transaction(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_a_block_of_the_client_around_the_transaction(shop: Shop) -> None:
     with (
         pytest.raises(MQClientException, match=r"within a block `with connection.transaction\(\)`"),
-        database.transaction(),
+        shop.database.transaction(),
     ):
-        database.execute(INSERT)
-        producer.begin_transaction(database=database)
-    assert ids(server) == []
-    engine = sqlalchemy.create_engine(server.url().replace(":", "+psycopg:", 1))
-    with engine.begin() as connection, producer.begin_transaction(database=connection) as transaction:
+        shop.database.execute(INSERT)
+        shop.begin()
+    assert shop.ids() == []
+    engine = sqlalchemy.create_engine(shop.server.url().replace(":", "+psycopg:", 1))
+    with engine.begin() as connection, shop.producer.begin_transaction(database=connection) as transaction:
         connection.execute(sqlalchemy.text(INSERT))
         transaction.send(Message("orders", "a book"))
     with (  # SQLAlchemy itself refuses to begin within
         pytest.raises(sqlalchemy.exc.InvalidRequestError),
         engine.connect() as connection,
-        producer.begin_transaction(database=connection),
+        shop.producer.begin_transaction(database=connection),
         connection.begin(),
     ):
         pass
     engine.dispose()
-    assert (ids(server), len(lake.messages("orders"))) == (["17"], 1)
+    assert (shop.ids(), len(shop.lake.messages("orders"))) == (["17"], 1)
 
 
 def test_a_message_made_of_a_received_one_does_not_name_its_transaction() -> None:
     assert Message("orders", "a copy", properties={TRANSACTION: "7391/1/745", "shop": "1"}).properties == {"shop": "1"}
 
 
-def test_other_connections_are_refused(server: postgres.Server, producer: InMemoryProducer, database: Any) -> None:
+def test_other_connections_are_refused(shop: Shop) -> None:
     with pytest.raises(MQClientException, match=r"database= is a builtins.str; allowed are a connection of psycopg 3"):
-        producer.begin_transaction(database=server.url())
-    database.autocommit = True
+        shop.producer.begin_transaction(database=shop.server.url())
+    shop.database.autocommit = True
     with pytest.raises(MQClientException, match="autocommit on"):
-        producer.begin_transaction(database=database)
+        shop.begin()
 
 
-def test_a_block_without_messages_ends_the_database_alone(
-    server: postgres.Server, database: Any, producer: InMemoryProducer
-) -> None:
-    with producer.begin_transaction(database=database):
-        database.execute(INSERT)
-    with suppress(ValueError), producer.begin_transaction(database=database):
-        database.execute("INSERT INTO orders VALUES ('18')")
+def test_a_block_without_messages_ends_the_database_alone(shop: Shop) -> None:
+    with shop.begin():
+        shop.database.execute(INSERT)
+    with suppress(ValueError), shop.begin():
+        shop.database.execute("INSERT INTO orders VALUES ('18')")
         raise ValueError
-    assert ids(server) == ["17"]
+    assert shop.ids() == ["17"]
 
 
-def test_no_other_transaction_gets_the_id_of_one_that_a_crash_of_the_server_has_ended(
-    lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_no_other_transaction_gets_the_id_of_one_that_a_crash_of_the_server_has_ended(shop: Shop) -> None:
     with postgres.cluster() as crashing:
         messages = []
         for savepoint in (False, True):
             with psycopg.connect(crashing.url()) as database:
                 message = Message("orders", "a book")
-                transaction = producer.begin_transaction(database=database)
+                transaction = shop.producer.begin_transaction(database=database)
                 if savepoint:
                     database.execute("SAVEPOINT here")
                 transaction.send(message)
@@ -565,17 +501,15 @@ def test_no_other_transaction_gets_the_id_of_one_that_a_crash_of_the_server_has_
             with psycopg.connect(crashing.url(), autocommit=True) as other:
                 for _ in range(20):
                     other.execute("SELECT pg_logical_emit_message(true, '', '')")
-        assert [answer(crashing, lake, each) for each in messages] == ["ROLLBACK", "ROLLBACK"]
+        assert [answer(crashing, shop.lake, each) for each in messages] == ["ROLLBACK", "ROLLBACK"]
 
 
-def test_a_replica_answers_nothing_and_neither_does_one_that_was_promoted(
-    server: postgres.Server, database: Any, lake: Lake, producer: InMemoryProducer
-) -> None:
+def test_a_replica_answers_nothing_and_neither_does_one_that_was_promoted(shop: Shop) -> None:
     message = Message("orders", "a book")
-    with producer.begin_transaction(database=database) as transaction:
+    with shop.begin() as transaction:
         transaction.send(message)
-    with postgres.cluster(server.address) as replica:
-        assert answer(replica, lake, message) is None
+    with postgres.cluster(shop.server.address) as replica:
+        assert answer(replica, shop.lake, message) is None
         replica.promote()
-        assert answer(replica, lake, message) is None
-        assert answer(server, lake, message) == "COMMIT"
+        assert answer(replica, shop.lake, message) is None
+        assert shop.answer(message) == "COMMIT"

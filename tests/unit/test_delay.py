@@ -18,19 +18,6 @@ def parse(**headers: str) -> Delay | None:
 
 
 @pytest.mark.parametrize(
-    ("level", "ms"), [("500ms", 500), ("1s", 1_000), ("2m", 120_000), ("2h", 7_200_000), ("40d", 40 * DAY)]
-)
-def test_a_level_is_a_number_with_a_unit(level: str, ms: int) -> None:
-    assert delay.level_ms(level) == ms
-
-
-@pytest.mark.parametrize("level", ["", "5", "s", "1.5s", "-1s", "1w"])
-def test_anything_else_is_no_level(level: str) -> None:
-    with pytest.raises(RecordError):
-        delay.level_ms(level)
-
-
-@pytest.mark.parametrize(
     ("headers", "expected"),
     [
         ({}, None),

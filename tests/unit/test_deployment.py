@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,24 @@ def test_the_parameters_of_a_job_of_the_bundle_are_those_of_the_command(name: st
     command, *arguments = task["python_wheel_task"]["parameters"]
     group: Any = get_command(app)
     assert group.commands[command].make_context(command, list(arguments)).params["conf"] == "${var.conf}"
+
+
+def test_the_unit_of_systemd_is_one_and_starts_a_command(tmp_path: Path) -> None:
+    from typer.main import get_command
+
+    from commitlake.tools.cli.app import app
+
+    text = (ROOT / "conf" / "systemd" / "commitlake.service").read_text()
+    (line,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
+    program, command, *arguments = line.split()
+    group: Any = get_command(app)
+    assert group.commands[command].make_context(command, arguments).params["standby"]
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not on this machine")
+    unit = tmp_path / "commitlake.service"
+    unit.write_text(text.replace(program, sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("tag", "code"), [(f"v{commitlake.__version__}", 0), (commitlake.__version__, 1), ("v9.9", 1)])

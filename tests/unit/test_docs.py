@@ -15,6 +15,7 @@ import pytest
 import commitlake
 from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer
 from commitlake.config.keys import KEYS
+from commitlake.protocol import version
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
@@ -29,13 +30,9 @@ SOURCES = (
 CONTRACT = (ROOT / "docs" / "contract.md").read_text()
 
 
-def each(document: Path) -> str:
-    return document.name
-
-
-def spans(document: Path) -> set[str]:
-    """What is between backticks."""
-    return set(re.findall(r"`([^`\n]+)`", PROSE[document]))
+def named() -> list[tuple[str, str]]:
+    """Each document's name, and what is between backticks in it."""
+    return [(path.name, span) for path, text in PROSE.items() for span in re.findall(r"`([^`\n]+)`", text)]
 
 
 def anchors(document: Path) -> set[str]:
@@ -43,11 +40,11 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("document", sorted((ROOT / "docs").rglob("*.md")), ids=each)
-def test_keys_tables_and_vectors_in_a_document_are_those_of_the_code(document: Path) -> None:
+def test_keys_tables_and_vectors_in_a_document_are_those_of_the_code() -> None:
     parts = runpy.run_path(str(ROOT / "docs" / "parts.py"))
-    text = document.read_text()
-    assert parts["rendered"](text) == text, "run .venv/bin/python docs/parts.py"
+    texts = {path.name: path.read_text() for path in (ROOT / "docs").rglob("*.md")}
+    differ = [name for name, text in texts.items() if parts["rendered"](text) != text]
+    assert differ == [], "run .venv/bin/python docs/parts.py"
 
 
 def test_every_key_table_and_vector_is_in_a_document() -> None:
@@ -59,40 +56,39 @@ def test_every_key_table_and_vector_is_in_a_document() -> None:
     assert set(re.findall(r"<!-- vector (\w+) -->", CONTRACT)) == vectors
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
-def test_links_lead_to_files_and_titles_that_exist(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", PROSE[document]):
+def test_links_lead_to_files_and_titles_that_exist() -> None:
+    links = [(document, target) for document in DOCUMENTS for target in re.findall(r"\]\(([^)]+)\)", PROSE[document])]
+    for document, target in links:
         if target.startswith("https://"):
             continue
         name, _, anchor = target.partition("#")
         path = (document.parent / name).resolve() if name else document
-        assert path.exists(), target
-        assert not anchor or anchor in anchors(path), target
+        assert path.exists(), (document, target)
+        assert not anchor or anchor in anchors(path), (document, target)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
-def test_paths_that_a_document_names_exist(document: Path) -> None:
+def test_paths_that_a_document_names_exist() -> None:
     tops = ("conf", "docs", "jobs", "lib", "notebooks", "tests")
-    for span in spans(document):
+    for document, span in named():
         words = [word.strip("./") if word.startswith("./") else word for word in span.split()]
         for word in words:
             if re.fullmatch(rf"({'|'.join(tops)})/[\w./-]*|[\w-]+\.(sh|toml)", word):
-                assert (ROOT / word).exists(), word
+                assert (ROOT / word).exists(), (document, word)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
-def test_names_in_capitals_that_a_document_uses_are_names_of_the_code(document: Path) -> None:
+def test_names_in_capitals_that_a_document_uses_are_names_of_the_code() -> None:
     of_others = {"OPTIMIZE", "TRANSACTION_ID"}  # Delta's command, a placeholder
-    names = {span for span in spans(document) if re.fullmatch(r"[A-Z_]{4,}", span)} - of_others
-    assert {name for name in names if not re.search(rf"\b{name}\b", SOURCES)} == set()
+    words = of_others | set(re.findall(r"\b[A-Z_]{4,}\b", SOURCES))
+    assert [
+        (document, span) for document, span in named() if re.fullmatch(r"[A-Z_]{4,}", span) and span not in words
+    ] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=each)
-def test_configuration_keys_that_a_document_names_exist(document: Path) -> None:
+def test_configuration_keys_that_a_document_names_exist() -> None:
     names = {key.name for key in KEYS}
     sections = "|".join({name.split(".")[0] for name in names if "." in name})
-    named = {span for span in spans(document) if re.fullmatch(rf"({sections})\.[a-z_]+", span)}
-    assert named <= names
+    wanted = [(document, span) for document, span in named() if re.fullmatch(rf"({sections})\.[a-z_]+", span)]
+    assert [(document, span) for document, span in wanted if span not in names] == []
 
 
 def test_every_state_and_reason_is_explained_in_the_contract() -> None:
@@ -198,3 +194,7 @@ def test_a_version_is_one_of_development_until_the_changelog_has_a_section_for_i
     version = commitlake.__version__
     assert unreleased == "Unreleased"
     assert version == newest or (".dev" in version and version > newest)
+
+
+def test_the_contract_has_the_version_that_a_start_writes_down() -> None:
+    assert CONTRACT.startswith(f"# The contract (version {version.CONTRACT})\n")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,13 +21,14 @@ from typer.testing import CliRunner
 
 from commitlake.config import from_mapping
 from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE
+from commitlake.coordinator.metrics.server import serving
 from commitlake.errors import ConfigError
 from commitlake.reading.questions import liveness
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.questions.transactions import Wanted
 from commitlake.reading.table import file_time_ms
 from commitlake.tools import doctor
-from commitlake.tools.cli import bulk
+from commitlake.tools.cli import bulk, health
 from commitlake.tools.cli.app import app
 
 HOLDER = """
@@ -51,24 +56,69 @@ def warehouse(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def coordinator(warehouse: Path) -> doctor.Diagnosis:
-    conf = from_mapping({"warehouse": str(warehouse)})
+def coordinator(warehouse: Path, **settings: object) -> doctor.Diagnosis:
+    conf = from_mapping({"warehouse": str(warehouse), **settings})
     with opened(conf.warehouse) as tables:
         return doctor._coordinator(tables, conf)
 
 
 def test_a_coordinator_that_runs_is_well_and_a_killed_one_is_not(warehouse: Path) -> None:
-    lock = str(warehouse / JVM_LOCK)
-    with subprocess.Popen([sys.executable, "-c", HOLDER, lock], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with held(warehouse):
         found = [coordinator(warehouse) for _ in range(2)]  # asking takes and frees nothing
-        holder.kill()
     assert [(each.is_well, each.detail) for each in found] == [(True, "epoch 2 on h, pid 8, version 1")] * 2
     ended = coordinator(warehouse)
     assert not ended.is_well
     told = "none runs; the last one was epoch 2 on h, pid 8, version 1, seen last at 2026-01-01T12:05:00Z; start one"
     assert ended.detail == told
+
+
+@contextmanager
+def held(warehouse: Path) -> Iterator[None]:
+    """A coordinator's JVM holds the warehouse."""
+    command = [sys.executable, "-c", HOLDER, str(warehouse / JVM_LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield
+        holder.kill()
+
+
+@pytest.mark.parametrize(
+    ("host", "wrong", "told"),
+    [
+        ("here", None, ""),
+        ("here", "no round for 61 s", "; no round for 61 s; its log says more"),
+        (
+            "here",
+            "hangs",
+            r"; its /healthz at 127.0.0.1:\d+ does not answer \(timed out\); is it still starting\? If not, ",
+        ),
+        ("another", "hangs", ""),  # its loopback address is not this machine's
+    ],
+)
+def test_a_coordinator_that_runs_is_asked_how_it_is(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, host: str, wrong: str | None, told: str
+) -> None:
+    """One under SIGSTOP holds its lock, and the system takes connections for it."""
+    monkeypatch.setattr(doctor, "_HEALTH_S", 0.5)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(socket, "gethostname", lambda: "h" if host == "here" else host)
+    with socket.create_server(("127.0.0.1", 0)) as silent, serving("127.0.0.1", 0, tuple, lambda: wrong) as answering:
+        port = silent.getsockname()[1] if wrong == "hangs" else answering
+        with held(warehouse):
+            found = coordinator(warehouse, **{"metrics.port": port})
+    assert found.is_well == (not told)
+    assert re.match(f"epoch 2 on h, pid 8, version 1{told}", found.detail), found.detail
+
+
+def test_the_verdict_comes_first(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    well, wrong = doctor.Diagnosis("disk", True, ""), doctor.Diagnosis("kafka", False, "")
+    assert doctor.verdict([well]) == doctor.Diagnosis("verdict", True, "all is well")
+    assert doctor.verdict([well, wrong]).detail == "1 of 2 needs a look: kafka"
+    assert health.doctor(from_mapping({"warehouse": str(warehouse / "none")}), as_json=False) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "LOOK  verdict      1 of 1 needs a look: tables"
+    assert second.startswith("LOOK  tables       warehouse: the directory ")
 
 
 def test_a_warehouse_that_is_not_there_is_one_finding(tmp_path: Path) -> None:

@@ -91,8 +91,9 @@ def test_a_time_out_longer_than_kafkas_clients_can_count_is_refused() -> None:
 
 
 def test_a_delay_level_has_a_unit_as_producers_in_other_languages_read_it() -> None:
-    with pytest.raises(ConfigError, match=r"delay.levels: .* a list of durations"):
-        from_mapping({"delay.levels": ["1s", "5"]})
+    for level in ("", "5", "s", "1.5s", "-1s", "1w"):
+        with pytest.raises(ConfigError, match=r"delay.levels: .* a list of durations"):
+            from_mapping({"delay.levels": ["1s", level]})
 
 
 def test_a_consumer_takes_all_of_them(tmp_path: Path) -> None:

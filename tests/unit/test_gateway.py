@@ -102,7 +102,7 @@ def test_a_half_message_whose_client_has_gone_is_rolled_back() -> None:
     kafka = Kafka()
     send, is_out, sent = kafka.engine.send, threading.Event(), []
 
-    def slow(topic: str, queue: int, record: Any, timeout_ms: int) -> Any:
+    def slow(topic: str, queue: Any, record: Any, timeout_ms: int) -> Any:
         is_out.set()
         sent.append(topic)
         time.sleep(0.5)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.support.awaited import awaited
 from tests.support.gateway_in_memory import Kafka
 
 from commitlake.clients.gateway import checks as module
@@ -57,97 +58,85 @@ CHECK = CheckRecord(
 
 
 @pytest.mark.parametrize(("has_checker", "ops"), [(True, [("UNKNOWN", "0-5-0-1")]), (False, [])])
-def test_silence_says_unknown_only_of_a_producer_that_has_a_checker(
+@awaited
+async def test_silence_says_unknown_only_of_a_producer_that_has_a_checker(
     monkeypatch: pytest.MonkeyPatch, has_checker: bool, ops: list[tuple[str, str]]
 ) -> None:
-    async def work() -> None:
-        asked = Asked(monkeypatch)
-        asked.connect("a", has_checker=has_checker)
-        await asked.ask()
-        assert (asked.ops(), asked.outcomes, len(asked.told)) == (ops, [None], 1)
-
-    asyncio.run(work())
+    asked = Asked(monkeypatch)
+    asked.connect("a", has_checker=has_checker)
+    await asked.ask()
+    assert (asked.ops(), asked.outcomes, len(asked.told)) == (ops, [None], 1)
 
 
-def test_an_unknown_that_kafka_does_not_take_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        asked = Asked(monkeypatch)
-        asked.connect("a", has_checker=True)
-        asked.kafka.engine.fault = Fault.DECISION_LOST
-        await asked.ask()
-        assert [type(error) for error in asked.outcomes] == [UncertainSend]
-
-    asyncio.run(work())
+@awaited
+async def test_an_unknown_that_kafka_does_not_take_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    asked.connect("a", has_checker=True)
+    asked.kafka.engine.fault = Fault.DECISION_LOST
+    await asked.ask()
+    assert [type(error) for error in asked.outcomes] == [UncertainSend]
 
 
-def test_who_has_a_checker_is_asked_first_and_the_others_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        asked = Asked(monkeypatch)
-        for name in "abcd":
-            asked.connect(name, has_checker=name == "c")
-        await asked.ask()
-        assert asked.told[0][0] == "c"
-        assert len({name for name, _ in asked.told}) == 3
-
-    asyncio.run(work())
+@awaited
+async def test_who_has_a_checker_is_asked_first_and_the_others_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    for name in "abcd":
+        asked.connect(name, has_checker=name == "c")
+    await asked.ask()
+    assert asked.told[0][0] == "c"
+    assert len({name for name, _ in asked.told}) == 3
 
 
-def test_an_answer_ends_the_question_and_one_that_came_twice_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        asked = Asked(monkeypatch, answer_s=30)
-        asked.connect("a")
-        first = asyncio.create_task(asked.ask())
-        await asyncio.sleep(0)
-        await asked.ask()
-        assert asked.outcomes == []
-        (command,) = [command for _, command in asked.told]
-        handle = command.recover_orphaned_transaction_command.transaction_id
-        asked.checks.answered(TransactionHandle.parse(handle))
-        await asyncio.wait_for(first, 5)
-        assert (asked.outcomes, asked.ops()) == ([None, None], [])
-
-    asyncio.run(work())
-
-
-def test_when_a_producer_goes_another_is_asked_and_then_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        asked = Asked(monkeypatch, answer_s=30)
-        sessions = {name: asked.connect(name) for name in "ab"}
-        question = asyncio.create_task(asked.ask())
-        for _ in sessions:
-            await asyncio.sleep(0.05)
-            asked.checks.leave(sessions[asked.told[-1][0]])
-        await asyncio.wait_for(question, 5)
-        assert {name for name, _ in asked.told} == {"a", "b"}
-        assert (asked.outcomes, asked.ops()) == ([None], [])
-        await asked.checks.close()
-
-    asyncio.run(work())
+@awaited
+async def test_an_answer_ends_the_question_and_one_that_came_twice_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Asked(monkeypatch, answer_s=30)
+    asked.connect("a")
+    first = asyncio.create_task(asked.ask())
+    await asyncio.sleep(0)
+    await asked.ask()
+    assert asked.outcomes == []
+    (command,) = [command for _, command in asked.told]
+    handle = command.recover_orphaned_transaction_command.transaction_id
+    asked.checks.answered(TransactionHandle.parse(handle))
+    await asyncio.wait_for(first, 5)
+    assert (asked.outcomes, asked.ops()) == ([None, None], [])
 
 
-def test_who_does_not_read_is_passed_over_and_its_silence_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        asked = Asked(monkeypatch)
-        slow = asked.connect("slow", has_checker=True)
-        slow.ask = lambda command: False  # type: ignore[method-assign]
-        await asked.ask()
-        assert (asked.ops(), asked.outcomes) == ([], [None])
-        asked.connect("b")
-        await asked.ask()
-        assert [name for name, _ in asked.told] == ["b"]
+@awaited
+async def test_when_a_producer_goes_another_is_asked_and_then_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch, answer_s=30)
+    sessions = {name: asked.connect(name) for name in "ab"}
+    question = asyncio.create_task(asked.ask())
+    for _ in sessions:
+        await asyncio.sleep(0.05)
+        asked.checks.leave(sessions[asked.told[-1][0]])
+    await asyncio.wait_for(question, 5)
+    assert {name for name, _ in asked.told} == {"a", "b"}
+    assert (asked.outcomes, asked.ops()) == ([None], [])
+    await asked.checks.close()
 
-    asyncio.run(work())
+
+@awaited
+async def test_who_does_not_read_is_passed_over_and_its_silence_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    slow = asked.connect("slow", has_checker=True)
+    slow.ask = lambda command: False  # type: ignore[method-assign]
+    await asked.ask()
+    assert (asked.ops(), asked.outcomes) == ([], [None])
+    asked.connect("b")
+    await asked.ask()
+    assert [name for name, _ in asked.told] == ["b"]
 
 
-def test_one_client_does_not_take_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        asked = Asked(monkeypatch)
-        monkeypatch.setattr(module, "MOST_OF_SESSION", 3)
-        first, other = asked.connect("a"), asked.connect("b")
-        for _ in range(2):  # to be there already takes no place
-            for number in range(5):
-                asked.checks.join(first, f"group-{number}")
-        asked.checks.join(other, "group-4")
-        assert set(asked.checks._groups) == {"orders", "group-0", "group-1", "group-4"}
-
-    asyncio.run(work())
+@awaited
+async def test_one_client_does_not_take_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    monkeypatch.setattr(module, "MOST_OF_SESSION", 3)
+    first, other = asked.connect("a"), asked.connect("b")
+    for _ in range(2):  # to be there already takes no place
+        for number in range(5):
+            asked.checks.join(first, f"group-{number}")
+    asked.checks.join(other, "group-4")
+    assert set(asked.checks._groups) == {"orders", "group-0", "group-1", "group-4"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.awaited import awaited
 from tests.support.gateway_consuming import ConsumerCalls, attempt, calls, handle, ids, outcomes, run
 from tests.support.gateway_in_memory import CLIENT, Kafka, code
 from tests.support.topic_table import message, write
@@ -53,184 +54,155 @@ def test_a_message_comes_with_all_that_it_has(tmp_path: Path) -> None:
     assert own.store_timestamp.ToMilliseconds() == 1_767_225_600_007
 
 
-def test_what_is_acknowledged_is_done_and_does_not_come_again(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            got = await client.receive_all(3)
-            assert await client.ack(*got) == ["OK"] * 4
-        async with calls(warehouse) as client:
-            (nothing,) = await client.answers(wait_s=2)
-            assert code(nothing) == "MESSAGE_NOT_FOUND"
-
-    run(work())
+@awaited
+async def test_what_is_acknowledged_is_done_and_does_not_come_again(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        got = await client.receive_all(3)
+        assert await client.ack(*got) == ["OK"] * 4
+    async with calls(warehouse) as client:
+        (nothing,) = await client.answers(wait_s=2)
+        assert code(nothing) == "MESSAGE_NOT_FOUND"
     assert outcomes(warehouse) == [(f"m{n}", "DONE", 1) for n in range(3)]
 
 
-def test_each_group_gets_all_messages_and_its_clients_share_them(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            second = ConsumerCalls(client.stub, OTHER)
-            mine, theirs = await asyncio.gather(client.receive(most=1), second.receive(most=1))
-            rest = await client.receive_all(1)
-            assert {ids(each) for each in mine + theirs + rest} == {"m0", "m1", "m2"}
-            logistics = ConsumerCalls(client.stub, group="logistics")
-            assert len(await logistics.receive_all(3)) == 3
-
-    run(work())
+@awaited
+async def test_each_group_gets_all_messages_and_its_clients_share_them(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        second = ConsumerCalls(client.stub, OTHER)
+        mine, theirs = await asyncio.gather(client.receive(most=1), second.receive(most=1))
+        rest = await client.receive_all(1)
+        assert {ids(each) for each in mine + theirs + rest} == {"m0", "m1", "m2"}
+        logistics = ConsumerCalls(client.stub, group="logistics")
+        assert len(await logistics.receive_all(3)) == 3
 
 
-def test_a_call_waits_for_the_next_message(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            await client.ack(*await client.receive_all(3))
-            waiting = asyncio.create_task(client.receive(wait_s=20))
-            await asyncio.sleep(0.3)
-            assert not waiting.done()
-            await asyncio.to_thread(write, warehouse, "orders", [message(9)])
-            assert [ids(each) for each in await waiting] == ["m9"]
-
-    run(work())
+@awaited
+async def test_a_call_waits_for_the_next_message(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        await client.ack(*await client.receive_all(3))
+        waiting = asyncio.create_task(client.receive(wait_s=20))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        await asyncio.to_thread(write, warehouse, "orders", [message(9)])
+        assert [ids(each) for each in await waiting] == ["m9"]
 
 
-def test_a_call_ends_in_time_for_its_client_to_hear_of_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with calls(tmp_path / "empty") as client:
-            begun = time.monotonic()
-            request = s.ReceiveMessageRequest(
-                group=client.names["group"], message_queue={"topic": client.names["topic"]}, batch_size=1,
-                auto_renew=True,
-            )  # fmt: skip
-            call = client.stub.ReceiveMessage(request, metadata=CLIENT, timeout=2)
-            assert [code(answer) async for answer in call] == ["MESSAGE_NOT_FOUND"]
-            assert 1 < time.monotonic() - begun < 2
-
-    run(work())
+@awaited
+async def test_a_call_ends_in_time_for_its_client_to_hear_of_it(tmp_path: Path) -> None:
+    async with calls(tmp_path / "empty") as client:
+        begun = time.monotonic()
+        request = s.ReceiveMessageRequest(
+            group=client.names["group"], message_queue={"topic": client.names["topic"]}, batch_size=1,
+            auto_renew=True,
+        )  # fmt: skip
+        call = client.stub.ReceiveMessage(request, metadata=CLIENT, timeout=2)
+        assert [code(answer) async for answer in call] == ["MESSAGE_NOT_FOUND"]
+        assert 1 < time.monotonic() - begun < 2
 
 
-def test_what_is_not_acknowledged_in_time_comes_again_and_its_handle_is_good_no_more(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            first = await client.receive_all(3, hidden_s=1)
-            again = await client.receive_all(3)
-            assert sorted(map(ids, again)) == ["m0", "m1", "m2"]
-            assert {attempt(each) for each in again} == {2}
-            assert await client.ack(first[0]) == ["INVALID_RECEIPT_HANDLE"] * 2
-            assert await client.ack(again[0], first[0]) == ["MULTIPLE_RESULTS", "OK", "INVALID_RECEIPT_HANDLE"]
-
-    run(work())
+@awaited
+async def test_what_is_not_acknowledged_in_time_comes_again_and_its_handle_is_good_no_more(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        first = await client.receive_all(3, hidden_s=1)
+        again = await client.receive_all(3)
+        assert sorted(map(ids, again)) == ["m0", "m1", "m2"]
+        assert {attempt(each) for each in again} == {2}
+        assert await client.ack(first[0]) == ["INVALID_RECEIPT_HANDLE"] * 2
+        assert await client.ack(again[0], first[0]) == ["MULTIPLE_RESULTS", "OK", "INVALID_RECEIPT_HANDLE"]
 
 
-def test_a_longer_duration_gives_another_handle(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            (got,) = await client.receive(most=1, hidden_s=0.8)
-            changed, new = await client.change(got, 30)
-            assert (changed, new != handle(got)) == ("OK", True)
-            assert await client.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
-            await asyncio.sleep(1)
-            got.system_properties.receipt_handle = new
-            assert await client.ack(got) == ["OK", "OK"]
-            assert await client.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
-            assert await client.change(got, 30) == ("INVALID_RECEIPT_HANDLE", "")
-
-    run(work())
+@awaited
+async def test_a_longer_duration_gives_another_handle(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        (got,) = await client.receive(most=1, hidden_s=0.8)
+        changed, new = await client.change(got, 30)
+        assert (changed, new != handle(got)) == ("OK", True)
+        assert await client.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
+        await asyncio.sleep(1)
+        got.system_properties.receipt_handle = new
+        assert await client.ack(got) == ["OK", "OK"]
+        assert await client.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
+        assert await client.change(got, 30) == ("INVALID_RECEIPT_HANDLE", "")
     assert [state for _, state, _ in outcomes(warehouse)] == ["DONE"]
 
 
-def test_a_shorter_duration_lets_it_come_sooner(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            await client.ack(*(await client.receive_all(3))[1:])
-            async with calls(warehouse, group="other") as other:
-                (got,) = await other.receive(most=1, hidden_s=600)
-                assert (await other.change(got, 0.5))[0] == "OK"
-                again = await other.receive_all(3)
-                assert [attempt(each) for each in again if ids(each) == ids(got)] == [2]
-
-    run(work())
+@awaited
+async def test_a_shorter_duration_lets_it_come_sooner(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        await client.ack(*(await client.receive_all(3))[1:])
+        async with calls(warehouse, group="other") as other:
+            (got,) = await other.receive(most=1, hidden_s=600)
+            assert (await other.change(got, 0.5))[0] == "OK"
+            again = await other.receive_all(3)
+            assert [attempt(each) for each in again if ids(each) == ids(got)] == [2]
 
 
-def test_a_handle_is_good_only_for_its_topic_group_and_gateway(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client, Kafka(warehouse=str(warehouse)).stub() as other:
-            (got,) = await client.receive(most=1)
-            for stranger in (
-                ConsumerCalls(client.stub, group="logistics"), ConsumerCalls(client.stub, topic="bills"),
-                ConsumerCalls(other),
-            ):  # fmt: skip
-                assert await stranger.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
-                assert await stranger.give_up(got) == "INVALID_RECEIPT_HANDLE"
-            assert await client.ack(got) == ["OK", "OK"]
-
-    run(work())
+@awaited
+async def test_a_handle_is_good_only_for_its_topic_group_and_gateway(warehouse: Path) -> None:
+    async with calls(warehouse) as client, Kafka(warehouse=str(warehouse)).stub() as other:
+        (got,) = await client.receive(most=1)
+        for stranger in (
+            ConsumerCalls(client.stub, group="logistics"), ConsumerCalls(client.stub, topic="bills"),
+            ConsumerCalls(other),
+        ):  # fmt: skip
+            assert await stranger.ack(got) == ["INVALID_RECEIPT_HANDLE"] * 2
+            assert await stranger.give_up(got) == "INVALID_RECEIPT_HANDLE"
+        assert await client.ack(got) == ["OK", "OK"]
 
 
-def test_what_a_push_consumer_could_not_consume_comes_again_later(warehouse: Path) -> None:
+@awaited
+async def test_what_a_push_consumer_could_not_consume_comes_again_later(warehouse: Path) -> None:
     """It is written at once: it does not depend on this gateway any more."""
-
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            got = await client.receive_all(3, hidden_s=None)
-            assert (await client.change(got[0], 1))[0] == "OK"
-            assert await client.ack(got[0]) == ["INVALID_RECEIPT_HANDLE"] * 2
-            assert await client.ack(*got[1:]) == ["OK"] * 3
-            (again,) = await client.receive_all(1, hidden_s=None)
-            assert (ids(again), attempt(again)) == (ids(got[0]), 2)
-
-    run(work())
+    async with calls(warehouse) as client:
+        got = await client.receive_all(3, hidden_s=None)
+        assert (await client.change(got[0], 1))[0] == "OK"
+        assert await client.ack(got[0]) == ["INVALID_RECEIPT_HANDLE"] * 2
+        assert await client.ack(*got[1:]) == ["OK"] * 3
+        (again,) = await client.receive_all(1, hidden_s=None)
+        assert (ids(again), attempt(again)) == (ids(got[0]), 2)
 
 
-def test_a_push_consumer_that_knows_no_pauses_gets_what_it_could_not_consume_after_the_pause(
+@awaited
+async def test_a_push_consumer_that_knows_no_pauses_gets_what_it_could_not_consume_after_the_pause(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of RocketMQ's client for Node, which asks for no duration at all."""
     monkeypatch.setattr(deliveries, "PAUSES", ("1s", "2s"))
-
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            got = await client.receive_all(3, hidden_s=None)
-            assert await client.ack(*got[1:]) == ["OK"] * 3
-            begun = time.monotonic()
-            assert (await client.change(got[0], 0))[0] == "OK"
-            (again,) = await client.receive_all(1, hidden_s=None)
-            assert (ids(again), attempt(again)) == (ids(got[0]), 2)
-            assert time.monotonic() - begun >= 1
-
-    run(work())
+    async with calls(warehouse) as client:
+        got = await client.receive_all(3, hidden_s=None)
+        assert await client.ack(*got[1:]) == ["OK"] * 3
+        begun = time.monotonic()
+        assert (await client.change(got[0], 0))[0] == "OK"
+        (again,) = await client.receive_all(1, hidden_s=None)
+        assert (ids(again), attempt(again)) == (ids(got[0]), 2)
+        assert time.monotonic() - begun >= 1
 
 
-def test_what_a_simple_consumer_wants_hidden_no_longer_comes_at_once(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            (got,) = await client.receive(most=1)
-            assert (await client.change(got, 0))[0] == "OK"
-            again = await client.receive_all(3)
-            assert {ids(each): attempt(each) for each in again}[ids(got)] == 2
-
-    run(work())
+@awaited
+async def test_what_a_simple_consumer_wants_hidden_no_longer_comes_at_once(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        (got,) = await client.receive(most=1)
+        assert (await client.change(got, 0))[0] == "OK"
+        again = await client.receive_all(3)
+        assert {ids(each): attempt(each) for each in again}[ids(got)] == 2
 
 
-def test_after_the_last_attempt_it_is_a_dead_letter(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_after_the_last_attempt_it_is_a_dead_letter(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "MOST_ATTEMPTS", 2)
-
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            for _ in range(2):
-                for got in await client.receive_all(3, hidden_s=None):
-                    await client.change(got, 0.01)
-            assert await client.receive(wait_s=2) == []
-
-    run(work())
+    async with calls(warehouse) as client:
+        for _ in range(2):
+            for got in await client.receive_all(3, hidden_s=None):
+                await client.change(got, 0.01)
+        assert await client.receive(wait_s=2) == []
     assert [each for each in outcomes(warehouse) if each[1] == "DEAD"] == [(f"m{n}", "DEAD", 2) for n in range(3)]
 
 
-def test_a_dead_letter_by_request(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            got = await client.receive_all(3)
-            assert [await client.give_up(each) for each in got] == ["OK"] * 3
-
-    run(work())
+@awaited
+async def test_a_dead_letter_by_request(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        got = await client.receive_all(3)
+        assert [await client.give_up(each) for each in got] == ["OK"] * 3
     assert outcomes(warehouse) == [(f"m{n}", "DEAD", 1) for n in range(3)]
 
 
@@ -285,7 +257,8 @@ def test_what_can_not_be_received_is_refused(warehouse: Path, change: dict[str, 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_message_that_its_client_can_not_get_holds_no_other_up(
+@awaited
+async def test_a_message_that_its_client_can_not_get_holds_no_other_up(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """gRPC's own limit of a client is 4 MiB, and a message may have so much."""
@@ -293,23 +266,19 @@ def test_a_message_that_its_client_can_not_get_holds_no_other_up(
     monkeypatch.setattr(deliveries, "MOST_ATTEMPTS", 3)
     large = [message(n, queue=n % 2, body=b"x" * (4 << 20)) for n in range(4, 4 + count)]
     write(warehouse, "orders", [*large, message(9)])
-
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            done: list[str] = []
-            for _ in range(60):
-                try:
-                    got = await client.receive(wait_s=8, hidden_s=5)  # a write may succeed all the same
-                except grpc.aio.AioRpcError as error:
-                    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-                    continue
-                if not got:
-                    break
-                await client.ack(*got)
-                done += map(ids, got)
-            assert sorted(done) == ["m0", "m1", "m2", "m9"]
-
-    run(work())
+    async with calls(warehouse) as client:
+        done: list[str] = []
+        for _ in range(60):
+            try:
+                got = await client.receive(wait_s=8, hidden_s=5)  # a write may succeed all the same
+            except grpc.aio.AioRpcError as error:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+                continue
+            if not got:
+                break
+            await client.ack(*got)
+            done += map(ids, got)
+        assert sorted(done) == ["m0", "m1", "m2", "m9"]
     found = outcomes(warehouse)
     assert [(name, state) for name, state, _ in found if state == "DEAD"] == [
         (f"m{4 + n}", "DEAD") for n in range(count)
@@ -341,93 +310,80 @@ def test_one_client_does_not_take_all_places(warehouse: Path, monkeypatch: pytes
     assert run(work()) == ["OK", "TOO_MANY_REQUESTS", "OK"]
 
 
-def test_a_group_that_nobody_asks_for_is_left_to_other_gateways(
+@awaited
+async def test_a_group_that_nobody_asks_for_is_left_to_other_gateways(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumers, "IDLE_S", 0.5)
-
-    async def work() -> None:
-        async with calls(warehouse) as first, calls(warehouse) as second:
-            (got,) = await first.receive(most=1)
-            asked = asyncio.create_task(second.receive_all(2))  # of the queue that is not held, or later
-            await first.ack(got)
-            begun = time.monotonic()
-            assert {ids(each) for each in await asked} | {ids(got)} == {"m0", "m1", "m2"}
-            assert time.monotonic() - begun < 12, "less than the lease"
-
-    run(work())
+    async with calls(warehouse) as first, calls(warehouse) as second:
+        (got,) = await first.receive(most=1)
+        asked = asyncio.create_task(second.receive_all(2))  # of the queue that is not held, or later
+        await first.ack(got)
+        begun = time.monotonic()
+        assert {ids(each) for each in await asked} | {ids(got)} == {"m0", "m1", "m2"}
+        assert time.monotonic() - begun < 12, "less than the lease"
 
 
-def test_two_gateways_share_a_group(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as first, calls(warehouse) as second:
-            got: list[str] = []
+@awaited
+async def test_two_gateways_share_a_group(warehouse: Path) -> None:
+    async with calls(warehouse) as first, calls(warehouse) as second:
+        got: list[str] = []
 
-            async def consume(client: ConsumerCalls) -> None:
-                while len(got) < 43:
-                    messages = await client.receive(most=4, wait_s=1)
-                    await client.ack(*messages)
-                    got.extend(map(ids, messages))
+        async def consume(client: ConsumerCalls) -> None:
+            while len(got) < 43:
+                messages = await client.receive(most=4, wait_s=1)
+                await client.ack(*messages)
+                got.extend(map(ids, messages))
 
-            both = asyncio.gather(consume(first), consume(second))
-            for batch in range(4):
-                await asyncio.sleep(1)
-                rows = [message(100 + 10 * batch + n, queue=n % 2) for n in range(10)]
-                await asyncio.to_thread(write, warehouse, "orders", rows)
-            await both
-            assert sorted(got) == sorted({f"m{n}" for n in (*range(3), *range(100, 140))})
-
-    run(work())
+        both = asyncio.gather(consume(first), consume(second))
+        for batch in range(4):
+            await asyncio.sleep(1)
+            rows = [message(100 + 10 * batch + n, queue=n % 2) for n in range(10)]
+            await asyncio.to_thread(write, warehouse, "orders", rows)
+        await both
+        assert sorted(got) == sorted({f"m{n}" for n in (*range(3), *range(100, 140))})
 
 
-def test_a_push_consumer_that_ends_gives_back_what_it_has(warehouse: Path) -> None:
+@awaited
+async def test_a_push_consumer_that_ends_gives_back_what_it_has(warehouse: Path) -> None:
     """No attempt is counted: starting and failing again and again makes no dead letters of what was never handled."""
-
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            await client.receive_all(3, hidden_s=None)
-            await client.stub.NotifyClientTermination(s.NotifyClientTerminationRequest(), metadata=CLIENT)
-            again = await ConsumerCalls(client.stub, OTHER).receive_all(3)
-            assert {attempt(each) for each in again} == {1}
-            assert await ConsumerCalls(client.stub, OTHER).ack(*again) == ["OK"] * 4
-
-    run(work())
+    async with calls(warehouse) as client:
+        await client.receive_all(3, hidden_s=None)
+        await client.stub.NotifyClientTermination(s.NotifyClientTerminationRequest(), metadata=CLIENT)
+        again = await ConsumerCalls(client.stub, OTHER).receive_all(3)
+        assert {attempt(each) for each in again} == {1}
+        assert await ConsumerCalls(client.stub, OTHER).ack(*again) == ["OK"] * 4
     assert {state for _, state, _ in outcomes(warehouse)} == {"DONE"}
 
 
 @pytest.mark.parametrize(("is_connected", "count"), [(True, 0), (False, 3)])
-def test_what_a_push_consumer_has_is_renewed_while_it_is_connected(
+@awaited
+async def test_what_a_push_consumer_has_is_renewed_while_it_is_connected(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, is_connected: bool, count: int
 ) -> None:
     monkeypatch.setattr(deliveries, "RENEW_S", 0.3)
-
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            stream = client.stub.Telemetry(metadata=CLIENT if is_connected else OTHER)
-            await stream.write(s.TelemetryCommand(settings=PUSH))
-            await stream.read()
-            got = await client.receive_all(3, hidden_s=None)
-            again = await ConsumerCalls(client.stub, OTHER).receive(wait_s=4)
-            assert bool(again) == bool(count)
-            assert (await client.ack(got[0]))[0] == ("INVALID_RECEIPT_HANDLE" if count else "OK")
-            stream.cancel()
-
-    run(work())
+    async with calls(warehouse) as client:
+        stream = client.stub.Telemetry(metadata=CLIENT if is_connected else OTHER)
+        await stream.write(s.TelemetryCommand(settings=PUSH))
+        await stream.read()
+        got = await client.receive_all(3, hidden_s=None)
+        again = await ConsumerCalls(client.stub, OTHER).receive(wait_s=4)
+        assert bool(again) == bool(count)
+        assert (await client.ack(got[0]))[0] == ("INVALID_RECEIPT_HANDLE" if count else "OK")
+        stream.cancel()
 
 
-def test_a_client_that_goes_while_it_waits_takes_nothing(warehouse: Path) -> None:
-    async def work() -> None:
-        async with calls(warehouse) as client:
-            await client.ack(*await client.receive_all(3))
-            waiting = asyncio.create_task(client.receive(wait_s=20))
-            await asyncio.sleep(0.3)
-            waiting.cancel()
-            await asyncio.sleep(0.3)
-            await asyncio.to_thread(write, warehouse, "orders", [message(9)])
-            (got,) = await ConsumerCalls(client.stub, OTHER).receive()
-            assert (ids(got), attempt(got)) == ("m9", 1)
-
-    run(work())
+@awaited
+async def test_a_client_that_goes_while_it_waits_takes_nothing(warehouse: Path) -> None:
+    async with calls(warehouse) as client:
+        await client.ack(*await client.receive_all(3))
+        waiting = asyncio.create_task(client.receive(wait_s=20))
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(write, warehouse, "orders", [message(9)])
+        (got,) = await ConsumerCalls(client.stub, OTHER).receive()
+        assert (ids(got), attempt(got)) == ("m9", 1)
 
 
 def test_a_consumer_hears_how_to_consume() -> None:

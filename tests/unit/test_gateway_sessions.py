@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.support.awaited import awaited
 from tests.support.gateway_in_memory import CLIENT, Kafka, code
 
 from commitlake.clients.gateway.access import Caller
@@ -18,25 +19,21 @@ def _command(size: int = 0) -> Any:
     return s.TelemetryCommand(status=d.Status(code=d.OK, message="x" * size))
 
 
-def test_what_a_client_does_not_read_is_bounded_by_number_and_bytes() -> None:
-    async def work() -> None:
-        session = Session(Caller("a", None))
-        assert [session.ask(_command()) for _ in range(MOST_UNSENT + 1)] == [True] * MOST_UNSENT + [False]
-        large = Session(Caller("b", None))
-        assert [large.ask(_command(MOST_UNSENT_BYTES)) for _ in range(2)] == [True, False]
-        assert not large.ask(_command())
-
-    asyncio.run(work())
+@awaited
+async def test_what_a_client_does_not_read_is_bounded_by_number_and_bytes() -> None:
+    session = Session(Caller("a", None))
+    assert [session.ask(_command()) for _ in range(MOST_UNSENT + 1)] == [True] * MOST_UNSENT + [False]
+    large = Session(Caller("b", None))
+    assert [large.ask(_command(MOST_UNSENT_BYTES)) for _ in range(2)] == [True, False]
+    assert not large.ask(_command())
 
 
-def test_what_is_read_makes_room() -> None:
-    async def work() -> None:
-        session = Session(Caller("a", None))
-        for _ in range(2):
-            assert session.ask(_command(MOST_UNSENT_BYTES))
-            assert (await anext(session.commands())).HasField("status")
-
-    asyncio.run(work())
+@awaited
+async def test_what_is_read_makes_room() -> None:
+    session = Session(Caller("a", None))
+    for _ in range(2):
+        assert session.ask(_command(MOST_UNSENT_BYTES))
+        assert (await anext(session.commands())).HasField("status")
 
 
 def test_the_stream_of_one_that_asks_and_does_not_read_ends() -> None:

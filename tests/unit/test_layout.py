@@ -47,27 +47,33 @@ def room(folder: str, file: Path) -> str:
     return file.parts[1 if folder else 0].removesuffix(".py").removesuffix("__init__")
 
 
-CASES = [(folder, file) for folder in LAYERS for file in FILES if folder in ("", file.parts[0]) and room(folder, file)]
+TREES = {file: ast.parse((PACKAGE / file).read_text()) for file in FILES}
 
 
-@pytest.mark.parametrize(("folder", "file"), CASES, ids=str)
-def test_a_folder_imports_only_lower_ones(folder: str, file: Path) -> None:
+@pytest.mark.parametrize("folder", LAYERS)
+def test_a_file_imports_only_from_lower_folders(folder: str) -> None:
     order = {name: number for number, layer in enumerate(LAYERS[folder]) for name in layer}
-    own = room(folder, file)
-    above = {name for name in imported(folder, file) if name != own and order[name] >= order[own]}
-    assert above == set()
+    files = {file: room(folder, file) for file in FILES if folder in ("", file.parts[0])}
+    above = [
+        (str(file), name)
+        for file, own in files.items()
+        if own
+        for name in imported(folder, file)
+        if name != own and order[name] >= order[own]
+    ]
+    assert above == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_no_file_has_more_than_400_lines(file: Path) -> None:
-    assert len((PACKAGE / file).read_text().splitlines()) <= 400
+def test_no_file_has_more_than_400_lines() -> None:
+    lines = {str(file): len((PACKAGE / file).read_text().splitlines()) for file in FILES}
+    assert {file: count for file, count in lines.items() if count > 400} == {}
 
 
 def imported(folder: str, file: Path) -> Iterator[str]:
     """What a file imports of a folder, also inside functions and for types only."""
     prefix = ["commitlake", *([folder] if folder else [])]
     rooms = {path.stem for path in (PACKAGE / folder).iterdir()}
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+    for node in ast.walk(TREES[file]):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
             if parts[: len(prefix)] == prefix:
@@ -76,12 +82,8 @@ def imported(folder: str, file: Path) -> Iterator[str]:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    names = Counter(
-        node.name
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    )
+    classes = (node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for node in classes)
     assert [name for name, number in names.items() if number > 1] == []
 
 

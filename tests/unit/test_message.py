@@ -13,33 +13,13 @@ from typing import Any
 
 import pytest
 from tests.support.message_values import Name, Number
+from tests.support.namespace import Listener
 
-from commitlake import (
-    AsyncTransactionMQProducer,
-    LocalTransactionState,
-    Message,
-    MessageExt,
-    RefusedSend,
-    TransactionListener,
-)
+from commitlake import AsyncTransactionMQProducer, LocalTransactionState, Message, RefusedSend
 from commitlake.clients.producer import default
 from commitlake.config import KafkaConfig
 from commitlake.testing import InMemoryCoordinator
 from commitlake.testing.link import MemoryEngine, MemoryLink
-
-
-class Shop(TransactionListener):
-    """Says in the local transaction what it was given, and later that all was well."""
-
-    def __init__(self, answer: LocalTransactionState = LocalTransactionState.COMMIT_MESSAGE) -> None:
-        self.answer, self.ran = answer, 0
-
-    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
-        self.ran += 1
-        return self.answer
-
-    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.COMMIT_MESSAGE
 
 
 @pytest.fixture
@@ -49,7 +29,7 @@ def lake() -> InMemoryCoordinator:
 
 def every_send(lake: InMemoryCoordinator, message: Message) -> dict[str, Callable[[], object]]:
     """The ways in which a program can send a message."""
-    plain, shop = lake.producer("plain"), lake.producer("shop", Shop())
+    plain, shop = lake.producer("plain"), lake.producer("shop", Listener())
 
     def part() -> object:
         with shop.begin_transaction() as transaction:
@@ -130,7 +110,7 @@ def test_what_can_not_land_is_refused_before_anything_is_sent_in_every_way(
 
 
 def test_a_group_that_is_a_member_of_an_enum_commits_and_is_asked(lake: InMemoryCoordinator) -> None:
-    sent = lake.producer(Name.PAID, Shop(LocalTransactionState.UNKNOW)).send_message_in_transaction(
+    sent = lake.producer(Name.PAID, Listener(LocalTransactionState.UNKNOW)).send_message_in_transaction(
         Message("orders", "x")
     )
     lake.advance("1m")
@@ -166,7 +146,7 @@ def test_a_copy_of_a_message_that_was_sent_is_another_message(copied: Callable[[
 
 @pytest.mark.parametrize("given", [None, 5, "orders", b"orders", [1], [None], {"topic": "orders"}])
 def test_what_is_no_message_is_refused(lake: InMemoryCoordinator, given: Any) -> None:
-    producer = lake.producer("shop", Shop())
+    producer = lake.producer("shop", Listener())
     later = producer.send(Message("orders", "x", delay_seconds=5)).recall_handle
     calls: list[Callable[[], object]] = [
         lambda: producer.send(given),

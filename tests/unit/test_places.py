@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import is_local, local_path, no_parent
 
 
 @pytest.mark.parametrize("place", ["/data/lake", "file:/data/lake", "file:///data/lake"])
@@ -18,3 +18,11 @@ def test_a_path_and_a_file_uri_are_local(place: str) -> None:
 @pytest.mark.parametrize("place", ["s3a://bucket/lake", "hdfs://host/lake", "schema:main.lake"])
 def test_other_uris_and_catalog_schemas_are_not_local(place: str) -> None:
     assert not is_local(place)
+
+
+def test_a_local_place_needs_the_directory_above_it(tmp_path: Path) -> None:
+    assert no_parent(str(tmp_path / "new")) is None
+    assert no_parent(f"file://{tmp_path}/new") is None
+    told = f"{tmp_path}/cut/new is not allowed: the directory {tmp_path}/cut is not there; give a place in one that is"
+    assert str(no_parent(f"{tmp_path}/cut/new")).startswith(told)
+    assert no_parent("s3a://bucket/a/b") is no_parent("schema:main.lake") is None

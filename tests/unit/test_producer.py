@@ -24,17 +24,21 @@ from kafka.errors import KafkaTimeoutError
 from tests.support.published import SETTINGS
 
 from commitlake.clients.producer import (
+    AsyncTransactionMQProducer,
     DefaultMQProducer,
     LocalTransactionState,
     Message,
+    RefusedSend,
     TransactionMQProducer,
     confluent,
+    settings,
 )
 from commitlake.clients.producer.check_progress import CheckProgress
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
+from commitlake.clients.producer.settings import SettingsReader
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
@@ -129,6 +133,23 @@ def test_members_of_a_batch_keep_their_ids_and_the_batch_has_another_one_each_ti
     assert len({record.msg_id, second.msg_id, *ids}) == 4
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [Message("orders", b""), Message("points", b"")],
+        [Message("orders", b""), Message("orders", b"", delay_time_level=1)],
+        [Message("orders", b"", deliver_at=10**13)],
+        [Message("orders", b"", check_immunity_seconds=5)],
+        [Message("%RETRY%group", b"")],
+    ],
+)
+def test_a_batch_with_one_bad_member_is_refused_whole(messages: list[Message]) -> None:
+    with pytest.raises(RecordError) as error:
+        MAKER.batch(messages)
+    assert error.value.reason == "BAD_BATCH"
+
+
 JOINING = RecordMaker("group", replace(SETTINGS, batch_head=True))
 
 
@@ -217,17 +238,21 @@ def test_a_delay_becomes_its_header(fields: dict[str, Any], delays: dict[str, st
     assert far.message(Message("orders", b"", **fields)).delays == delays
 
 
-@pytest.mark.parametrize("given", ["soon", "1.5s", timedelta(-1), float("nan"), []])
-def test_what_is_no_delay_is_a_bad_one(given: Any) -> None:
-    with pytest.raises(RecordError, match="give seconds from 0 up, a text such as '3h', or a timedelta") as error:
-        MAKER.message(Message("orders", b"", delay_seconds=given))
-    assert error.value.reason == "BAD_DELAY"
+NO_DELAY: list[Any] = ["soon", timedelta(-1), float("nan"), []]
+IN_S, IN_MS = "give seconds from 0 up, a text such as '3h', or a", "give ms from 0 up, a text such as '15s', or a"
 
 
-@pytest.mark.parametrize("given", ["soon", "15", timedelta(-1), -0.5, float("nan"), []])
-def test_what_is_no_delay_in_ms_is_a_bad_one(given: Any) -> None:
-    with pytest.raises(RecordError, match="give ms from 0 up, a text such as '15s', or a timedelta") as error:
-        MAKER.message(Message("orders", b"", delay_milliseconds=given))
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        *(("delay_seconds", given, IN_S) for given in ("1.5s", *NO_DELAY)),
+        *(("delay_milliseconds", given, IN_MS) for given in ("15", -0.5, *NO_DELAY)),
+        ("deliver_at", datetime(2026, 1, 1), "time zone"),  # noqa: DTZ001 - what is refused
+    ],
+)
+def test_what_is_no_delay_is_a_bad_one(name: str, given: Any, told: str) -> None:
+    with pytest.raises(RecordError, match=told) as error:
+        MAKER.message(Message("orders", b"", **{name: given}))
     assert error.value.reason == "BAD_DELAY"
 
 
@@ -257,12 +282,6 @@ def test_an_immunity_is_a_duration_and_never_shorter_than_given(given: Any, seco
 def test_what_is_no_immunity_is_refused(given: Any) -> None:
     with pytest.raises(RecordError, match=r"check_immunity_seconds is .*; give seconds from 0 up"):
         MAKER.half(Message("orders", b"", check_immunity_seconds=given))
-
-
-def test_a_time_without_a_zone_is_a_bad_delay() -> None:
-    with pytest.raises(RecordError) as error:
-        MAKER.message(Message("orders", b"", deliver_at=datetime(2026, 1, 1)))  # noqa: DTZ001 - what is refused
-    assert error.value.reason == "BAD_DELAY"
 
 
 @pytest.mark.parametrize("fields", [{"queue_id": 99}, {"delay_seconds": "soon"}, {"body": b"x" * 1_001}])
@@ -386,6 +405,31 @@ def test_an_engine_that_is_unknown_or_does_not_take_an_option_is_refused() -> No
     DefaultMQProducer("group", engine="confluent", client_options={"compression_type": "zstd"}, **where)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"client_options": [1]}, "client_options: [1] is not allowed; allowed is a dict"),
+        ({"client_options": {5: 1}}, "client_options: 5 is not allowed"),
+        ({"client_options": {"linger_ms": "5"}}, "client_options: linger_ms is '5', allowed is a number, such as 0"),
+        ({"listener": "a listener"}, "'a listener' is no listener, allowed is an object with the methods execute_"),
+        ({"threads": 0}, "threads: 0 is not allowed; allowed is a whole number from 1"),
+        ({"threads": "8"}, "threads: '8' is not allowed"),
+    ],
+)
+def test_what_a_producer_can_not_use_is_refused_when_it_is_made(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(MQClientException) as caught:
+        AsyncTransactionMQProducer("group", **{"bootstrap_servers": "nowhere:9092", **given})
+    assert text in str(caught.value)
+
+
+def test_no_hook_and_no_messages_are_refused() -> None:
+    producer = TransactionMQProducer("group", bootstrap_servers="nowhere:9092")
+    with pytest.raises(MQClientException, match="7 is no hook, allowed is a callable"):
+        producer.register_end_transaction_hook(7)  # type: ignore[arg-type]
+    with pytest.raises(RefusedSend, match=r"7 .*is no message"):
+        producer.split(7)  # type: ignore[arg-type]
+
+
 def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SetupError, match=r"confluent-kafka.*pip install 'commitlake\[confluent\]'"):
@@ -475,9 +519,6 @@ class Held:
         self.has_outcome = threading.Event()
         self._sender = SimpleNamespace(force_close=self.has_outcome.set, join=lambda _: None)
 
-    def partitions_for(self, _: str) -> list[int]:
-        return [0]
-
     def flush(self, timeout: float) -> None:
         if not self.has_outcome.wait(timeout):
             raise KafkaTimeoutError
@@ -492,13 +533,27 @@ def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced
         new.has_outcome.set()
         clients = iter((old, new))
         engine = KafkaPythonEngine(lambda *_, made=clients: next(made), 1_000, str)
-        engine.queues("orders", 2_000)  # a longer time-out, so it needs a new client
+        engine._current(2_000, time.monotonic() + 20)  # a longer time-out, so it needs a new client
         assert not engine.flush(0.1)
         if not is_given_up:
             threading.Timer(0.2, old.has_outcome.set).start()
             assert engine.flush(20)
         engine.close(0.1)
         assert old.has_outcome.is_set()
+
+
+def test_the_settings_are_read_again_after_any_error_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[object] = []
+
+    def crashed(**_: object) -> None:
+        tries.append(None)
+        msg = "the loop has crashed"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(settings, "KafkaConsumer", crashed)
+    with pytest.raises(MQClientException, match="cannot read the Kafka topic settings: the loop has crashed"):
+        SettingsReader({}, "settings", str, bool).start(1_500)
+    assert len(tries) > 1
 
 
 def test_without_a_broker_the_start_fails_without_the_clients_traceback(caplog: pytest.LogCaptureFixture) -> None:

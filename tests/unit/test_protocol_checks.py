@@ -39,13 +39,6 @@ def test_immunity_never_uses_up_checks() -> None:
     assert segment.batch(T + 100_001) == checked(1)
 
 
-def test_immunity_equal_to_age_is_checked_one_millisecond_later() -> None:
-    segment = OneSegment()
-    segment.batch(T, half(immunity=10))
-    assert segment.batch(T + 10_000) == {}
-    assert segment.batch(T + 10_001) == checked(1)
-
-
 def test_the_next_check_comes_an_interval_after_the_answer_unknown() -> None:
     segment = OneSegment()
     segment.batch(T, half())
@@ -150,13 +143,6 @@ def test_with_no_checks_allowed_it_is_discarded_at_the_first_due_time() -> None:
     segment.batch(T, half())
     assert segment.batch(T + 6_000) == {}
     assert segment.batch(T + 6_001) == CHECK_MAX
-
-
-def test_after_a_long_stop_one_check_is_sent() -> None:
-    segment = OneSegment()
-    segment.batch(T, half())
-    assert segment.batch(T + 900_000) == checked(1)
-    assert segment.batch(T + 900_001) == {}
 
 
 def test_older_than_the_retention_it_expires_and_is_not_checked_again() -> None:

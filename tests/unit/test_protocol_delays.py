@@ -121,13 +121,6 @@ def test_a_recall_of_nothing_is_unmatched_when_all_has_landed_and_when_park_time
     assert segment.open() == 0
 
 
-def test_a_wrong_recall_that_waited_is_refused() -> None:
-    segment = OneSegment()
-    segment.batch(T, recall(D, tid=2), landed=T - 1)
-    assert segment.batch(T, delayed(D, T + 9)) == {"REFUSED": [(0, "NO_DELAYED_MESSAGE")]}
-    assert segment.batch(T + 9) == {"DELIVERY": [(5, "DELIVERED", T + 9)]}
-
-
 def test_deliveries_follow_the_order_of_due_times() -> None:
     segment = OneSegment()
     segment.batch(T, *[delayed(Place(0, n), T + 100 - n) for n in range(10)])

@@ -39,12 +39,6 @@ def test_an_op_before_its_half_message_waits_for_it() -> None:
     assert segment.open() == 0
 
 
-def test_a_half_message_in_the_batch_in_which_park_time_ends_counts() -> None:
-    segment = OneSegment()
-    segment.batch(T, commit())
-    assert segment.batch(T + PARK, half(stored=T + PARK)) == {"DECIDED": [(7, "COMMITTED", "DIRECT")]}
-
-
 def test_park_time_counts_from_the_append_time_of_the_op_and_ends_by_landed_time() -> None:
     segment = OneSegment()
     segment.batch(T + 2 * PARK, commit(stored=T), landed=T - 1)
@@ -148,14 +142,6 @@ def test_the_retention_of_a_resumed_transaction_counts_from_the_resume() -> None
     segment.batch(T, reopened())
     assert segment.batch(T + 3_000) == {}
     assert segment.batch(T + 3_001) == {"DECIDED": [(7, "DISCARDED", "EXPIRED")]}
-
-
-def test_nothing_is_kept_of_a_thousand_decided_transactions() -> None:
-    segment = OneSegment()
-    halves = [half(Place(0, i)) for i in range(1_000)]
-    events = segment.batch(T, *halves, *[commit(i, listed=(Place(0, i),)) for i in range(1_000)])
-    assert [offset for offset, *_ in events["DECIDED"]] == list(range(1_000))
-    assert segment.open() == 0
 
 
 def test_an_op_decides_only_the_transaction_it_names() -> None:

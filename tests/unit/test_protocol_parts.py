@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.support.one_segment import H, OneSegment, T, commit, half, part, refused, rollback
 
-from commitlake.errors import DoubledError
 from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.statemachine.rows import Rows
 
@@ -100,13 +99,6 @@ def test_a_stranger_that_waited_is_an_orphan_when_its_first_comes() -> None:
     segment.batch(T, part(P, tid=2), landed=T - 1)
     assert segment.batch(T, half()) == {"DECIDED": [(3, "DISCARDED", "ORPHAN")]}
     assert segment.open() == 1
-
-
-def test_a_part_that_comes_twice_is_an_error() -> None:
-    segment = OneSegment()
-    segment.batch(T, part(P), landed=T - 1)
-    with pytest.raises(DoubledError):
-        segment.batch(T, part(P), landed=T - 1)
 
 
 def test_parts_of_two_transactions_in_one_segment_stay_apart() -> None:

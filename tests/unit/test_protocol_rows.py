@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from tests.support.one_segment import OneSegment, T, commit, delayed, half
+from tests.support.one_segment import OneSegment, T, commit, delayed, half, part
 
 from commitlake.errors import DoubledError
 from commitlake.protocol.encoding import Position as Place
@@ -28,17 +28,16 @@ def test_delayed_messages_of_one_topic_take_a_third_of_a_row_each() -> None:
     assert (unpack(pack(waiting)) == waiting).all()
 
 
-def test_a_half_message_that_comes_twice_is_an_error_and_not_two_decisions() -> None:
-    segment = OneSegment()
-    segment.batch(T, half())
-    with pytest.raises(DoubledError, match="offset 7"):
-        segment.batch(T + 1, half(), commit())
+TIMERS = [delayed(Place(0, offset), T + 10) for offset in (5, 6)]
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_a_timer_that_comes_twice_is_an_error_and_not_two_deliveries(at: int) -> None:
-    timers = [delayed(Place(0, 5), T + 10), delayed(Place(0, 6), T + 10)]
+@pytest.mark.parametrize(
+    ("rows", "again", "offset"),
+    [([half()], 0, 7), ([part(Place(1, 3))], 0, 7), (TIMERS, 0, 5), (TIMERS, 1, 6)],
+    ids=["a half message", "a part", "a timer", "another timer"],
+)
+def test_what_comes_twice_is_an_error_and_does_not_end_twice(rows: list[Rows], again: int, offset: int) -> None:
     segment = OneSegment()
-    segment.batch(T, *timers)
-    with pytest.raises(DoubledError, match=f"offset {5 + at}"):
-        segment.batch(T + 1, timers[at])
+    segment.batch(T, *rows, landed=T - 1)
+    with pytest.raises(DoubledError, match=f"offset {offset}"):
+        segment.batch(T + 1, rows[again], commit(), landed=T - 1)

@@ -46,15 +46,6 @@ def test_a_missing_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         runtime.java()
 
 
-def test_a_user_without_a_name_is_told_before_hadoop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime.check_user()
-    monkeypatch.setattr(os, "getuid", lambda: 3_987_654_321)
-    with pytest.raises(
-        SetupError, match=r"user id 3987654321, which has no entry in /etc/passwd.* add one, for example"
-    ):
-        runtime.check_user()
-
-
 def test_java_17_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -135,14 +126,39 @@ def test_an_old_python_is_named_with_those_that_are_allowed() -> None:
     assert "runs on Python 3.11 and newer" in done.stderr
 
 
+def submit_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A spark-submit that keeps what it was given, prints one jar and misses the other; returns the file."""
+    java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
+    given, submit = tmp_path / "given", tmp_path / "bin" / "spark-submit"
+    submit.write_text(
+        f'#!/bin/sh\necho "$@" >{given}\necho jar:/there.jar\necho "[NOT FOUND  ] g#b;1!b.jar" >&2\nexit 1\n'
+    )
+    submit.chmod(0o755)
+    homes = {"JAVA_HOME": tmp_path, "SPARK_HOME": tmp_path, "HOME": tmp_path / "a home"}
+    for name, value in {**homes, "XDG_CACHE_HOME": tmp_path / "cache"}.items():
+        monkeypatch.setenv(name, str(value))
+    return given
+
+
 def test_of_several_packages_none_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jars before the missing one are printed; kept as the whole list, they would fail every later start."""
-    java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
-    submit = tmp_path / "bin" / "spark-submit"
-    submit.write_text("#!/bin/sh\necho jar:/there.jar\necho '[NOT FOUND  ] g#b;1!b.jar' >&2\nexit 1\n")
-    submit.chmod(0o755)
-    for name, value in {"JAVA_HOME": tmp_path, "SPARK_HOME": tmp_path, "XDG_CACHE_HOME": tmp_path / "cache"}.items():
-        monkeypatch.setenv(name, str(value))
+    submit_that_fails(tmp_path, monkeypatch)
     with pytest.raises(SetupError, match=r"cannot resolve g:a:1, g:b:1; is the Maven.*\n\[NOT FOUND  \] g#b;1!b.jar$"):
         runtime.jars(["g:a:1", "g:b:1"])
     assert not list((tmp_path / "cache").rglob("jars-*"))
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_jars_go_to_the_home_that_is_given_in_english_or_where_it_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool
+) -> None:
+    """By itself Java takes the language of the machine, and the home of /etc/passwd, which services have none of."""
+    given = submit_that_fails(tmp_path, monkeypatch)
+    if not is_writable:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(given.parent / "bin" / "java"))  # a file
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SetupError):
+        runtime.jars(["g:a:1"])
+    elsewhere = "" if is_writable else f"--conf spark.jars.ivy={tmp_path}/commitlake-{os.getuid()}/ivy "
+    options = f"-Duser.language=en -Duser.country=US '-Duser.home={tmp_path}/a home' {elsewhere}"
+    assert f"--driver-java-options {options}{Path(runtime.__file__).parent}" in given.read_text()

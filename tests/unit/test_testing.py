@@ -1,4 +1,7 @@
-"""The coordinator in memory: what a user's unit test does with it, the contract's vectors, and each kind of end."""
+"""The coordinator in memory: what a user's unit test does with it, and each kind of end.
+
+That it reads each vector of the contract: tests/unit/test_wire.py.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,7 @@ from commitlake import (
     TransactionNotFoundError,
     UncertainSend,
 )
-from commitlake.protocol import message_batch, wire
-from commitlake.protocol.encoding import Position
+from commitlake.protocol import wire
 from commitlake.testing import Crash, Fault, InMemoryCoordinator, InMemoryProducer, Outcome
 from commitlake.testing.codecs import encode_check
 
@@ -281,15 +283,6 @@ def test_delays_recalls_and_batches(lake: InMemoryCoordinator, producer: InMemor
     assert lake.rejected == []
 
 
-def test_batches_of_both_forms_are_shown_alike(lake: InMemoryCoordinator, producer: InMemoryProducer) -> None:
-    bodies = [b"\xff\0", b"", b"b"]
-    producer.send([Message("orders", body, keys="k") for body in bodies])
-    members = [message_batch.Member(body, {"UNIQ_KEY": str(at), "KEYS": "k"}) for at, body in enumerate(bodies)]
-    old = wire.MessageRecord(topic="orders", msg_id="old", body=message_batch.pack(members), batch=3)
-    lake.append("messages", 0, wire.encode_message(old))
-    assert [(m.body, m.keys) for m in lake.messages("orders")] == [(body, "k") for body in bodies] * 2
-
-
 def test_a_name_is_shown_once_where_the_configuration_says_so() -> None:
     lake = InMemoryCoordinator({"topics.dedup": {"orders": {"by": "message_id", "window": "1d"}}})
     producer, message = lake.producer("shop", fault=Fault.UNACKNOWLEDGED), Message("orders", "x")
@@ -329,50 +322,10 @@ def test_what_is_not_there_is_told(lake: InMemoryCoordinator) -> None:
         lake.append("orders", 0, wire.Encoded(None, b"", []))
 
 
-# ---- the contract's vectors
-
-
-def put(lake: InMemoryCoordinator, name: str) -> Position:
+def put(lake: InMemoryCoordinator, name: str, queue: int) -> None:
     vector = VECTORS[name]
     headers = [(key, value.encode()) for key, value in vector["headers"].items()]
-    key = None if vector["key"] is None else vector["key"].encode()
-    queue = 3 if name == "half_part" else 0
-    return lake.append(vector["topic"], queue, wire.Encoded(key, vector["value"].encode(), headers))
-
-
-def at_the_vectors_offsets() -> InMemoryCoordinator:
-    """The vectors name offset 12 of queue 0 in `half` and, in queue 3, offset 4; offset 7 in `messages`."""
-    lake = InMemoryCoordinator({"transaction.check_max": 0})
-    nothing = wire.Encoded(None, b"", [])
-    for topic, queue, before in (("half", 0, 12), ("half", 3, 4), ("messages", 0, 7)):
-        for _ in range(before):
-            lake.append(topic, queue, nothing)
-    assert len(lake.rejected) == 12 + 4 + 7
-    return lake
-
-
-def test_two_half_messages_of_the_vectors_are_committed_as_one() -> None:
-    lake = at_the_vectors_offsets()
-    assert [put(lake, "half"), put(lake, "half_part")] == [Position(0, 12), Position(3, 4)]
-    put(lake, "op_commit")
-    assert [m.position for topic in ("orders", "points") for m in lake.messages(topic)] == ["half-0-12-0", "half-3-4-0"]
-
-
-@pytest.mark.parametrize(
-    ("ops", "outcome"),
-    [
-        (["op_rollback"], Outcome("ROLLED_BACK", "CHECK", 0)),
-        (["op_unknown"], Outcome("PENDING", None, 0)),
-        (["admin_commit"], Outcome("COMMITTED", "ADMIN", 0)),
-        (["discard", "admin_resume"], Outcome("PENDING", None, 0)),
-    ],
-)
-def test_an_op_of_the_vectors_does_what_it_says(ops: list[str], outcome: Outcome) -> None:
-    lake = at_the_vectors_offsets()
-    put(lake, "half")
-    for op in ops:
-        lake.advance("1h") if op == "discard" else put(lake, op)
-    assert lake.outcome(VECTORS["half"]["headers"]["UNIQ_KEY"]) == outcome
+    lake.append(vector["topic"], queue, wire.Encoded(None, vector["value"].encode(), headers))
 
 
 def test_the_check_of_the_vectors_is_the_one_that_is_asked() -> None:
@@ -381,41 +334,13 @@ def test_the_check_of_the_vectors_is_the_one_that_is_asked() -> None:
     for queue, before in ((0, 12), (3, 4)):
         for _ in range(before):
             lake.append("half", queue, wire.Encoded(None, b"", []))
-    put(lake, "half")
-    put(lake, "half_part")
+    put(lake, "half", 0)
+    put(lake, "half_part", 3)
     lake.advance("2m")
     sent = encode_check(lake.checks[0])
     assert (sent.key or b"").decode() == VECTORS["check"]["key"]
     assert {name: value.decode() for name, value in sent.headers} == VECTORS["check"]["headers"]
     assert sent.value.decode() == VECTORS["check"]["value"]
-
-
-def test_messages_of_the_vectors_are_shown_when_they_are_due() -> None:
-    lake = at_the_vectors_offsets()
-    assert put(lake, "message_delay_level") == Position(0, 7)
-    for name in ("message", "batch", "batch_with_head", "message_delay_relative", "message_delay_absolute"):
-        put(lake, name)
-    assert len(lake.messages("orders")) == 6  # the absolute time has passed
-    put(lake, "op_recall")
-    lake.advance("3h")
-    ids = [m.message_id[-2:] for m in lake.messages("orders")]
-    assert ids == ["00", "11", "12", "11", "-1", "23", "22"]
-    half = InMemoryCoordinator()
-    put(half, "half_delayed")
-    half.append("op", 0, wire.encode_op(a_commit_of(VECTORS["half_delayed"]["headers"])))
-    half.advance(9.999)
-    assert half.messages("orders") == []
-    half.advance(0.001)
-    assert len(half.messages("orders")) == 1
-
-
-def a_commit_of(headers: dict[str, str]) -> wire.OpRecord:
-    return wire.OpRecord(
-        transaction_id=headers["__transactionId__"],
-        producer_group=headers["PGROUP"],
-        decision="COMMIT",
-        half_messages=(Position(0, 0),),
-    )
 
 
 def test_no_spark_no_java_and_no_connection_are_needed() -> None:

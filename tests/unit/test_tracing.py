@@ -16,6 +16,7 @@ import pytest
 from opentelemetry import context, propagate
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
+from tests.support.awaited import awaited
 from tests.support.collector import Collector, attributes, parent, traceparent
 from tests.support.published import SETTINGS
 from tests.support.topic_table import message as row
@@ -330,36 +331,31 @@ def on_loop(collector: Collector, records: list[wire.Encoded]) -> AsyncTransacti
     return sender
 
 
-def test_a_coroutine_that_answers_a_check_runs_in_the_trace_of_the_send(collector: Collector) -> None:
+@awaited
+async def test_a_coroutine_that_answers_a_check_runs_in_the_trace_of_the_send(collector: Collector) -> None:
     records: list[wire.Encoded] = []
     check = wire.CheckRecord(
         transaction_id="t", producer_group="group", msg_id="m", topic="orders", body=b"", half=Position(0, 0),
         half_messages=(Position(0, 0),), check_times=1, check_id="0-0-0-1", properties={"traceparent": TRACE},
     )  # fmt: skip
-
-    async def serve() -> None:
-        async with on_loop(collector, records) as sender:
-            await sender._producer._answer(check, Calls(1), lambda _: None)
-
-    asyncio.run(serve())
+    async with on_loop(collector, records) as sender:
+        await sender._producer._answer(check, Calls(1), lambda _: None)
     span = collector.one("check orders")
     assert (parent(span), parent(collector.one("look up"))) == (TRACE, traceparent(span))
     assert (span.status.status_code, attributes(span, "error.type")) == (StatusCode.ERROR, ["ValueError"])
     assert b"UNKNOWN" in records[0].value
 
 
-def test_sends_of_asyncio_carry_the_span_of_the_task_that_awaits_them(collector: Collector) -> None:
+@awaited
+async def test_sends_of_asyncio_carry_the_span_of_the_task_that_awaits_them(collector: Collector) -> None:
     records: list[wire.Encoded] = []
 
     async def request(sender: AsyncTransactionMQProducer, name: str) -> None:
         with collector.tracer.start_as_current_span(f"request {name}"):
             await sender.send_message_in_transaction(Message(name, "", keys=name))
 
-    async def serve() -> None:
-        async with on_loop(collector, records) as sender:
-            await asyncio.gather(*(request(sender, name) for name in ("a", "b", "c")))
-
-    asyncio.run(serve())
+    async with on_loop(collector, records) as sender:
+        await asyncio.gather(*(request(sender, name) for name in ("a", "b", "c")))
     for name in ("a", "b", "c"):
         sent, executed = collector.one(f"send {name}"), collector.one(f"execute {name}")
         assert parent(sent) == traceparent(collector.one(f"request {name}"))

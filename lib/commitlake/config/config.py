@@ -194,10 +194,11 @@ def _read_file(path: str | os.PathLike[str]) -> Mapping[str, object]:
         told = f"{where}: {problem}" if problem else f" is not YAML{where}"
         msg = f"the configuration {path}{told}"
         raise ConfigError(msg) from None
-    if not isinstance(parsed or {}, dict):
-        msg = f"the configuration {path} is not a map of keys to values"
+    if not isinstance(parsed, dict):
+        found = "is empty: it may have been cut short" if parsed is None else "is not a map of keys to values"
+        msg = f"the configuration {path} {found}; write `key: value` lines; without a file all keys have their defaults"
         raise ConfigError(msg)
-    return parsed or {}
+    return parsed
 
 
 def _flatten(values: Mapping[str, object], above: str = "") -> dict[str, object]:

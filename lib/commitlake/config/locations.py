@@ -56,6 +56,17 @@ def not_there(place: str) -> str | None:
     return f"the directory {place} is not there; a relative path counts from the working directory, here {Path.cwd()}"
 
 
+def no_parent(place: str) -> str | None:
+    """What to say where a local directory can't be made, as the one above it is not there; None where it is not local.
+
+    A path that was cut short or mistyped must not become a second, empty warehouse.
+    """
+    if not is_local(place) or local_path(place).parent.is_dir():
+        return None
+    above = local_path(place).parent
+    return f"{place} is not allowed: the directory {above} is not there; give a place in one that is, or make it"
+
+
 def parts(place: str) -> tuple[str, ...]:
     """What a place is compared by: its scheme, then each directory; of a local one after symbolic links and `..`.
 

@@ -64,7 +64,7 @@ class Coordinator:
         self._owner = Ownership()
         self._clock = BrokerClock()
         self._stack = ExitStack()
-        self._stopping = threading.Event()
+        self._stopping, self._met_other = threading.Event(), threading.Event()
         self._turn = threading.RLock()  # a stop waits for the start that is under way
         self._run: Run | None = None
         self._served: Run
@@ -136,7 +136,8 @@ class Coordinator:
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
         if is_first and self._lock is None:  # until the end: between two runs no standby takes over
-            self._stack.enter_context(Heartbeat(self.spark, self.config).beating())
+            beat = Heartbeat(self.spark, self.config, self.epoch)
+            self._stack.enter_context(beat.beating(self._met_other.set))
         self._run = Run(self.spark, self.config, warehouse, self._owner, self._clock)
         self._run.start(available_now=available_now)
         self._served = self._run
@@ -160,7 +161,7 @@ class Coordinator:
         unanswered = 0
         while not self._stopping.wait(_LOOK_S):
             try:
-                error = self._served.failed()
+                error = self._served.failed() or self._lost()
                 unanswered = 0
             except Exception as failure:  # a call to the JVM failed; when that is gone, all of them do
                 unanswered += 1
@@ -170,6 +171,13 @@ class Coordinator:
                 lasting = error and self._after(error)
                 if lasting is not None:
                     self._end(lasting)
+
+    def _lost(self) -> CommitLakeError | None:
+        """That another coordinator has the warehouse, where its sign of life was met."""
+        if not self._met_other.is_set():
+            return None
+        self._met_other.clear()
+        return self._owner.lost(self._served.warehouse)
 
     def _after(self, error: CommitLakeError) -> CommitLakeError | None:
         """Begins all queries again after what can pass; returns what has ended them for good, None when nothing has."""

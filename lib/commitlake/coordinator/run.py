@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 
 from pyspark.errors import PySparkException
@@ -30,7 +30,7 @@ from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
-from commitlake.coordinator.recovery import fencing, recover
+from commitlake.coordinator.recovery import recover
 from commitlake.coordinator.recovery.fencing import Ownership
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
@@ -169,8 +169,9 @@ class Run:
 
     def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
         tell = partial(settings.tick, self.warehouse.topics)
-        steps = [tell, scheduler.tick, self.forwarders.tick]
-        threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
+        # Kafka may keep the others waiting, which no deadline does.
+        for steps in ([scheduler.tick], [tell, self.forwarders.tick]):
+            threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
         if self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
@@ -218,18 +219,11 @@ class Run:
 
     def explained(self, cause: Exception, name: str = "landing") -> CommitLakeError:
         """What a user is told of the failure of a query."""
-        try:
-            self._raise_if_fenced()
-        except CommitLakeError as error:
-            return error
+        # What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone.
+        if fenced := self._owner.lost(self.warehouse):
+            return fenced
         failure = self.scheduler and self.scheduler.failure  # Spark has the text of it only
         return explained(name, failure if failure and isinstance(cause, PySparkException) else cause)
-
-    def _raise_if_fenced(self) -> None:
-        """What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone."""
-        if self._owner.lock is None:
-            with suppress(PySparkException):  # what made the query fail may make this fail too
-                fencing.check(self.warehouse, self.epoch)
 
     def stop(self) -> bool:
         """Stops cleanly: the round under way ends, and none begins. Returns whether nothing is under way any more.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from commitlake.config import Config, KafkaConfig
 from commitlake.config.values import LARGEST_MESSAGE
-from commitlake.errors import ConfigError
+from commitlake.errors import ConfigError, SetupError
 from commitlake.kafka import refusals
 from commitlake.protocol.topic_names import MAX_LENGTH
+from commitlake.spark import preflight
 
 # Room for headers, HALF_MESSAGES of a check (1 000 pairs are 30 KB) and the record's own framing.
 _RECORD_OVERHEAD = 256 * 1024
@@ -134,7 +136,10 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     Raises:
         ConfigError: an option has no counterpart in kafka-python, and leaving it out would change who is trusted; or a
             value is not allowed, or a name mistyped.
+        SetupError: this is `python -O`.
     """
+    if sys.flags.optimize:
+        raise SetupError(str(preflight.OPTIMISED))
     check_option_names(kafka.options)
     options = kafka.resolved_options()
     translated: dict[str, Any] = {

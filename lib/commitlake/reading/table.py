@@ -15,6 +15,7 @@ from commitlake.config.object_store import storage_options
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol import topic_names
 from commitlake.reading import features
+from commitlake.reading.forks import refuse_fork
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -49,6 +50,7 @@ def location(warehouse: str, name: str) -> str:
 
 
 def _is_table(place: str) -> bool:
+    refuse_fork()
     try:
         return bool(DeltaTable.is_deltatable(place, storage_options(None)))
     except (DeltaError, OSError):  # whoever opens the other place is told
@@ -84,6 +86,7 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
         NoTableError: there is none.
         WarehouseError: it can't be read.
     """
+    refuse_fork()
     try:
         check_readable(place)  # deltalake panics, which is no Exception
         return DeltaTable(place, storage_options=storage_options(options))

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from commitlake.config import Config
-from commitlake.config.locations import has_scheme, is_local
+from commitlake.config.locations import has_scheme, is_local, no_parent
 from commitlake.errors import ConfigError, SetupError, root_reason
 from commitlake.spark import executors, runtime
 from commitlake.spark.session import is_one_machine
@@ -51,13 +51,15 @@ def check(spark: SparkSession, config: Config) -> None:
         config: as `resolved` returned it.
 
     Raises:
-        ConfigError: executors can't see the warehouse, the checkpoints or Kafka; or two coordinators could both commit.
+        ConfigError: executors can't see the warehouse, the checkpoints or Kafka; a directory above one is not there; or
+            two coordinators could both commit.
         SetupError: Spark, Delta or the executors' Python does not fit.
     """
     if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # has Spark, Delta and log store of its own
         runtime.check_spark(spark.version)
         _check_classes(spark)
         _check_log_store(spark, config.warehouse)
+    _refuse_places_in_nothing(config)
     master = str(spark.sparkContext.master)
     if not is_one_machine(master):
         _refuse_local_places(config, master)
@@ -102,6 +104,15 @@ def _check_log_store(spark: SparkSession, warehouse: str) -> None:
             "com.amazonaws:aws-java-sdk-dynamodb:1.12.262, which hadoop-aws does not bring since Hadoop 3.4"
         )
         raise SetupError(msg) from error
+
+
+def _refuse_places_in_nothing(config: Config) -> None:
+    places = {"warehouse": config.warehouse, "checkpoints": config.checkpoints}
+    places |= {"kafka.embedded_dir": config.kafka.embedded_dir} if config.kafka.embedded_dir else {}
+    for name, place in places.items():
+        if wrong := no_parent(place):
+            msg = f"{name}: {wrong}"
+            raise ConfigError(msg)
 
 
 def _refuse_local_places(config: Config, master: str) -> None:

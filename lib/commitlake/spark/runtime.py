@@ -7,8 +7,8 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
-import pwd
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -51,22 +51,12 @@ digits that no other reader, nor the next start in another language, takes for d
 # Spark 4 needs 17; Java 24 took away the SecurityManager calls that Hadoop makes.
 _JAVA_VERSIONS = range(17, 24)
 _RESOLVE_TIMEOUT_S = 900
+_CACHE = "commitlake"
 
 
-def check_user() -> None:
-    """Hadoop asks the system for the name of the user that runs it, and ends where there is none.
-
-    Raises:
-        SetupError: there is none.
-    """
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        msg = (
-            f"this process runs as user id {os.getuid()}, which has no entry in /etc/passwd, and Hadoop needs a user's "
-            f"name; add one, for example commitlake:x:{os.getuid()}:{os.getgid()}::/tmp:/bin/sh, or run as another user"
-        )
-        raise SetupError(msg) from None
+def home() -> str:
+    """The option of a JVM that makes its home that of Python, where Ivy keeps its files: Java does not look at HOME."""
+    return shlex.quote(f"-Duser.home={Path.home()}")
 
 
 def java() -> str:
@@ -170,6 +160,7 @@ def spark_submit() -> tuple[list[str], dict[str, str]]:
     }
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    environment["PYTHONSAFEPATH"] = "1"  # Spark's workers run `python -m`, which would run a kafka.py that lies about
     on_path = shutil.which("spark-submit")
     if "SPARK_HOME" not in os.environ and on_path:
         return [on_path], environment
@@ -210,11 +201,11 @@ def cached_file(name: str, *of: str) -> Path:
     Raises:
         SetupError: the cache is somebody else's, who could put jars and classes of his own there.
     """
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "commitlake")
+    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", _CACHE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
-        directory = Path(tempfile.gettempdir(), f"commitlake-{os.getuid()}")
+        directory = Path(tempfile.gettempdir(), f"{_CACHE}-{os.getuid()}")
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
     _check_own(directory)
@@ -236,7 +227,10 @@ def _resolve(packages: Sequence[str]) -> list[str]:
     java()
     log.info("resolving %s", ", ".join(packages))
     command, environment = spark_submit()
-    command += ["--master", "local[1]", str(Path(__file__).with_name("print_jars.py")), *packages]
+    command += ["--master", "local[1]", "--driver-java-options", f"{LANGUAGE} {home()}"]
+    if (ivy := cached_file("ivy")).parent.name != _CACHE:  # nothing can be written to the home
+        command += ["--conf", f"spark.jars.ivy={ivy}"]
+    command += [str(Path(__file__).with_name("print_jars.py")), *packages]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=_RESOLVE_TIMEOUT_S

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from commitlake.config import Config, object_store
 from commitlake.config.locations import is_local
 from commitlake.errors import SetupError
-from commitlake.spark import class_archive, given, runtime
+from commitlake.spark import class_archive, given, preflight, runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -261,12 +261,19 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
     """Return the settings that a new JVM starts with, jars included.
 
     Raises:
-        SetupError: no fitting Java, jars that cannot be resolved, or a user without a name.
+        SetupError: no fitting Java, jars that cannot be resolved, or a machine that lacks something (`preflight`).
     """
-    runtime.check_user()
+    above = given.settings(given.from_environment())
+    own = LOCAL_SETTINGS if is_one_machine(master) else given.defaults(runtime.spark_home())
+    preflight.check({**own, **above}, is_one_machine=is_one_machine(master))
     java = runtime.java()
     log4j = Path(__file__).with_name("log4j2.properties").as_uri()
-    options = [_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={log4j}", _SHORT_LIVED_OPTIONS if short_lived else ""]
+    options = [
+        _JAVA_OPTIONS,
+        runtime.home(),
+        f"-Dlog4j2.configurationFile={log4j}",
+        _SHORT_LIVED_OPTIONS if short_lived else "",
+    ]
     settings = {**REQUIRED, **TUNING, **STATIC_SETTINGS, **object_store.spark_settings()}
     if is_one_machine(master):
         jars = jars_of_one_machine()

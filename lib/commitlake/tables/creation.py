@@ -105,7 +105,7 @@ def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], ta
     elif found != table.columns:
         message = (
             f"the table {sql_name} has the columns {found}; this version of CommitLake writes {table.columns}; "
-            "set `warehouse` to a place of its own, or migrate the table"
+            "start the newer version that has written it, or set `warehouse` to a place of its own"
         )
         raise WarehouseError(message)
 

@@ -207,6 +207,7 @@ string    host
 int       pid
 timestamp started_at
 string    version
+int       contract
 """
 
 DESTINATIONS = """

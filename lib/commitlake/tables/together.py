@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from commitlake.errors import WarehouseError
+from commitlake.reading.markers import marker_of
 from commitlake.spark.files import FileSystem
+from commitlake.tables.names import TableName
 
 LAST = {"positions": "landing_id", "batches": "batch_id"}
 """The table that comes last, and the field by which markers count what it ends."""
@@ -54,23 +56,6 @@ def markers(log: FileSystem) -> Iterator[tuple[int, Marker]]:
             yield int(version), marker
 
 
-def marker_of(commit: str) -> Marker:
-    """The marker in the text of a commit, empty where there is none."""
-    for line in commit.splitlines():
-        if line.startswith('{"commitInfo"'):
-            return parsed(json.loads(line)["commitInfo"].get("userMetadata")) or {}
-    return {}
-
-
-def parsed(text: str | None) -> dict[str, Any] | None:
-    """Reads a commit's userMetadata; other tools may have put anything there."""
-    try:
-        marker = json.loads(text or "null")
-    except ValueError:
-        return None
-    return marker if isinstance(marker, dict) else None
-
-
 def check(log_of: Callable[[str], FileSystem]) -> None:
     """Refuses tables of different moments.
 
@@ -80,20 +65,42 @@ def check(log_of: Callable[[str], FileSystem]) -> None:
     Raises:
         WarehouseError: a table lacks what another one says is complete.
     """
+    said = {field: _named(log_of(last)) for last, field in LAST.items()}
     for last, field in LAST.items():
-        named: Mapping[str, int] = next((marker.get(_TABLES, {}) for _, marker in markers(log_of(last))), {})
-        for name, number in named.items():
-            _compare(log_of(name), name, last, field, number)
+        for name, number in said[field].items():
+            newest = _newest(log_of(name), field, number)
+            if newest is not None and newest < number:
+                what = f"the table {name} is older than {last}, which says that {field} {number} is complete there"
+                every = {field: numbers[name] for field, numbers in said.items() if name in numbers}
+                msg = f"{what}; it ends with {newest}: {_what_to_do(name, every)}"
+                raise WarehouseError(msg)
 
 
-def _compare(log: FileSystem, name: str, last: str, field: str, number: int) -> None:
-    """Looks at the newest commits, until one has the number; a topic's owner may put any other into a marker."""
-    found = False
+def _named(log: FileSystem) -> Mapping[str, int]:
+    found: Mapping[str, int] = next((marker.get(_TABLES, {}) for _, marker in markers(log)), {})
+    return found
+
+
+def _newest(log: FileSystem, field: str, number: int) -> int | None:
+    """The newest number of a field; none above `number` is looked for. A topic's owner may put any into a marker.
+
+    None without any: its commits were forgotten, or its owner made it anew.
+    """
+    most = None
     for _, marker in markers(log):
         if isinstance(newest := marker.get(field), int):
-            if newest >= number:
-                return
-            found = True
-    if found:  # without any its commits were forgotten, or its owner made it anew
-        msg = f"the table {name} is older than {last}, which says that {field} {number} is complete there: {COPIED}"
-        raise WarehouseError(msg)
+            most = newest if most is None else max(most, newest)
+            if most >= number:
+                break
+    return most
+
+
+def _what_to_do(name: str, said: Mapping[str, int]) -> str:
+    """Only a topic's table has an owner, who may want the older one."""
+    if TableName(name).topic is None:
+        return COPIED
+    return (
+        f"{COPIED}. Or you have put back an older table yourself, and want to go on without the rows that it lacks: "
+        f"set spark.databricks.delta.commitInfo.userMetadata to '{json.dumps(said)}' and make a commit to it, such as "
+        "ALTER TABLE ... SET TBLPROPERTIES ('older' = 'true'), and delete the topic's rows from the table forwarded"
+    )

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol import topic_names
+from commitlake.reading.markers import parsed
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
@@ -352,8 +353,7 @@ class Warehouse:
 
     def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
         """Markers of a table's last `limit` commits, newest first; commits without one are left out."""
-        parsed = (together.parsed(row["userMetadata"]) for row in self._history(name, limit))
-        return [marker for marker in parsed if marker is not None]
+        return [marker for row in self._history(name, limit) if (marker := parsed(row["userMetadata"]))]
 
     def locate(self, name: str) -> str:
         """Path, or quoted catalog name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from commitlake.clients.producer.connection import NOT_RUNNING
-from commitlake.clients.producer.engine import Result
+from commitlake.clients.producer.engine import Queue, Result
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSend, UncertainSend
@@ -58,11 +58,7 @@ class MemoryEngine:
         self.fault: Fault | None = None
         self.is_dead = False
 
-    def queues(self, topic: str, timeout_ms: int) -> int:
-        """Partitions of a topic."""
-        return self._queues
-
-    def send(self, topic: str, queue: int, record: wire.Encoded, timeout_ms: int) -> MemorySent:
+    def send(self, topic: str, queue: Queue, record: wire.Encoded, timeout_ms: int) -> MemorySent:
         """Append a record, unless a fault befalls it."""
         if self.is_dead:
             self.die()
@@ -73,7 +69,8 @@ class MemoryEngine:
         if fault is Fault.CRASH_BEFORE_DECISION:
             self.die(fault)
         is_lost = fault in (Fault.LOST, Fault.DECISION_LOST)
-        at = None if is_lost else self._append(name, queue, record)
+        chosen = queue if isinstance(queue, int) else queue(self._queues)
+        at = None if is_lost else self._append(name, chosen, record)
         if fault is Fault.CRASH_AFTER_HALF:
             self.die(fault)
         return MemorySent(None if fault in _UNANSWERED else at)

@@ -7,11 +7,9 @@ one have written is left out, by the markers of commits.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +21,7 @@ from deltalake.exceptions import DeltaError
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
+from commitlake.reading.markers import marker_of
 
 _FIRST = ("forwarded", "open_rows", "batches", "positions")
 """What they say is in the other tables must be there; a batch's row comes after the position of its landing."""
@@ -65,7 +64,8 @@ class _Log:
     def commits(self) -> Iterator[tuple[int, Mapping[str, int]]]:
         """Version and marker of each commit, the newest first."""
         for version in self._versions:
-            yield version, _marker((self.place / "_delta_log" / f"{version:020}.json").read_text())
+            marker = marker_of((self.place / "_delta_log" / f"{version:020}.json").read_text())
+            yield version, {name: number for name, number in marker.items() if isinstance(number, int)}
 
     def newest(self, field: str) -> int:
         """The newest number of a field of the markers, -1 where none has it."""
@@ -93,17 +93,6 @@ def _commits(place: Path) -> Iterator[Path]:
     return (file for file in (place / "_delta_log").glob("*.json") if file.stem.isdigit())
 
 
-def _marker(commit: str) -> Mapping[str, int]:
-    """The numbers of a commit's batch and landing; a topic's owner may put anything into its own commits."""
-    for line in commit.splitlines():
-        if line.startswith('{"commitInfo"'):
-            with suppress(ValueError):
-                found = json.loads(json.loads(line)["commitInfo"].get("userMetadata") or "null")
-                if isinstance(found, dict):
-                    return {name: found[name] for name in (_BATCH, _LANDING) if isinstance(found.get(name), int)}
-    return {}
-
-
 def backup(warehouse: str, to: Path) -> Backup:
     """Copies all up to the newest complete batch to a directory that is not there yet.
 
@@ -118,17 +107,21 @@ def backup(warehouse: str, to: Path) -> Backup:
         raise WarehouseError(msg)
     root, partial = local_path(warehouse), to.with_name(f"{to.name}.partial")
     logs = {name: _Log(root / name) for name in (*_FIRST, *_OTHERS)}
-    logs |= {name: _Log(root / name) for name in _topics(logs["destinations"])}
+    topics = _topics(logs["destinations"])
+    logs |= {name: _Log(root / name) for name in sorted({*topics.values()})}
     batch, landing = _cut(logs)
     shutil.rmtree(partial, ignore_errors=True)
     size = sum(_copy(log, partial / name) for name, log in logs.items())
+    _forget_later(partial / "forwarded", {topic: logs[name].version for topic, name in topics.items()})
     partial.rename(to)
     return Backup(batch, landing, len(logs), size)
 
 
-def _topics(destinations: _Log) -> list[str]:
-    rows = DeltaTable(destinations.place, version=destinations.version).to_pyarrow_table(columns=["table"])
-    return sorted(set(rows["table"].to_pylist()))
+def _topics(destinations: _Log) -> dict[str, str]:
+    """The table of each topic."""
+    table = DeltaTable(destinations.place, version=destinations.version)
+    rows = table.to_pyarrow_table(columns=["topic", "table"]).to_pylist()
+    return {row["topic"]: row["table"] for row in rows}
 
 
 def _cut(logs: Mapping[str, _Log]) -> tuple[int, int]:
@@ -142,6 +135,16 @@ def _cut(logs: Mapping[str, _Log]) -> tuple[int, int]:
     positions = logs["positions"]
     positions.end_before(_LANDING, first_left_out - 1)
     return batch, next((marker[_LANDING] for v, marker in positions.commits() if v <= positions.version and marker), -1)
+
+
+def _forget_later(forwarded: Path, versions: Mapping[str, int]) -> None:
+    """Deletes what says that more of a topic went to Kafka than was copied: other rows will get these versions."""
+    table = DeltaTable(forwarded)
+    newest = table.to_pyarrow_table().group_by("topic").aggregate([("next_version", "max")])
+    for row in newest.to_pylist():
+        copied = versions.get(row["topic"], math.inf)
+        if row["next_version_max"] > copied + 1:
+            table.delete(f"topic = '{row['topic']}' AND next_version > {copied + 1}")
 
 
 def _copy(log: _Log, to: Path) -> int:

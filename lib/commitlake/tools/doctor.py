@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
+import ipaddress
 import shutil
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import duckdb
 import pyarrow.compute as pc
 
+from commitlake.clients.consumer import overview as consumers
 from commitlake.config import Config
 from commitlake.config.locations import is_local, local_path
 from commitlake.config.terminal import counted
@@ -16,13 +20,16 @@ from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.held_back import held_back
+from commitlake.kafka.oldest import oldest_ms
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
 
-_MOST_LAG = 100_000
+_MOST_LATE_S = 60
+_MOST_BEHIND_S = 600
+_HEALTH_S = 5.0
 _LEAST_FREE = 0.1
 _MOST_FILES = 2_000
 _DAY_MS = 86_400_000
@@ -51,7 +58,7 @@ def examine(config: Config) -> Iterator[Diagnosis]:
     """Look at everything; what can't be looked at is a finding too. Without tables there is nothing more to look at."""
     with opened(config.warehouse) as tables:
         checks: tuple[Callable[[Tables, Config], Diagnosis], ...] = (
-            _tables, _disk, _coordinator, _pending, _discards, _rejects, _files, _kafka, _rules,
+            _tables, _disk, _coordinator, _pending, _discards, _rejects, _files, _kafka, _groups, _rules,
         )  # fmt: skip
         for check in checks if config.checks else checks[:-1]:
             try:
@@ -60,6 +67,13 @@ def examine(config: Config) -> Iterator[Diagnosis]:
                 yield Diagnosis(check.__name__.removeprefix("_"), False, str(error))
                 if check is _tables:
                     return
+
+
+def verdict(found: Sequence[Diagnosis]) -> Diagnosis:
+    """All findings in one."""
+    wrong = [each.what for each in found if not each.is_well]
+    told = f"{len(wrong)} of {len(found)} {'needs' if len(wrong) == 1 else 'need'} a look: {', '.join(wrong)}"
+    return Diagnosis("verdict", not wrong, told if wrong else "all is well")
 
 
 def _tables(tables: Tables, config: Config) -> Diagnosis:
@@ -85,9 +99,36 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
     row = newest.to_pylist()[0]
     text = f"epoch {row['epoch']} on {row['host']}, pid {row['pid']}, version {row['version']}"
     if liveness.runs(config):
-        return Diagnosis("coordinator", True, text)
+        wrong = _unhealthy(config, row["host"])
+        return Diagnosis("coordinator", not wrong, f"{text}; {wrong}" if wrong else text)
     seen = liveness.text_of(liveness.last_seen_ms(tables, config))
     return Diagnosis("coordinator", False, f"none runs; the last one was {text}, seen last at {seen}; start one")
+
+
+def _unhealthy(config: Config, host: str) -> str | None:
+    """What the coordinator on a host says is wrong; None where nothing is, or it can't be asked from here.
+
+    It holds its lock, and gives signs of life, also while its process is stopped, or hangs.
+    """
+    named, port, is_here = config.metrics.host, config.metrics.port, host == socket.gethostname()
+    try:
+        given = ipaddress.ip_address(named)
+    except ValueError:
+        given = None
+    if not port or (given is not None and given.is_loopback and not is_here):
+        return None
+    asked = named if given is None or not given.is_unspecified else "127.0.0.1" if is_here else host
+    connection = http.client.HTTPConnection(asked, port, timeout=_HEALTH_S)
+    try:
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        said = answer.read().decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        remedy = "is it still starting? If not, end that process and start another"
+        return f"its /healthz at {asked}:{port} does not answer ({error}); {remedy}"
+    finally:
+        connection.close()
+    return None if answer.status == http.HTTPStatus.OK else f"{said}; its log says more"
 
 
 def _pending(tables: Tables, config: Config) -> Diagnosis:
@@ -137,17 +178,36 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
 def _kafka(tables: Tables, config: Config) -> Diagnosis:
     if config.kafka.is_embedded:
         return Diagnosis("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
+    tables.open("positions")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
     with connect(config) as client:
         ends = topics.log_ends(client, config, LANDED)
         waiting = held_back(client, config, ends)
-    lag = sum(
-        max(0, end.offset - landed.get((source, queue), 0))
-        for source, numbers in ends.items()
-        for queue, end in numbers.items()
-    )
+    places = {(source, queue): end.offset for source, numbers in ends.items() for queue, end in numbers.items()}
+    next_ones = {place: landed.get(place, 0) for place, end in places.items() if end > landed.get(place, 0)}
+    lag = sum(places[place] - offset for place, offset in next_ones.items())
     text = f"{config.kafka.bootstrap_servers}: {counted(lag, 'record') if lag else 'nothing'} still to land"
+    since_ms = oldest_ms(config, next_ones)
+    late_s = 0 if since_ms is None else max(0, now_ms() - since_ms) / 1_000
+    text += f", the oldest for {late_s:.0f} s" if since_ms is not None else ""
     if waiting:
         names = ", ".join(f"{config.kafka.topic(source)}-{queue}" for source, queue in sorted(waiting))
         text += f", behind Kafka transactions that are open in {names}"
-    return Diagnosis("kafka", lag <= _MOST_LAG, text if lag <= _MOST_LAG else f"{text}; does a coordinator run?")
+    is_well = late_s <= _MOST_LATE_S
+    return Diagnosis("kafka", is_well, text if is_well else f"{text}; does a coordinator run, and keep up?")
+
+
+def _groups(tables: Tables, config: Config) -> Diagnosis:
+    """Whether somebody reads for each group of consumers that has messages to read."""
+    found, now_s = list(consumers.lags(config)), now_ms() / 1_000
+    left = [
+        f"{lag.group} has not read {counted(lag.behind, 'message')} of {lag.topic}, the oldest for {late_s:.0f} s"
+        for lag in found
+        if lag.behind and not lag.members and (late_s := lag.late_s(now_s)) > _MOST_BEHIND_S
+    ]
+    if left:
+        remedy = "no instance of it runs: start one, or forget the group with `commitlake groups --delete`"
+        more = f"; {len(left) - 1} more like it" if left[1:] else ""
+        return Diagnosis("groups", False, f"{left[0]}; {remedy}{more}")
+    most = max((lag.behind for lag in found), default=0)
+    return Diagnosis("groups", True, f"{counted(len(found), 'group')}, at most {counted(most, 'message')} behind")

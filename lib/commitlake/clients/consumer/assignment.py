@@ -69,6 +69,12 @@ def due(state: State) -> dict[int, str]:
     return {queue: names[place % len(names)] for place, queue in enumerate(sorted(map(int, state["queues"])))}
 
 
+def is_balanced(state: State, me: str) -> bool:
+    """Whether an instance owns what is due to it, and nothing else."""
+    dues = due(state)
+    return all((share["owner"] == me) == (dues[int(queue)] == me) for queue, share in state["queues"].items())
+
+
 def leave(state: State, me: str, cursors: Mapping[int, object]) -> State:
     """The state without this instance, whose queues are free at once."""
     queues = {

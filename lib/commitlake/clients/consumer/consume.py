@@ -17,14 +17,15 @@ from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import Start, checked_group, seconds, start_ms, topics_of
 from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.filters import Filter
-from commitlake.clients.consumer.forks import FORKED, refuse_fork
 from commitlake.clients.consumer.handlers import Handler, awaiting
 from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.consumer.outcomes import FORKED
 from commitlake.clients.consumer.runner import PAUSES, Runner
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
 from commitlake.clients.consumer.tags import Tags
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
+from commitlake.reading.forks import refuse_fork
 from commitlake.reading.table import Options, location
 from commitlake.spark.process import Stop, stopped_by_signals
 

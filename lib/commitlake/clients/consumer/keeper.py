@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from commitlake.clients.consumer import assignment
@@ -72,7 +72,7 @@ class Keeper:
         self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
         self._write_s = self._change_s = self._look_s = 0.0  # how long the last one took
         self._owes_turn = False
-        self._members = 1
+        self._members: Mapping[str, float] = {}
         self._trouble = Complaint(log)
         self._failure: Exception | None = None
         self._close, self._is_draining, self._is_abandoned = threading.Event(), False, False
@@ -140,11 +140,13 @@ class Keeper:
 
     def _pause_s(self) -> float:
         busy_s = min(_LONGEST_S, self._write_s / _WRITE_SHARE)
-        return max(_WRITE_S, self._members * _EACH_S, busy_s) * random.uniform(0.9, 1)
+        return max(_WRITE_S, len(self._members) * _EACH_S, busy_s) * random.uniform(0.9, 1)
 
     def _has_turn(self) -> bool:
         is_quiet = not (self._owes_turn or self.lanes.has_news() or set(self.queues) - self._known)
-        pause_s = self._lease_s / 5 if is_quiet else min(self._change_s / _TURN_SHARE, self._lease_s / 3)
+        pause_s = min(self._change_s / _TURN_SHARE, self._lease_s / 3)
+        if is_quiet:  # who stands by looks more seldom, and not at the same moment as the others
+            pause_s = self._lease_s / 5 if self._me in self._members else self._lease_s / 3 * random.uniform(1, 1.2)
         return time.monotonic() - self._last_turn > pause_s
 
     def _try(self, step: Any, *, is_patient: bool) -> bool:
@@ -162,26 +164,29 @@ class Keeper:
     def _turn(self) -> None:
         """Write receipts, then the cursors behind them; see who lives; read what is due to this instance."""
         cursors, held = self._write()
-        alive_at, queues = self._show_life(), set(self.queues)
+        queues, alive_at, was_member = set(self.queues), 0.0, False
         self._last_turn, self._owes_turn = time.monotonic(), False
         kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
+            nonlocal alive_at, was_member
             self._group.refuse_other_table(before, self._first["table"])
             state = {"table": self._first["table"], **(before or self._first)}
             mine, places = (held, cursors) if self._follows(state) else (set(), {})
             kept.clear()
             kept.update(mine & assignment.owned(state, self._me).keys())
-            self._show_life()
+            was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
             return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)
         self._change_s = time.monotonic() - self._last_turn
+        if self._me in state["members"] and not was_member:
+            self._group.beats.show(self._me)
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
-        has_new = self.lanes.follow(state, self._me, kept)
+        has_new, self._owes_turn = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
         self._receipts.first_rounds = assignment.first_rounds(state)
-        self._alive_at, self._known, self._members = alive_at, queues, len(state["members"])
+        self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
             begun = time.monotonic()
             self.lanes.set_waiting(self._receipts.waiting())
@@ -217,7 +222,7 @@ class Keeper:
         """Write receipts; the cursors behind them wait for the next turn."""
         self._owes_turn = True
         self._write()
-        self._show_life()
+        self._show_life(self._members)
 
     def _still_mine(self, receipts: list[Receipt]) -> list[Receipt]:
         """Without what puts messages off whose queues others took while this process stood still: they have them now.
@@ -229,17 +234,17 @@ class Keeper:
         mine = assignment.owned(self._group.read() or self._first, self._me)
         return [each for each in receipts if each.outcome.state != "RETRY" or each.queue_id in mine]
 
-    def _show_life(self) -> float:
-        """Show that this instance lives, and see who else does, each time a third of the lease is over; when that was.
+    def _show_life(self, members: Mapping[str, float]) -> float:
+        """Show that this member lives, and see who else does, each time a third of the lease is over; when that was.
 
-        Others may take its queues a lease after that, not after a turn that shows nothing.
+        Others may take its queues a lease after that, not after a turn that shows nothing. Who stands by shows nothing.
         """
         now = time.monotonic()
         if now - self._beat_at > self._lease_s / 3:
-            self._group.beats.show(self._me)
+            if self._me in members:
+                self._group.beats.show(self._me)
             self._beat_at = now
             beats = self._group.beats.seen()
-            members = (self._group.read() or self._first)["members"]
             others = {name: beats.get(name) for name in members if name != self._me}
             self._gone = self._watch.gone(others, time.monotonic(), members)
         return self._beat_at

@@ -7,16 +7,20 @@ import os
 import weakref
 
 from commitlake.clients.consumer.arguments import seconds
-from commitlake.clients.consumer.forks import FORKED
 from commitlake.clients.consumer.keeper import Keeper
 from commitlake.clients.consumer.lanes import Handed
 from commitlake.clients.consumer.receipts import Attempt
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import Duration
+from commitlake.reading.forks import SPAWN
 
 log = logging.getLogger(__name__)
 
+FORKED = (
+    "this consumer has begun in another process, from which this one was forked; its messages come, and are finished, "
+    f"only there; {SPAWN}, and make a consumer in each"
+)
 UNPICKLED = (
     "a received message is not pickled or copied, since it is finished in the process that got it; send what the work "
     "needs, such as message.body and message.position, and call done() or retry() here"

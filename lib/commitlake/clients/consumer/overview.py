@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.arguments import start_ms
+from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state, refuse_other_table
+from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state, log_name, refuse_other_table
 from commitlake.clients.consumer.receipts import SCHEMA
 from commitlake.clients.consumer.rows import keys_of
 from commitlake.clients.consumer.tables import TRANSIENT
@@ -59,8 +59,30 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
     return pa.Table.from_pylist(rows, COLUMNS).sort_by([("consumer_group", "ascending"), ("topic", "ascending")])
 
 
-def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int, datetime | None]]:
-    """For each group and topic how many messages it has not passed, and since when the oldest of them is visible.
+class Lag(NamedTuple):
+    """How far a group is behind in a topic.
+
+    Attributes:
+        group: of consumers.
+        topic: that it reads.
+        members: instances that have shown within two leases that they live, by this machine's clock and the store's.
+        behind: messages that it has not passed.
+        oldest: since when the oldest of them is visible.
+    """
+
+    group: str
+    topic: str
+    members: int
+    behind: int
+    oldest: datetime | None
+
+    def late_s(self, now_s: float) -> float:
+        """Age of the oldest of them, in seconds."""
+        return 0 if self.oldest is None else now_s - self.oldest.timestamp()
+
+
+def lags(conf: Config, options: Options = None) -> Iterator[Lag]:
+    """Of each group and topic.
 
     Rows are looked at up to a million; beyond that whole files count. A group that can't be read now is left out.
     """
@@ -68,10 +90,11 @@ def lags(conf: Config, options: Options = None) -> Iterator[tuple[str, str, int,
         try:
             state = kept_state(conf.receipts_place, group, topic, options) or assignment.EMPTY
             found = _behind(conf, group, topic, state, options, _EXACT_ROWS)
+            members = _alive(conf, group, topic, state, options)
         except UNREADABLE as error:
             log.info("not known how far the group %s is behind in %s: %s", group, topic, error)
         else:
-            yield group, topic, *found
+            yield Lag(group, topic, members, *found)
 
 
 def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
@@ -156,6 +179,13 @@ def _is_alive(group: Group, members: Mapping[str, float]) -> bool:
     return False
 
 
+def _alive(conf: Config, group: str, topic: str, state: assignment.State, options: Options) -> int:
+    """How many members live: those that were killed stay members until another one misses them."""
+    beats = Beats(f"{conf.receipts_place}/{FOLDER}/{log_name(group, topic)}", options).seen()
+    now = time.time_ns()
+    return sum(name in beats and now - beats[name][0] < 2e9 * lease for name, lease in state["members"].items())
+
+
 def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
     """Group and topic of each table of a group."""
     for folder in folders(f"{conf.receipts_place}/{FOLDER}", options):
@@ -163,7 +193,7 @@ def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
             rows = Snapshot(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
         except UNREADABLE:
             continue  # it is being made, or broken
-        yield from ((row["consumer_group"], row["topic"]) for row in rows.to_pylist() if json.loads(row["state"]))
+        yield from {(row["consumer_group"], row["topic"]) for row in rows.to_pylist() if row["state"] != "null"}
 
 
 def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, Any]:

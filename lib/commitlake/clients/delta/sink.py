@@ -31,6 +31,7 @@ from commitlake.config.terminal import printable
 from commitlake.errors import ConfigError, MQClientException, RecordError, RefusedSend, WarehouseError
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
+from commitlake.reading.forks import refuse_fork
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +194,7 @@ class _Sink:
 
 def _create(place: str) -> None:
     """The table of marks; it has no rows."""
+    refuse_fork()
     keep = {"delta.setTransactionRetentionDuration": f"interval {_KEPT}"}
     DeltaTable.create(
         place, pa.schema([("name", pa.string())]), mode="ignore", configuration=keep, storage_options=storage_options()

@@ -11,7 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from commitlake.clients.producer.engine import Engine, Result, Sent
+from commitlake.clients.producer.engine import Engine, Queue, Result, Sent
 from commitlake.errors import FailedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -40,14 +40,14 @@ class ByHand:
         self._pid = os.getpid()
         self._is_closed = False
         self._calls = SimpleQueue[Callable[[], None] | None]()
-        for number in range(HANDS):
-            threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
+        try:
+            for number in range(HANDS):
+                threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
+        except BaseException:  # of a signal handler, or there are no more threads
+            self._calls.put(None)
+            raise
 
-    def queues(self, topic: str, timeout_ms: int) -> int:
-        """See `Engine`."""
-        return self._made(partial(self._engine.queues, topic, timeout_ms))
-
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """See `Engine`."""
         sent = self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
         return _SentByHand(sent.outcome, partial(self._made, sent.withdraw))
@@ -58,9 +58,11 @@ class ByHand:
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
-        self._engine.close(timeout_s)
-        self._is_closed = True
-        for _ in range(HANDS):
+        try:
+            if not sys.is_finalizing():
+                self._made(partial(self._engine.close, timeout_s))
+        finally:
+            self._is_closed = True
             self._calls.put(None)
 
     def _made(self, make: Callable[[], T]) -> T:
@@ -84,12 +86,16 @@ class ByHand:
         while (call := self._calls.get()) is not None:
             call()
             del call  # a thread that waits keeps nothing alive
+        self._calls.put(None)  # for the next thread
 
     def _make_left(self) -> None:
-        with suppress(Empty):
-            while True:
-                if call := self._calls.get_nowait():
-                    call()
+        try:
+            with suppress(Empty):
+                while True:
+                    if call := self._calls.get_nowait():
+                        call()
+        finally:
+            self._calls.put(None)  # for those that still make a call
 
 
 def _make(make: Callable[[], T], outcome: Result[T]) -> None:

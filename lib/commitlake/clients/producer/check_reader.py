@@ -17,7 +17,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, T
 from kafka.errors import KafkaError as ClientError
 
 from commitlake.clients.producer.check_progress import Calls, CheckProgress
-from commitlake.clients.producer.check_turns import turns
+from commitlake.clients.producer.check_turns import Turned, turns
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done, KafkaLink
@@ -77,7 +77,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._stopping = threading.Event()
         self._until = 0.0
         self._consumer: KafkaConsumer | None = None
-        self._rests_until = 0.0
+        self._rests_until, self._went = 0.0, Turned.WELL
         self._turn = threading.Lock()
         self._pid = os.getpid()
 
@@ -115,9 +115,9 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._progress.pop(partition, None)
             self._committed.pop(partition, None)
 
-    def _take_turn(self, wait_ms: int) -> bool:
+    def _take_turn(self, wait_ms: int) -> Turned:
         if not self._turn.acquire(timeout=wait_ms / 1_000):  # `stop` has it
-            return True
+            return Turned.WELL
         try:
             if self._answer() is None and not self._stopping.is_set():
                 self._until = time.monotonic() + LEAVE_MS / 1_000
@@ -126,7 +126,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._leave()
                 if self._answer() is None:
                     del self._link  # a closed client refers to this until the next garbage collection
-                return False
+                return Turned.ENDS
             self._read(wait_ms)
         except Exception as error:  # whatever it is, this group's checks must not wait for a restart
             refused = is_refusal(error)
@@ -134,10 +134,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             if refused or turns().outages.is_due():
                 log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
             self._disconnect()
-            self._rests_until = time.monotonic() + (REFUSED_S if refused else RETRY_S)
+            self._rests_until, self._went = time.monotonic() + (REFUSED_S if refused else RETRY_S), Turned.FAILED
         finally:
             self._turn.release()
-        return True
+        return self._went
 
     def _read(self, wait_ms: int) -> None:
         is_late = self._calls.are_late()
@@ -154,7 +154,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._hold_back(self._consumer)
             self._poll(self._consumer, wait_ms)
             self._try_again()
-            self._commit()
+            self._went = self._commit()
 
     def _connect(self) -> None:
         self._progress.clear()
@@ -277,16 +277,18 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         for _ in range(len(self._failed)):
             self._submit(*self._failed.popleft())
 
-    def _commit(self) -> None:
+    def _commit(self) -> Turned:
         """Commit, for each partition, the offset up to which every check is answered."""
         news = self._news()
         if not news or self._consumer is None:
-            return
+            return Turned.WELL
         try:
             self._consumer.commit(news, self._leave_ms())
             self._committed.update({partition: at.offset for partition, at in news.items()})
         except ClientError as error:
             log.info("offsets of %s were not committed, so some checks may come again: %s", self._topic, error)
+            return Turned.FAILED
+        return Turned.WELL
 
     def _news(self) -> dict[TopicPartition, OffsetAndMetadata]:
         positions = {partition: progress.position for partition, progress in list(self._progress.items())}

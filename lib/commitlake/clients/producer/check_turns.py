@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import lru_cache
-from queue import SimpleQueue
 
 from commitlake.kafka.quiet import ThrottledFilter
 
@@ -15,12 +16,21 @@ READERS = 8
 POLL_MS = 200
 """How long a reader waits for checks, if no other waits for its turn."""
 
-Turn = Callable[[int], bool]
-"""Reads once, waiting so many ms at most; returns whether there is to be another turn. Does not raise."""
+
+class Turned(Enum):
+    """How a turn went; `ENDS`: the reader needs no more."""
+
+    WELL = auto()
+    FAILED = auto()
+    ENDS = auto()
+
+
+Turn = Callable[[int], Turned]
+"""Reads once, waiting so many ms at most. Does not raise."""
 
 
 class CheckTurns:
-    """Has as many threads as readers, up to `READERS`.
+    """Has as many threads as readers, up to `READERS`. One of so many is free of readers whose last turn has failed.
 
     Attributes:
         outages: for lines that all readers would write when Kafka is away.
@@ -28,27 +38,44 @@ class CheckTurns:
 
     def __init__(self) -> None:
         self.outages = ThrottledFilter()
-        self._turns = SimpleQueue[Turn]()
-        self._readers = self._threads = 0
-        self._lock = threading.Lock()
+        self._waiting = deque[tuple[Turn, bool]]()
+        self._readers = self._threads = self._failing = 0
+        self._changed = threading.Condition()
 
     def add(self, turn: Turn) -> None:
         """Let a reader take turns until it says that it needs no more."""
-        with self._lock:
+        with self._changed:
             if self._threads < min(READERS, self._readers + 1):
                 threading.Thread(target=self._serve, name=f"commitlake-checks-{self._threads}", daemon=True).start()
                 self._threads += 1
             self._readers += 1
-            self._turns.put(turn)
+            self._put(turn, has_failed=False)
+
+    def _put(self, turn: Turn, has_failed: bool) -> None:
+        self._waiting.append((turn, has_failed))
+        self._changed.notify()
+
+    def _next(self) -> tuple[Turn, bool] | None:
+        for at, (turn, has_failed) in enumerate(self._waiting):
+            if not has_failed or self._failing < READERS - 1:
+                del self._waiting[at]
+                self._failing += has_failed
+                return turn, has_failed
+        return None
 
     def _serve(self) -> None:
         while True:
-            turn = self._turns.get()
-            goes_on = turn(POLL_MS * READERS // max(READERS, self._readers))
-            with self._lock:
-                if goes_on:
-                    self._turns.put(turn)
+            with self._changed:
+                taken = self._changed.wait_for(self._next)
+            assert taken
+            turn, had_failed = taken
+            turned = turn(POLL_MS * READERS // max(READERS, self._readers))
+            with self._changed:
+                self._failing -= had_failed
+                if turned is not Turned.ENDS:
+                    self._put(turn, turned is Turned.FAILED)
                     continue
+                self._changed.notify()
                 self._readers -= 1
                 if self._threads <= self._readers:
                     continue

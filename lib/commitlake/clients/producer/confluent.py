@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError as Failure
 from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Result
+from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.quiet import ThrottledFilter
 from commitlake.protocol.encoding import Position
@@ -65,8 +65,8 @@ class ConfluentEngine:
         # A batch of each record, so that one is refused for what it is itself.
         self._lone = _Clients(lambda longest_ms: {**options(longest_ms), "batch.num.messages": 1}, timeout_ms)
 
-    def queues(self, topic: str, timeout_ms: int) -> int:
-        """See `Engine`."""
+    def _number_of(self, topic: str, timeout_ms: int) -> int:
+        """Partitions of a topic, once they are known."""
         known, until = self._queues.get(topic, (0, 0.0))
         if time.monotonic() < until:
             return known
@@ -79,8 +79,9 @@ class ConfluentEngine:
         self._queues[topic] = len(found.partitions), time.monotonic() + _AGE_S
         return len(found.partitions)
 
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> _ConfluentSending:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> _ConfluentSending:
         """See `Engine`."""
+        queue = queue if isinstance(queue, int) else queue(self._number_of(topic, timeout_ms))
         sending = _ConfluentSending()
         named = {"value": record.value, "key": record.key, "headers": [*record.headers], "partition": queue}
         produce = partial(self._produce, sending.outcome, {"topic": topic, **named})

@@ -165,15 +165,17 @@ class Connection:
 
     def _stop(self, timeout_s: float) -> None:
         engine, self._engine = self._engine, None
-        if engine:
-            engine.close(timeout_s)
-        reader, self._reader = self._reader, None
-        if reader:
-            reader.stop()
-        with self._net_lock:
-            net, self._net = self._net, None
-        if net:  # beside, for a loop that hangs
-            threading.Thread(target=net.close, name="commitlake-net-end", daemon=True).start()
+        try:
+            if engine:
+                engine.close(timeout_s)
+        finally:  # also when a signal handler has raised
+            with self._net_lock:
+                net, self._net = self._net, None
+            if net:  # beside, for a loop that hangs
+                threading.Thread(target=net.close, name="commitlake-net-end", daemon=True).start()
+            if self._reader:
+                self._reader.stop()
+                self._reader = None
 
     def _end_if_left(self) -> None:
         """Called by the thread that reads the settings: a finalizer could run anywhere, also where a lock is held."""
@@ -236,6 +238,6 @@ def shared(connection: Connection) -> Connection:
 
 
 @lru_cache(maxsize=1)
-def _of(pid: int) -> tuple[threading.Lock, WeakValueDictionary[object, Connection]]:
+def _of(pid: int) -> tuple[threading.RLock, WeakValueDictionary[object, Connection]]:
     """A process that was forked has no connections, and the lock of its parent may be held there for ever."""
-    return threading.Lock(), WeakValueDictionary()
+    return threading.RLock(), WeakValueDictionary()

@@ -28,7 +28,7 @@ class DaemonPool(Executor):
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._open = 0  # calls that wait or run
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come back while the main thread has it
         self.is_shut = False
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
@@ -57,7 +57,7 @@ class DaemonPool(Executor):
         for future in self._shut(takes_back=cancel_futures):
             future.cancel()
         until = time.monotonic() + timeout_s
-        for thread in list(self._threads):
+        for thread in filter(threading.Thread.is_alive, list(self._threads)):  # a signal handler may stop a start
             thread.join(min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
 
     def refuse(self, error: Callable[[], Exception]) -> None:
@@ -73,21 +73,24 @@ class DaemonPool(Executor):
     def _add_thread(self) -> None:
         """Before a call waits for it: a call that is told as not made must not be made later."""
         thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
-        self._threads.append(thread)
         try:
+            self._threads.append(thread)
             thread.start()
-        except RuntimeError:
-            self._threads.remove(thread)
-            if not self._threads:  # else the others have one call more
+        except BaseException as error:  # also one of a signal handler
+            self._leave(thread)
+            if not (isinstance(error, RuntimeError) and self._threads):  # else the others have one call more
                 raise
+
+    def _leave(self, thread: threading.Thread) -> None:
+        with suppress(ValueError):
+            self._threads.remove(thread)
 
     def _shut(self, *, takes_back: bool) -> list[Future[Any]]:
         """Lets threads end, and returns what is taken back of the calls that have not begun."""
         with self._lock:
             self.is_shut = True
             waiting = list(self._waiting()) if takes_back else []
-            for _ in self._threads:
-                self._work.put(None)
+            self._work.put(None)
         return waiting
 
     def _waiting(self) -> Iterator[Future[Any]]:
@@ -109,10 +112,14 @@ class DaemonPool(Executor):
                 self._open -= 1
 
     def _take(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        """The next call; None when there is none, and the thread is to end."""
         while True:
             with suppress(Empty):
-                return self._work.get(timeout=IDLE_S)
-            with self._lock:
+                if taken := self._work.get(timeout=0 if self.is_shut else IDLE_S):
+                    return taken
+            with self._lock:  # so that a call comes that a signal handler's shutdown came before
                 if self._work.empty():
-                    self._threads.remove(threading.current_thread())
+                    self._leave(threading.current_thread())
+                    if self.is_shut:
+                        self._work.put(None)  # wakes the next thread
                     return None

@@ -105,9 +105,8 @@ class DefaultMQProducer:
         timeout_s = milliseconds("timeout", timeout) / 1_000
         with self._switch:
             self._is_called_off = True
-            was_running, self._running = self._running, False
-            if was_running:
-                self._link.stop(timeout_s)
+            self._running = False
+            self._link.stop(timeout_s)  # also when a signal handler has interrupted a shutdown before
             self._is_stopped = True
 
     def wait(self) -> None:
@@ -120,7 +119,8 @@ class DefaultMQProducer:
 
         Args:
             message: a message, or messages of one topic without delay.
-            timeout: ms, instead of `send_msg_timeout`.
+            timeout: ms, instead of `send_msg_timeout`. The longest so far, of all producers that share the connection,
+                is also how much later Kafka's client may try again what had gone out.
 
         Raises:
             RefusedSend: nothing was sent, with `reason`; as it is the message would be refused again.
@@ -131,7 +131,7 @@ class DefaultMQProducer:
         timeout = None if timeout is None else milliseconds("timeout", timeout)
         if isinstance(message, Message):
             return self._send_one(message, timeout)
-        return self._send_batch(list(message) if isinstance(message, Iterable) else [message], timeout)
+        return self._send_batch(_listed(message), timeout)
 
     def split(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
@@ -139,7 +139,7 @@ class DefaultMQProducer:
         Raises:
             RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
         """
-        listed = list(messages)
+        listed = _listed(messages)
         for each in listed:
             topic_of(each)
         with self._refusing(tracing.reserved()) as maker:
@@ -242,6 +242,11 @@ class DefaultMQProducer:
         except RecordError as error:
             msg = f"{error.reason or 'refused'}: {error}; nothing was sent"
             raise RefusedSend(msg, error.reason) from error
+
+
+def _listed(given: Any) -> list[Any]:
+    """What should be several messages."""
+    return list(given) if isinstance(given, Iterable) else [given]
 
 
 def _addresses(given: object) -> str:

@@ -21,6 +21,8 @@ FORKED = (
     "this process was forked from the one that called start(), whose connection it can't use; make a producer in each "
     "process, after the fork"
 )
+Queue = int | Callable[[int], int]
+"""A partition, or what chooses one of so many, which the client finds out: each call of it is one between threads."""
 SHUT_DOWN = "the producer is shut down; send before shutdown(), or call start() again"
 
 
@@ -112,24 +114,17 @@ class Engine(Protocol):
     has told the application that it failed.
     """
 
-    def queues(self, topic: str, timeout_ms: int) -> int:
-        """Partitions of a topic, once they are known.
-
-        Raises:
-            FailedSend: Kafka does not say.
-        """
-
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """Hand a record over.
 
         Args:
             topic: full name.
-            queue: partition.
+            queue: partition, or what chooses it.
             record: key, value and headers.
             timeout_ms: how long the caller will wait.
 
         Raises:
-            FailedSend: the client does not take it.
+            FailedSend: the client does not take it, or Kafka does not say how many partitions there are.
         """
 
     def flush(self, timeout_s: float) -> bool:

@@ -22,7 +22,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Result
+from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol.encoding import Position
@@ -71,17 +71,10 @@ class KafkaPythonEngine:
         self._is_closed = False
         self._pid = os.getpid()
 
-    def queues(self, topic: str, timeout_ms: int) -> int:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> _Sending:
         """See `Engine`."""
-        try:
-            return len(self._current(timeout_ms).partitions_for(topic))
-        except (ClientError, OSError, RuntimeError) as error:  # the last is that of a client that was closed meanwhile
-            raise self.told(error, is_sent=False) from error
-
-    def send(self, topic: str, queue: int, record: Encoded, timeout_ms: int) -> _Sending:
-        """See `Engine`."""
-        named = {"key": record.key, "value": record.value, "headers": record.headers, "partition": queue}
-        sending = _Sending(self, partial(self._hand_over, topic, named, timeout_ms))
+        named = {"key": record.key, "value": record.value, "headers": record.headers}
+        sending = _Sending(self, partial(self._hand_over, topic, queue, named, timeout_ms))
         sending.begin()
         return sending
 
@@ -123,26 +116,28 @@ class KafkaPythonEngine:
         if isinstance(error, KafkaTimeoutError) or not getattr(error, "retriable", False):
             self._spoilt = client
 
-    def _hand_over(self, topic: str, named: dict[str, Any], timeout_ms: int) -> tuple[KafkaProducer, Any]:
+    def _hand_over(self, topic: str, queue: Queue, named: dict[str, Any], timeout_ms: int) -> tuple[KafkaProducer, Any]:
+        until = time.monotonic() + timeout_ms / 1_000
         try:
-            client = self._current(timeout_ms)
+            client = self._current(timeout_ms, until)
+            partition = _chosen(client, topic, queue, until)
             try:
-                return client, client.send(topic, **named)
-            except (KafkaTimeoutError, kafka_errors.MessageSizeTooLargeError):  # of this record
+                return client, client.send(topic, partition=partition, **named)
+            except kafka_errors.MessageSizeTooLargeError:  # of this record
                 raise
             except ClientError:  # of one before it: nothing was sent
                 self._spoilt = client
-                client = self._current(timeout_ms)
-                return client, client.send(topic, **named)
-        except (ClientError, OSError, ValueError, RuntimeError) as error:
+                client = self._current(timeout_ms, until)
+                partition = _chosen(client, topic, queue, until)
+                return client, client.send(topic, partition=partition, **named)
+        except (ClientError, OSError, ValueError, RuntimeError) as error:  # the last of a client that was closed
             raise self.told(error, is_sent=False) from error
 
-    def _current(self, timeout_ms: int) -> KafkaProducer:
+    def _current(self, timeout_ms: int, until: float) -> KafkaProducer:
         if self._is_closed:
             raise FailedSend(SHUT_DOWN)
         if os.getpid() != self._pid:
             raise FailedSend(FORKED)
-        until = time.monotonic() + timeout_ms / 1_000
         while True:
             with self._lock:
                 if self._spoilt is not self._client and timeout_ms <= self._made_for_ms:
@@ -232,6 +227,12 @@ class _Sending:
 
 
 # kafka-python has no public call for those below.
+
+
+def _chosen(client: KafkaProducer, topic: str, queue: Queue, until: float) -> int:
+    """A partition, once the topic's are known, for which a client waits as long as the longest of all sends may."""
+    known = client._wait_on_metadata(topic, max(0.0, until - time.monotonic()) * 1_000)
+    return queue if isinstance(queue, int) else queue(len(known))
 
 
 def _batch_of(client: KafkaProducer, sent: Any) -> Any:

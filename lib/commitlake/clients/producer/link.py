@@ -15,6 +15,7 @@ from kafka.partitioner.default import murmur2
 
 from commitlake.clients.producer.connection import CONFLUENT_TAKES, NOT_RUNNING, Connection, shared
 from commitlake.clients.producer.engine import Engine, Sent
+from commitlake.clients.producer.plain import shown
 from commitlake.config import KafkaConfig
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, SetupError, UncertainSend
 from commitlake.kafka.admin_client import explain
@@ -43,10 +44,14 @@ def _check_own(options: Mapping[str, Any]) -> None:
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    allowed = (set(KafkaProducer.DEFAULT_CONFIG) | set(KafkaConsumer.DEFAULT_CONFIG)) - _OWN - _TIMES
-    for name in options:
+    usual = {**KafkaConsumer.DEFAULT_CONFIG, **KafkaProducer.DEFAULT_CONFIG}
+    allowed = set(usual) - _OWN - _TIMES
+    for name, value in options.items():
+        if name in allowed and isinstance(usual[name], int | float) and not isinstance(value, int | float):
+            msg = f"client_options: {name} is {shown(value)}, allowed is a number, such as {usual[name]!r}"
+            raise MQClientException(msg)
         if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=3)
+            close = difflib.get_close_matches(str(name), allowed, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             msg = f"client_options: {name} is not allowed; allowed is what kafka-python's clients take{hint}"
             raise MQClientException(msg)
@@ -92,9 +97,10 @@ class KafkaLink:
         engine: what sends.
     """
 
-    def __init__(
-        self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str = ENGINES[0]
-    ) -> None:
+    def __init__(self, kafka: KafkaConfig, start_timeout_ms: int, more: object, engine: str = ENGINES[0]) -> None:
+        if not isinstance(more, Mapping):
+            msg = f"client_options: {shown(more)} is not allowed; allowed is a dict of kafka-python's keyword arguments"
+            raise MQClientException(msg)
         more = dict(more)  # a change for the next producer is none for this one
         _check_own(more)
         check_engine(engine, more)
@@ -121,9 +127,9 @@ class KafkaLink:
 
     def stop(self, timeout_s: float) -> None:
         """Send what is still buffered, for at most `timeout_s`, then leave the connection."""
-        connection, self._connection = self._connection, None
-        if connection:
+        if connection := self._connection:
             connection.leave(self, timeout_s)
+            self._connection = None
 
     def flush(self, timeout_s: float) -> None:
         """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
@@ -219,8 +225,8 @@ class KafkaLink:
         engine = self._started()
         try:
             if queue is None:
-                number = next(self._turn) if record.key is None else murmur2(record.key) & 0x7FFFFFFF
-                queue = int(number % engine.queues(name, timeout_ms))
+                number = next(self._turn) if record.key is None else int(murmur2(record.key)) & 0x7FFFFFFF
+                return engine.send(name, number.__mod__, record, timeout_ms)
             return engine.send(name, queue, record, timeout_ms)
         except ConfigError as error:  # of a connection in place of another, for example when a file is gone
             raise FailedSend(str(error)) from error

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from commitlake.clients import tracing
+from commitlake.clients.producer import plain
 from commitlake.clients.producer.check_progress import Calls
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
-from commitlake.clients.producer.plain import sharding_key_of
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.errors import FailedSend, MQClientException, RecordError
@@ -89,6 +89,9 @@ class ProducerOnLoop(TransactionMQProducer):
         self, group: str, listener: Any, *, threads: int, executor: Executor | None = None, **options: Any
     ) -> None:
         super().__init__(group, listener, **options)
+        if plain.whole(threads) is None or threads < 1:
+            msg = f"threads: {plain.shown(threads)} is not allowed; allowed is a whole number from 1"
+            raise MQClientException(msg)
         self._threads, self._given = threads, executor
         self._loop: asyncio.AbstractEventLoop
         self._lanes = WeakValueDictionary[bytes, asyncio.Lock]()
@@ -134,7 +137,7 @@ class ProducerOnLoop(TransactionMQProducer):
         first = message[0] if isinstance(message, Sequence) and message else message
         key = None
         with suppress(RecordError):  # which the call raises
-            key = sharding_key_of(first) if isinstance(first, Message) else None
+            key = plain.sharding_key_of(first) if isinstance(first, Message) else None
         if key is None:
             return await asyncio.wrap_future(self._queued(call))
         async with self._lanes.setdefault(key, asyncio.Lock()):  # which lets in who waits in the order they came

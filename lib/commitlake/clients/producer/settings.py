@@ -9,11 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
 from commitlake.clients.producer.ignored import Ignored
-from commitlake.errors import CommitLakeError, FailedSend, MQClientException, RecordError
+from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import wire
@@ -87,11 +86,11 @@ class SettingsReader:
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
-            self._look()
             try:
+                self._look()
                 self._failure = None
                 self._consume()
-            except (ClientError, CommitLakeError, OSError) as error:
+            except Exception as error:  # whatever it is: who still waits is told, and the limits may change again
                 self._failure = error
                 if is_refusal(error) and not self._ready.is_set():
                     self._ready.set()  # `start` need not wait: a retry would be refused too

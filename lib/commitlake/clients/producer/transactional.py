@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
-from threading import Lock
 from typing import Any
 
 from commitlake.clients import tracing
@@ -100,8 +99,7 @@ class TransactionMQProducer(DefaultMQProducer):
             start_timeout=start_timeout,
             engine=engine,
         )
-        self._check_plain(listener, *_METHODS)
-        self._listener = listener
+        self._listener = self._checked_listener(listener)
         self._executor, self._check_timeout_s = executor, milliseconds("check_timeout", check_timeout) / 1_000
         self._hooks: list[AnyHook] = []
         self._is_warned = False
@@ -126,8 +124,12 @@ class TransactionMQProducer(DefaultMQProducer):
         until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
         with self._switch:
             checks, self._checks = self._checks, None
-        if checks:
-            checks.stop(until)
+        try:
+            if checks:
+                checks.stop(until)
+        except BaseException:  # of a signal handler: the next shutdown goes on
+            self._checks = checks
+            raise
         if self._running:
             self._link.flush(max(0.0, until - time.monotonic()) / 2)
         self._late.stop(max(0.0, until - time.monotonic()) / 2)
@@ -142,10 +144,9 @@ class TransactionMQProducer(DefaultMQProducer):
         """Set the listener, also while running.
 
         Raises:
-            MQClientException: its methods are coroutine functions.
+            MQClientException: it is no listener, or its methods are coroutine functions.
         """
-        self._check_plain(listener, *_METHODS)
-        self._listener = listener
+        self._listener = self._checked_listener(listener)
         if self._running:  # nothing waits for a start or a shutdown under way
             self._answer_checks()
 
@@ -153,8 +154,11 @@ class TransactionMQProducer(DefaultMQProducer):
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent.
 
         Raises:
-            MQClientException: it is a coroutine function.
+            MQClientException: it can't be called, or is a coroutine function.
         """
+        if not callable(getattr(hook, "end_transaction", hook)):
+            msg = f"{hook!r:.200} is no hook, allowed is a callable, or an object with a method end_transaction"
+            raise MQClientException(msg)
         self._check_plain(hook, "__call__", "end_transaction")
         self._hooks.append(hook)
 
@@ -227,6 +231,13 @@ class TransactionMQProducer(DefaultMQProducer):
                 "checks)",
                 self.group,
             )
+
+    def _checked_listener(self, listener: Any) -> TransactionListener | None:
+        if listener is not None and not any(hasattr(listener, name) for name in _METHODS):
+            msg = f"{listener!r:.200} is no listener, allowed is an object with the methods {' and '.join(_METHODS)}"
+            raise MQClientException(msg)
+        self._check_plain(listener, *_METHODS)
+        return listener  # type: ignore[no-any-return]
 
     def _check_plain(self, given: object, *names: str) -> None:
         """Nothing would await a coroutine here."""
@@ -346,22 +357,19 @@ def _attempt(half: wire.HalfRecord | wire.CheckRecord) -> str:
 
 
 class _Recent:
-    """The newest `most` of the decisions added, by id."""
+    """The newest `most` of the decisions added, by id. A lock might be held by what a signal handler interrupts."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._decisions: OrderedDict[str, LocalTransactionState] = OrderedDict()
-        self._lock = Lock()
 
     def add(self, name: str, decision: LocalTransactionState) -> None:
-        with self._lock:
-            self._decisions[name] = decision
-            if len(self._decisions) > self._most:
-                self._decisions.popitem(last=False)
+        self._decisions[name] = decision
+        if len(self._decisions) > self._most:
+            self._decisions.popitem(last=False)
 
     def get(self, name: str) -> LocalTransactionState | None:
-        with self._lock:
-            return self._decisions.get(name)
+        return self._decisions.get(name)
 
 
 def log_lost(error: BaseException | None) -> None:

@@ -174,10 +174,12 @@ def of_consumers(config: Config) -> Iterable[Metric]:
     labels, now = ["consumer_group", "topic"], now_ms() / 1_000
     behind = GaugeMetricFamily("commitlake_consumer_behind", "messages that a group has not passed", labels=labels)
     oldest = GaugeMetricFamily("commitlake_consumer_oldest_seconds", "age of the oldest of them", labels=labels)
-    for group, topic, count, visible_at in islice(consumers.lags(config), _MOST_TOPICS):
-        behind.add_metric([group, topic], count)
-        oldest.add_metric([group, topic], 0 if visible_at is None else now - visible_at.timestamp())
-    return behind, oldest
+    members = GaugeMetricFamily("commitlake_consumer_members", "instances of a group that live", labels=labels)
+    for lag in islice(consumers.lags(config), _MOST_TOPICS):
+        behind.add_metric([lag.group, lag.topic], lag.behind)
+        oldest.add_metric([lag.group, lag.topic], lag.late_s(now))
+        members.add_metric([lag.group, lag.topic], lag.members)
+    return behind, oldest, members
 
 
 def _one(name: str, text: str, value: float) -> Metric:

@@ -9,11 +9,12 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -22,7 +23,7 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.coordinator.recovery import jvm_lock
 from commitlake.coordinator.recovery.jvm_lock import JvmLock
 from commitlake.errors import FencedError, WarehouseError
-from commitlake.protocol.version import __version__
+from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TABLES, Warehouse, topic_table
 from commitlake.tables.warehouse import AppendGuard
@@ -146,13 +147,32 @@ def describe(host: str, pid: int, epoch: int | None) -> str:
 
 
 def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -> int:
-    """Appends this start to `epochs`; returns its number. That of the first one need not be looked up."""
-    newest = None if is_first else _newest(warehouse).collect()[0]["epoch"]
-    epoch = FIRST_EPOCH if newest is None else int(newest) + 1
+    """Appends this start to `epochs`; returns its number. That of the first one need not be looked up.
+
+    Raises:
+        WarehouseError: a coordinator of a newer contract has started here.
+    """
+    newest = None if is_first else _newest_but_newer(warehouse)
+    epoch = FIRST_EPOCH if newest is None else newest + 1
     values = {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "version": version}
+    values |= {"contract": CONTRACT}
     row = of_rows(warehouse.spark, [values], TABLES["epochs"].schema)
     warehouse.append(row.withColumn("started_at", F.current_timestamp()), "epochs", {"epoch": epoch})
     return epoch
+
+
+def _newest_but_newer(warehouse: Warehouse) -> int | None:
+    """The newest epoch. Nothing is written yet: a start that is refused must not fence the coordinator that runs."""
+    newest = F.max("epoch").alias("epoch"), F.max(F.struct("contract", "version")).alias("highest")
+    found = warehouse.read("epochs").agg(*newest).collect()[0]
+    if found["highest"] is not None and (found["highest"]["contract"] or 0) > CONTRACT:
+        contract, version = found["highest"]
+        msg = (
+            f"warehouse: CommitLake {version} has run on {warehouse.root}, by version {contract} of the contract; this "
+            f"one knows {CONTRACT}: start that version or a later one, or bring back a backup from before it"
+        )
+        raise WarehouseError(msg)
+    return None if found["epoch"] is None else int(found["epoch"])
 
 
 def fence(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
@@ -269,6 +289,16 @@ class Ownership:
     lock: WarehouseLock | None = None
     epoch: int = 0
     is_new: bool = False
+
+    def lost(self, warehouse: Warehouse) -> FencedError | None:
+        """That a newer coordinator has the warehouse, where that is seen: tables may be out of reach, too."""
+        try:
+            with suppress(PySparkException):
+                if self.lock is None and self.epoch:
+                    check(warehouse, self.epoch)
+        except FencedError as error:
+            return error
+        return None
 
 
 def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ownership:

@@ -1,7 +1,8 @@
 """A coordinator's sign of life off local disks, for a standby that waits until it is gone.
 
 The sign decides nothing: epochs do (`fencing`). A coordinator that is taken for dead and is not ends as soon as it
-commits. A standby compares what it reads with what it read before, by its own clock; no other machine's clock counts.
+commits, or finds another's sign in place of its own and then a newer epoch. A standby compares what it reads with what
+it read before, by its own clock; no other machine's clock counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from commitlake.config import Config
 from commitlake.config.locations import SIGN_OF_LIFE
+from commitlake.coordinator.recovery.fencing import describe
 from commitlake.spark.files import FileSystem
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,6 @@ log = logging.getLogger(__name__)
 _BEATS = 3
 """Signs within the time after which a standby takes over: two may be late."""
 _LOOK_S = 0.5
-_SELF = f"host {socket.gethostname()}, pid {os.getpid()}"
 
 
 class Heartbeat:
@@ -36,18 +37,24 @@ class Heartbeat:
     Args:
         spark: any session of the application.
         config: says where, and how long a standby waits.
+        epoch: number of this start; 0 of one that only looks.
     """
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
+    def __init__(self, spark: SparkSession, config: Config, epoch: int = 0) -> None:
+        self._own = f"{describe(socket.gethostname(), os.getpid(), epoch)}, sign "
         is_catalog = config.warehouse.startswith("schema:")
         self._files = FileSystem(spark, config.scratch if is_catalog else config.warehouse)
         self._after_s = config.standby_after_ms / 1_000
 
     @contextmanager
-    def beating(self) -> Iterator[None]:
-        """Gives signs of life, and takes the last one away: after a clean stop nobody waits."""
+    def beating(self, meet_other: Callable[[], None]) -> Iterator[None]:
+        """Gives signs of life, and takes the last one away: after a clean stop nobody waits.
+
+        Args:
+            meet_other: is called where the last sign is not this coordinator's any more.
+        """
         ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(ended,), name="commitlake-heartbeat", daemon=True)
+        thread = threading.Thread(target=self._beat, args=(ended, meet_other), name="commitlake-heartbeat", daemon=True)
         thread.start()
         try:
             yield
@@ -55,13 +62,18 @@ class Heartbeat:
             ended.set()
             thread.join()
             with suppress(Py4JError):
-                if (self._files.read(SIGN_OF_LIFE) or "").startswith(_SELF):
+                if self._is_own():
                     self._files.delete(SIGN_OF_LIFE)
 
-    def _beat(self, ended: threading.Event) -> None:
+    def _is_own(self) -> bool:
+        return (self._files.read(SIGN_OF_LIFE) or "").startswith(self._own)
+
+    def _beat(self, ended: threading.Event, meet_other: Callable[[], None]) -> None:
         for number in count():
             try:
-                self._files.write(SIGN_OF_LIFE, f"{_SELF}, sign {number}")
+                if number and not self._is_own():
+                    meet_other()
+                self._files.write(SIGN_OF_LIFE, f"{self._own}{number}")
             except Exception as error:  # the file system may be away; the beats go on all the same
                 log.debug("no sign of life: %s", error)
             if ended.wait(self._after_s / _BEATS):

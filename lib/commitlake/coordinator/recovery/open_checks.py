@@ -7,24 +7,22 @@ from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, IS_ANSWER, op_rows, rows
-from commitlake.coordinator.recovery.snapshot import Point
+from commitlake.coordinator.recovery.snapshot import Between
 from commitlake.protocol.statemachine.deadlines import LONGEST_PAUSE_MS
 from commitlake.protocol.states import Kind
-from commitlake.tables import Warehouse
 
 
-def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: TransactionConfig) -> DataFrame:
+def with_checks(halves: DataFrame, look: Between, timing: TransactionConfig) -> DataFrame:
     """Brings the checks of half messages up to date; an answer counts as in `statemachine.answers`.
 
     Args:
-        halves: open half messages, rows of `INPUT_SCHEMA`, with their checks as they were at `since`.
-        warehouse: the tables.
-        since: from where to look.
+        halves: open half messages, rows of `INPUT_SCHEMA`, with their checks as they were at the point looked from.
+        look: where to look.
         timing: the timings.
     """
     first = f"kind = {int(Kind.HALF)}"
     same_round = f"{first} AND c_queue = queue AND c_offset = offset AND c_round = round"
-    asked = halves.join(_newest_checks(warehouse, since), F.expr(same_round), "left")
+    asked = halves.join(_newest_checks(look), F.expr(same_round), "left")
     asked = asked.selectExpr(
         "*",
         "coalesce(last.check_no, checks) AS number",
@@ -32,7 +30,7 @@ def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: T
         f"coalesce(unix_millis(last.requested_at), due - {_pause('repeat', timing)}) AS asked_at",
     )
     same_half = f"{first} AND a_queue = queue AND a_offset = offset AND a_tid = tid AND a_grp = grp"
-    found = asked.join(_answers(warehouse, since), F.expr(same_half), "left")
+    found = asked.join(_answers(look), F.expr(same_half), "left")
     fits = "(a.checks = number AND a.round = round) OR (a.checks = -1 AND a.stored > asked_at)"
     found = found.selectExpr(
         "*", f"IF(out >= 0, array_min(transform(filter(given, a -> {fits}), a -> a.stored)), NULL) AS answered_at"
@@ -45,19 +43,18 @@ def with_checks(halves: DataFrame, warehouse: Warehouse, since: Point, timing: T
     return rows(found, **{name: name for name in INPUT_SCHEMA.names} | changed)
 
 
-def _newest_checks(warehouse: Warehouse, since: Point) -> DataFrame:
+def _newest_checks(look: Between) -> DataFrame:
     """The newest check of each round."""
-    checks = warehouse.rows("checks").where(since.written_since())
-    each = checks.selectExpr(
+    each = look.written("checks").selectExpr(
         *("queue AS c_queue", "half_offset AS c_offset", "round AS c_round"),
         "struct(check_no, coalesce(repeat, 0) AS repeat, requested_at) AS asked",  # version 0.1 repeated none
     )
     return each.groupBy("c_queue", "c_offset", "c_round").agg(F.max("asked").alias("last"))
 
 
-def _answers(warehouse: Warehouse, since: Point) -> DataFrame:
+def _answers(look: Between) -> DataFrame:
     """What was answered, still unknown, by half message, id and group."""
-    answers = op_rows(since.landed_since(warehouse.rows("op").where(IS_ANSWER), "op", "queue", "op_offset"))
+    answers = op_rows(look.landed("op", "queue", "op_offset", op=IS_ANSWER))
     place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]
     each = answers.selectExpr(*place, "struct(checks, round, stored) AS answer")
     return each.groupBy("a_queue", "a_offset", "a_tid", "a_grp").agg(F.collect_list("answer").alias("given"))

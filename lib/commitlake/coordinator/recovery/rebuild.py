@@ -8,7 +8,6 @@ again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,12 +15,10 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
 from commitlake.coordinator.coordination.input_rows import (
-    OPENED,
     delayed_rows,
     half_rows,
     op_rows,
     refused_rows,
-    stored_rows,
     waiting_rows,
 )
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
@@ -29,7 +26,7 @@ from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_o
 from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
-from commitlake.coordinator.recovery.snapshot import BEGINNING, Point
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, Point
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
@@ -76,62 +73,15 @@ def open_rows(
         since: what was open before, and from where to look.
         until: where the tables were; what has landed or was written later is left for later. None: all of it.
     """
-    look = _Look(warehouse, since, until)
-    halves = with_checks(_open_halves(look, timing), warehouse, since, timing)
-    every = [halves, _open_ops(look), _open_delayed(look), _open_waiting(look)]
-    if until is None:  # refused parts are always worked out anew
-        every.append(_refused_parts(warehouse))
-    found = every[0]
-    for rows in every[1:]:
-        found = found.unionByName(rows)
-    return found
+    look = Between(warehouse, since, until)
+    halves = with_checks(_open_halves(look, timing), look, timing)
+    every = [halves, _refused_parts(look), _open_ops(look), _open_delayed(look), _open_waiting(look)]
+    return reduce(DataFrame.unionByName, every)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Rows of the tables between two points."""
-
-    warehouse: Warehouse
-    since: Point
-    until: Point | None
-
-    def landed(self, table: str, offset: str = "queue_offset", **sources: str) -> DataFrame:
-        """What has landed.
-
-        Args:
-            table: the table.
-            offset: its column of offsets.
-            sources: by source, which of its rows come from there; SQL.
-        """
-        every = self.warehouse.rows(table)
-        each = [self._landed(every.where(rows), source, "queue", offset) for source, rows in sources.items()]
-        return reduce(DataFrame.union, each)
-
-    def _landed(self, rows: DataFrame, *place: str) -> DataFrame:
-        """Those whose record has landed after the one point and before the other."""
-        early = rows if self.until is None else rows.where(self.until.had_landed(*place))
-        return self.since.landed_since(early, *place)
-
-    def written(self, table: str) -> DataFrame:
-        """What batches have written, not later ones: a backup leaves out one that is not whole."""
-        rows = self.warehouse.rows(table).where(self.since.written_since())
-        return rows if self.until is None else rows.where(f"batch_id <= {self.until.batch_id}")
-
-    def with_saved(self, rows: DataFrame, *kinds: Kind) -> DataFrame:
-        """`rows`, and the saved ones of these kinds."""
-        if self.since.rows is None:
-            return rows
-        numbers = ", ".join(str(int(kind)) for kind in kinds)
-        return rows.unionByName(self.since.rows.where(f"kind IN ({numbers})"))
-
-    def resumed(self) -> DataFrame:
-        """What RESUMEs have opened, as rows of `INPUT_SCHEMA`."""
-        return stored_rows(self.written("reentries").where(OPENED))
-
-
-def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
+def _open_halves(look: Between, timing: TransactionConfig) -> DataFrame:
     """Half messages without an end in their newest round."""
-    new = half_rows(look.landed("half", half="true"))
+    new = half_rows(look.landed("half", "queue", "queue_offset", half="true"))
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
     resumed = look.resumed().withColumn("due", F.expr(due))
     every = look.with_saved(new.unionByName(resumed), *_HALVES)
@@ -142,18 +92,23 @@ def _open_halves(look: _Look, timing: TransactionConfig) -> DataFrame:
     return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
 
 
-def _refused_parts(warehouse: Warehouse) -> DataFrame:
-    """Parts that landing has refused, of first half messages that are open or have not landed; few, in most starts."""
-    refused = materialized(refused_rows(warehouse.rows("rejected")))
+def _refused_parts(look: Between) -> DataFrame:
+    """Parts that landing has refused, of first half messages that are open or have not landed; few, in most starts.
+
+    A record at an offset used before came later than its offset says, so those are looked through each time.
+    """
+    used = look.warehouse.rows("rejected").where(f"source = 'half' AND reason = '{OFFSET_USED_BEFORE}'")
+    new = look.landed("rejected", "kafka_partition", "kafka_offset", half="source = 'half'").union(used)
+    refused = materialized(look.with_saved(refused_rows(new), Kind.REFUSED_PART).distinct())
     if refused.isEmpty():
         return refused
     named = refused.selectExpr("*", "queue AS first_queue", "offset AS first_offset")
-    return with_first(named, LedgerTables.of(warehouse)).where("pending").select(*refused.columns)
+    return with_first(named, look.ledger()).where("pending").select(*refused.columns)
 
 
-def _open_ops(look: _Look) -> DataFrame:
+def _open_ops(look: Between) -> DataFrame:
     """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
-    asked = look.landed("op", "op_offset", op="NOT admin", admin="admin")
+    asked = look.landed("op", "queue", "op_offset", op="NOT admin", admin="admin")
     new = op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
     refused = look.warehouse.rows("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
@@ -164,7 +119,7 @@ def _open_ops(look: _Look) -> DataFrame:
     ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
     left = every.join(done, _AT_OP, "left_anti")
     left = materialized(_without_deciding(left, look.written("transactions")))
-    return left.join(_harmless(left, LedgerTables.of(look.warehouse)), _AT_OP, "left_anti")
+    return left.join(_harmless(left, look.ledger()), _AT_OP, "left_anti")
 
 
 def _without_deciding(ops: DataFrame, transactions: DataFrame) -> DataFrame:
@@ -190,20 +145,20 @@ def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
     return found
 
 
-def _open_delayed(look: _Look) -> DataFrame:
+def _open_delayed(look: Between) -> DataFrame:
     """Delayed messages that have not reached the end of their delay."""
-    new = delayed_rows(look.landed("delayed", messages="true"))
+    new = delayed_rows(look.landed("delayed", "queue", "queue_offset", messages="true"))
     return _without_delivery(look.with_saved(new, Kind.DELAYED), look, Source.MESSAGES, "queue", "offset")
 
 
-def _open_waiting(look: _Look) -> DataFrame:
+def _open_waiting(look: Between) -> DataFrame:
     """Committed half messages with a delay that has not ended."""
     committed = look.written("transactions").where("state = 'COMMITTED' AND deliver_at IS NOT NULL")
     new = waiting_rows(committed, "half_offset", "unix_millis(deliver_at)")
     return _without_delivery(look.with_saved(new, Kind.WAITING), look, Source.HALF, "part_queue", "part_offset")
 
 
-def _without_delivery(rows: DataFrame, look: _Look, source: Source, queue: str, offset: str) -> DataFrame:
+def _without_delivery(rows: DataFrame, look: Between, source: Source, queue: str, offset: str) -> DataFrame:
     name = source.name.lower()
     done = look.written("deliveries").where(f"source = '{name}'")
     done = done.selectExpr(f"{coordinate_sql('queue', 'queue_offset')} AS d_at")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 
 from pyspark.sql import DataFrame
@@ -16,12 +16,14 @@ from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, OPENED, stored_rows
+from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.protocol.states import Kind
 from commitlake.tables import Warehouse
 
 _TABLE = "open_rows"
+_OF_BATCHES = ("transactions", "deliveries", "reentries")
 _HEAD = f"kind = {int(Kind.TICK)}"
 """The row that says from when and how the others are; no saved row of a segment has that kind."""
 
@@ -65,6 +67,56 @@ class Point:
 
 
 BEGINNING = Point()
+
+
+@dataclass(frozen=True)
+class Between:
+    """Rows of the tables between two points."""
+
+    warehouse: Warehouse
+    since: Point
+    until: Point | None
+
+    def landed(self, table: str, queue: str, offset: str, **sources: str) -> DataFrame:
+        """What has landed.
+
+        Args:
+            table: the table.
+            queue: its column of queues.
+            offset: its column of offsets.
+            sources: by source, which of its rows come from there; SQL.
+        """
+        every = self.warehouse.rows(table)
+        each = [self._landed(every.where(rows), source, queue, offset) for source, rows in sources.items()]
+        return reduce(DataFrame.union, each)
+
+    def _landed(self, rows: DataFrame, *place: str) -> DataFrame:
+        """Those whose record has landed after the one point and before the other."""
+        early = rows if self.until is None else rows.where(self.until.had_landed(*place))
+        return self.since.landed_since(early, *place)
+
+    def written(self, table: str) -> DataFrame:
+        """What batches have written, not later ones: a backup leaves out one that is not whole."""
+        return self._early(self.warehouse.rows(table).where(self.since.written_since()))
+
+    def _early(self, rows: DataFrame) -> DataFrame:
+        return rows if self.until is None else rows.where(f"batch_id <= {self.until.batch_id}")
+
+    def ledger(self) -> LedgerTables:
+        """The tables by which what is unmatched is judged, without what later batches have written."""
+        tables = LedgerTables.of(self.warehouse)
+        return replace(tables, **{name: self._early(getattr(tables, name)) for name in _OF_BATCHES})
+
+    def with_saved(self, rows: DataFrame, *kinds: Kind) -> DataFrame:
+        """`rows`, and the saved ones of these kinds."""
+        if self.since.rows is None:
+            return rows
+        numbers = ", ".join(str(int(kind)) for kind in kinds)
+        return rows.unionByName(self.since.rows.where(f"kind IN ({numbers})"))
+
+    def resumed(self) -> DataFrame:
+        """What RESUMEs have opened, as rows of `INPUT_SCHEMA`."""
+        return stored_rows(self.written("reentries").where(OPENED))
 
 
 def reached(warehouse: Warehouse) -> Point | None:
@@ -131,8 +183,8 @@ def newest(warehouse: Warehouse, timing: TransactionConfig) -> Point:
 
 
 def _text(timing: TransactionConfig) -> str:
-    """What the rows depend on; those of an older version, whose batches did not wait for a position, are not used."""
-    return json.dumps(asdict(timing) | {"batches_after_positions": True}, sort_keys=True)
+    """What the rows depend on; those of an older version, which saved no refused parts, are not used."""
+    return json.dumps(asdict(timing) | {"batches_after_positions": True, "refused_parts": True}, sort_keys=True)
 
 
 def _head_column(name: str) -> str:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
@@ -53,6 +56,11 @@ FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due} d WHERE {fits})
 LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
 GROUP BY ALL
 """
+_PENDING = f"""
+SELECT transaction_id, producer_group, queue, queue_offset, round, checks, message_id, keys, properties, stored_at
+FROM {open_transactions.VIEW} WHERE checks > 0 AND producer_group IN (SELECT unnest($groups))
+"""
+_SHARED_S = 1.0
 _LONG_MS = 10 * 60_000
 """After so long it is told that a transaction of a database is still in progress."""
 NOT_OURS = (
@@ -88,6 +96,8 @@ class Resolver:
         self.rules = [rule_of(group, given, timeout) for group, given in config.checks.items()]
         logs = [rule for rule in self.rules if rule.table == DELTA_LOG]
         self._allowed = {rule.group: AllowedPlaces(config, rule.group, rule.places) for rule in logs}
+        self._lock, self._looked_at = threading.Lock(), 0.0
+        self._pending: pa.Table | None = None
         self._answered: dict[str, set[str]] = {rule.group: set() for rule in self.rules}
         if any(rule.needs_postgresql for rule in self.rules):
             importlib.import_module("commitlake.coordinator.resolving.database")
@@ -95,8 +105,7 @@ class Resolver:
     def once(self, rules: Iterable[CheckRule] | None = None) -> Counter[str]:
         """Answer all that rules decide now; return how many answers were COMMIT and ROLLBACK."""
         sent: Counter[str] = Counter()
-        with opened(self._config.warehouse) as tables:
-            open_transactions.make(tables)
+        with self._tables() as tables:
             for rule in self.rules if rules is None else rules:
                 found = self._found(tables, rule)
                 # While a coordinator works off many answers, it has them as pending: each is sent once.
@@ -107,12 +116,25 @@ class Resolver:
 
     def look(self) -> dict[str, int]:
         """How many answers each rule would give now; none is sent."""
-        with opened(self._config.warehouse) as tables:
-            open_transactions.make(tables)
+        with self._tables() as tables:
             for rule in self.rules:
                 if rule.database:
                     _ask_nothing(rule)
             return {rule.group: len(self._found(tables, rule)) for rule in self.rules}
+
+    @contextmanager
+    def _tables(self) -> Iterator[Tables]:
+        """The tables, with what is pending: worked out once for all rules that look within a second."""
+        with self._lock:
+            if self._pending is None or time.monotonic() - self._looked_at > _SHARED_S:
+                with opened(self._config.warehouse) as tables:
+                    open_transactions.make(tables)
+                    self._pending = tables.rows(_PENDING, groups=[rule.group for rule in self.rules])
+                self._looked_at = time.monotonic()
+            pending = self._pending
+        with opened(self._config.warehouse) as tables:
+            tables.db.register(open_transactions.VIEW, pending)
+            yield tables
 
     def _found(self, tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
         now = self._clock.now_ms()

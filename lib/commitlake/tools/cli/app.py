@@ -16,7 +16,7 @@ import typer
 from commitlake.errors import RecordError, SetupError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__
-from commitlake.spark import process
+from commitlake.spark import preflight, process
 from commitlake.tools.cli import tx, without_spark
 from commitlake.tools.cli.driver import in_driver
 from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, need_address
@@ -87,6 +87,8 @@ def run(
 ) -> None:
     """Run the coordinator, until SIGTERM or Ctrl-C."""
     settings = load(conf, sets)
+    if not dry_run and not process.is_driver():
+        preflight.check_coordinator(settings, stands_by=standby)
     with in_driver(context, long_lived=True, exit_when_stopped=0):
         from commitlake.tools.cli import commands
 

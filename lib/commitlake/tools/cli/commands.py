@@ -60,7 +60,7 @@ def _serve(coordinator: Coordinator) -> None:
     stop = process.stop_on_signals()
     conf = coordinator.config
     where = f"epoch={coordinator.epoch} warehouse={conf.warehouse} kafka={conf.kafka.bootstrap_servers}"
-    print(f"READY {where}", flush=True)
+    print(f"READY {where}{' new warehouse' if coordinator.epoch == fencing.FIRST_EPOCH else ''}", flush=True)
     while not stop.is_set() and not coordinator.await_termination(timeout=0.2):
         pass
     if stop.is_set():

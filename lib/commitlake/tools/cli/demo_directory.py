@@ -16,7 +16,7 @@ from commitlake.kafka import parent_watch
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import given, process, runtime, session
 
-_COMMITLAKE = (sys.executable, "-m", "commitlake.tools.cli")
+_COMMITLAKE = (sys.executable, "-P", "-m", "commitlake.tools.cli")
 _ENDS_WITH_THIS_PROCESS = (sys.executable, parent_watch.__file__, "60")
 DATABASES = ("points", "logistics", "orders")  # that of the orders goes last: it tells that a demo was here
 

@@ -6,15 +6,16 @@ from dataclasses import asdict
 
 from commitlake.config import Config
 from commitlake.config.terminal import json_line, printable
-from commitlake.tools.doctor import examine
+from commitlake.tools.doctor import examine, verdict
 
 
 def doctor(settings: Config, as_json: bool) -> int:
     """Show whether all is well; 1 when something is not."""
     findings = list(examine(settings))
-    for finding in findings:
+    overall = verdict(findings)
+    for finding in (overall, *findings):
         if as_json:
             print(json_line(asdict(finding)))
         else:
             print(printable(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}"))
-    return int(not all(finding.is_well for finding in findings))
+    return int(not overall.is_well)

@@ -34,7 +34,7 @@ class Instance:
         self.is_killed = False
         given = {"name": name, "table": str(table), "kafka": dict(kafka)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", shop.__name__, json.dumps(given)],
+            [sys.executable, "-P", "-m", shop.__name__, json.dumps(given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

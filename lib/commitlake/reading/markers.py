@@ -1,0 +1,25 @@
+"""Markers: JSON of a coordinator in the `userMetadata` of its commits; others may write anything there."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+
+def marker_of(commit: str) -> dict[str, Any]:
+    """The marker in the text of a commit, empty where there is none."""
+    for line in commit.splitlines():
+        if line.startswith('{"commitInfo"'):
+            with suppress(ValueError):
+                return parsed(json.loads(line)["commitInfo"].get("userMetadata"))
+    return {}
+
+
+def parsed(text: str | None) -> dict[str, Any]:
+    """Reads a commit's `userMetadata`, empty where that is no marker."""
+    try:
+        marker = json.loads(text or "null")
+    except ValueError:
+        return {}
+    return marker if isinstance(marker, dict) else {}

@@ -1,0 +1,198 @@
+"""What a machine must have, looked at in Python before Java starts: Java tells of each by a stack trace, or late."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commitlake.errors import SetupError
+
+if TYPE_CHECKING:
+    from commitlake.config import Config
+
+_LEAST_FILES, _MANY_FILES = 1_024, 65_536
+_LEAST_HEAP = 512 << 20
+"""Spark itself wants 450 MiB of what Java calls its heap, which is a little less than what it is given."""
+_LEAST_FREE = 64 << 20
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_IMPORTED = {
+    *("click", "deltalake", "duckdb", "kafka", "numpy", "pandas", "prometheus_client", "psycopg", "pyarrow", "rich"),
+    *("sqlglot", "typer", "yaml", *sys.stdlib_module_names),
+}
+
+
+@dataclass(frozen=True)
+class Lack:
+    """One thing that is not as it must be.
+
+    Attributes:
+        what: the thing.
+        value: what it is.
+        allowed: what it may be.
+        remedy: what to do.
+    """
+
+    what: str
+    value: str
+    allowed: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """As the error has it."""
+        return f"{self.what}: {self.value}; allowed is {self.allowed}; {self.remedy}"
+
+
+OPTIMISED = Lack(
+    "python",
+    "-O, or PYTHONOPTIMIZE is set",
+    "neither, since assertions of kafka-python do work: without them it reaches no broker",
+    "leave them out",
+)
+
+
+def check(settings: Mapping[str, str], *, is_one_machine: bool) -> None:
+    """Look at the machine.
+
+    Args:
+        settings: that Spark is given.
+        is_one_machine: whether Spark's executors are in the driver's process.
+
+    Raises:
+        SetupError: it lacks something; the text names all that it lacks.
+    """
+    heap = settings.get("spark.driver.memory") or os.environ.get("SPARK_DRIVER_MEMORY", "1g")
+    host = () if is_one_machine else _host()
+    _refuse(_optimised(), _user(), _files(), _heap(heap), host, _space("TMPDIR", _temp()))
+
+
+def check_coordinator(config: Config, *, stands_by: bool) -> None:
+    """Look at what a coordinator needs besides.
+
+    Args:
+        config: its configuration.
+        stands_by: whether another one may hold the port meanwhile.
+
+    Raises:
+        SetupError: it is not there; the text names all that is not.
+    """
+    from commitlake.config.locations import is_local, local_path
+
+    places = {"warehouse": config.warehouse, "checkpoints": config.checkpoints}
+    local = [_space(name, local_path(place)) for name, place in places.items() if is_local(place)]
+    _refuse(*local, () if stands_by else _port(config.metrics.host, config.metrics.port))
+
+
+def check_imports() -> None:
+    """Look at PYTHONPATH, before anything is imported that it may hide.
+
+    Raises:
+        SetupError: a directory there hides a module.
+    """
+    _refuse(_hidden(os.environ.get("PYTHONPATH", "")))
+
+
+def _refuse(*found: Iterator[Lack] | tuple[()]) -> None:
+    if lacks := [str(lack) for each in found for lack in each]:
+        raise SetupError("\n".join(lacks))
+
+
+def _optimised() -> Iterator[Lack]:
+    if sys.flags.optimize:
+        yield OPTIMISED
+
+
+def _user() -> Iterator[Lack]:
+    """Hadoop asks the system for the name of the user that runs it."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        line = f"commitlake:x:{os.getuid()}:{os.getgid()}::/tmp:/bin/sh"
+        value = f"user id {os.getuid()}, which has no entry in /etc/passwd"
+        yield Lack(
+            "user", value, "one with a name, which Hadoop needs", f"add one, for example {line}, or run as another user"
+        )
+
+
+def _files() -> Iterator[Lack]:
+    """Raises the limit as far as it may, as Java does, for those that are started; Python alone would not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now, most = (sys.maxsize if each == resource.RLIM_INFINITY else each for each in (soft, hard))
+    if most < _LEAST_FILES:
+        remedy = "raise it with ulimit -n, or in systemd with LimitNOFILE"
+        yield Lack("open files", f"at most {most}", f"a limit of {_LEAST_FILES} or more", remedy)
+    elif now < min(most, _MANY_FILES):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MANY_FILES), hard))
+
+
+def _heap(given: str) -> Iterator[Lack]:
+    match = re.fullmatch(r"(\d{1,12})([kmgt]?)", given.strip().lower())
+    if not match or int(match[1]) * _UNITS[match[2]] < _LEAST_HEAP:
+        remedy = "change --driver-memory in COMMITLAKE_SPARK_ARGS"
+        yield Lack("spark.driver.memory", given, "512m or more, a whole number with m or g", remedy)
+
+
+def _host() -> Iterator[Lack]:
+    """Executors call the driver by an address of its own."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        if "SPARK_LOCAL_IP" not in os.environ:
+            value, remedy = f"{name} has no address ({error.strerror})", "add it to /etc/hosts, or set SPARK_LOCAL_IP"
+            yield Lack("host name", value, "one that resolves", remedy)
+
+
+def _temp() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return None
+
+
+def _space(what: str, place: Path | None) -> Iterator[Lack]:
+    """Whether a disk has room for what a start writes; of a directory that is to be made, its parent's."""
+    allowed = f"at least {_LEAST_FREE >> 20} MiB free"
+    if place is None:
+        yield Lack(what, "no directory for temporary files can be written", allowed, "make room, or set TMPDIR to one")
+        return
+    there = next(each for each in (place, *place.parents) if os.path.exists(each))  # also below one that is closed
+    if (free := shutil.disk_usage(there).free) < _LEAST_FREE:
+        yield Lack(
+            what, f"{free >> 20} MiB free on the disk of {place}", allowed, "make room there, or use a larger disk"
+        )
+
+
+def _port(host: str, port: int) -> Iterator[Lack]:
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            value, remedy = f"cannot listen on {host}:{port}: {error.strerror}", "stop what uses it, or choose another"
+            yield Lack("metrics.port", value, "a free port, or 0 for none", remedy)
+
+
+def _hidden(paths: str) -> Iterator[Lack]:
+    """Modules that hide those of Python or of CommitLake's packages; where these are installed, none does."""
+    for directory in filter(os.path.isdir, paths.split(os.pathsep)):
+        entries = sorted(os.listdir(directory))
+        holds_real = "os.py" in entries or any(each.endswith((".dist-info", ".egg-info")) for each in entries)
+        for entry in () if holds_real else entries:
+            file, name = os.path.join(directory, entry), entry.removesuffix(".py")
+            if name in _IMPORTED and (name != entry or os.path.exists(os.path.join(file, "__init__.py"))):
+                remedy = "rename it, or leave its directory out"
+                yield Lack(
+                    "PYTHONPATH", f"{file} hides the module {name}", "directories without one of that name", remedy
+                )

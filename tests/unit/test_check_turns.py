@@ -1,0 +1,61 @@
+"""Readers of checks take turns in a few threads; those whose Kafka is dead leave one to the others."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+from tests.support.polling import wait_for
+
+from commitlake.clients.producer.check_turns import READERS, CheckTurns, Turned
+
+
+class Reader:
+    """Counts its turns; each lasts until `let`, and `after` says how it went."""
+
+    def __init__(self, after: Turned) -> None:
+        self.after, self.turns, self._go_on = after, 0, threading.Semaphore(0)
+
+    def __call__(self, _: int) -> Turned:
+        self.turns += 1
+        assert self._go_on.acquire(timeout=60)
+        return self.after
+
+    def let(self) -> None:
+        self._go_on.release()
+
+    def has_begun(self, turns: int) -> bool:
+        return self.turns >= turns
+
+
+@pytest.mark.parametrize("dead", [READERS, 3 * READERS])
+def test_readers_that_a_dead_kafka_holds_up_leave_a_turn_for_others(dead: int) -> None:
+    turns, well = CheckTurns(), Reader(Turned.WELL)
+    every = [Reader(Turned.FAILED) for _ in range(dead)]
+    for reader in every:
+        reader.let()  # the first turn of each fails at once, and the next ones are held up
+        turns.add(reader)
+    wait_for(lambda: sum(reader.turns == 2 for reader in every) == READERS - 1)
+    turns.add(well)
+    for number in range(1, 5):
+        wait_for(partial(well.has_begun, number))
+        well.let()
+    assert sum(reader.turns == 2 for reader in every) == READERS - 1
+    for reader in [well, *every]:
+        reader.after = Turned.ENDS
+        reader.let()
+    wait_for(lambda: not turns._threads)
+
+
+def test_each_reader_gets_its_turn() -> None:
+    turns, every = CheckTurns(), [Reader(Turned.WELL) for _ in range(3 * READERS)]
+    for reader in every:
+        for _ in range(5):
+            reader.let()
+        turns.add(reader)
+    for reader in every:
+        wait_for(partial(reader.has_begun, 5))
+        reader.after = Turned.ENDS
+        reader.let()
+    wait_for(lambda: not turns._threads)
