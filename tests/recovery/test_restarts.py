@@ -31,8 +31,8 @@ from commitlake.errors import CommitLakeError, FencedError
 
 AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
 STEPS = (
-    *("landing:half", "landing:topic", "positions", "coordination:transactions", "coordination:topic", "staged"),
-    *("discarded", "checks", "batches", "deliveries", "reentries"),
+    *("landing:half", "landing:topic", "positions", "coordination:transactions", "coordination:topic"),
+    *("discarded", "checks", "batches", "deliveries"),
 )
 AGAIN = "all queries run again, after"
 
@@ -242,7 +242,7 @@ def test_an_outage_of_kafka_is_waited_for_at_each_step(
     with Lake(servers, "outages.", tmp_path, **IMPATIENT, **{**HASTY, "metrics.port": port}) as lake:
         traffic = Traffic(lake)
         with Coordinator(spark, lake.config).start() as running:
-            steps = ("classify", "landing:half", "positions", "coordination:transactions", "staged", "batches", "kafka")
+            steps = ("classify", "landing:half", "positions", "coordination:transactions", "batches", "kafka")
             for step in steps:
                 outages.step = step
                 traffic.send()
