@@ -5,6 +5,8 @@ A message names what is wrong, the value, what is allowed, and what to do about 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = [
     "CommitLakeError",
     "ConfigError",
@@ -68,7 +70,7 @@ class StreamError(CommitLakeError):
     """Raised when a streaming query failed, for example because a table was not writable.
 
     Args:
-        query: name of the query.
+        query: name of the query; `start-up` of those before there is a stream.
         reason: the cause, on one line.
 
     Attributes:
@@ -170,11 +172,17 @@ def root_reason(error: Exception) -> str:
     return lines[-1].strip() if any(line.startswith("Traceback") for line in lines) else lines[0]
 
 
-def explained(query: str, cause: Exception) -> CommitLakeError:
-    """What a user is told of the failure of a query; an error of CommitLake's says it already."""
+def explained(query: str, cause: Exception, more: Callable[[str], str] = str) -> CommitLakeError:
+    """What a user is told of the failure of a query; an error of CommitLake's says it already.
+
+    Args:
+        query: as of `StreamError`.
+        cause: what failed.
+        more: adds to the reason what is known besides.
+    """
     if isinstance(cause, CommitLakeError):
         return cause
-    reason = root_reason(cause)
+    reason = more(root_reason(cause))
     told = SetupError(out_of_memory(reason)) if "OutOfMemoryError" in reason else StreamError(query, reason)
     told.__cause__ = cause
     return told

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from tests.support.lake import Lake
@@ -107,6 +108,17 @@ def test_a_place_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, key
 def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: int) -> None:
     with coordinator(tmp_path, kafka__embedded_port=busy_port) as running:
         assert_short_error(running, str(busy_port), "busy")
+
+
+def test_a_damaged_table_is_named_with_its_file(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """390 lines of the stacks of two languages."""
+    half = tmp_path / "warehouse" / "half"
+    for _ in range(3):
+        write_deltalake(str(half), pa.table({"n": [1]}), mode="append")
+    gone = half / "_delta_log" / f"{1:020}.json"
+    gone.unlink()
+    with coordinator(tmp_path, kafka__bootstrap_servers=broker.bootstrap_servers) as running:
+        assert_short_error(running, f"error: the table at {half} is damaged: {gone} is missing; bring it back")
 
 
 @pytest.mark.soak

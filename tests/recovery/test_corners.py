@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
@@ -22,7 +23,7 @@ from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.coordinator.recovery.fencing import EpochGuard
 from commitlake.coordinator.scheduler import Scheduler
-from commitlake.errors import NoTableError
+from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.frames import of_rows
@@ -190,6 +191,32 @@ def test_a_topic_whose_table_was_deleted_is_named_and_can_be_made_anew(spark: Sp
     lake.run(spark)
     assert [row["body"] for row in lake.topic("orders")] == [b"b"]
     assert [row["topic"] for row in lake.rows("destinations")] == ["orders"]
+
+
+def test_a_topic_whose_log_is_gone_begins_anew_and_its_files_still_have_its_rows(
+    spark: SparkSession, lake: Lake
+) -> None:
+    """As the runbook says, with its two lines; messages without a transaction stand nowhere else."""
+    for name in ("a", "b", "c"):
+        lake.op("COMMIT", name, lake.half(name))
+        lake.message(f"n{name}", topic="orders")
+        lake.run(spark)
+    table, away = lake.warehouse / "topics" / "orders", lake.root / "away"
+    DeltaTable(str(table)).optimize.compact()  # rows are in old files and in new ones
+    before = sorted(row["body"] for row in lake.topic("orders"))
+    shutil.rmtree(table / "_delta_log")
+    with pytest.raises(WarehouseError, match=r"topics/orders is damaged: .*has no commit; bring it back from a copy"):
+        lake.run(spark)
+    table.rename(away)
+    for name in ("destinations", "forwarded"):
+        Warehouse(spark, lake.config.warehouse).table(name).delete("topic = 'orders'")
+    lake.op("COMMIT", "d", lake.half("d"))
+    lake.run(spark)
+    assert [row["body"] for row in lake.topic("orders")] == [b"d"]
+    rows = spark.read.option("basePath", str(away)).parquet(f"{away}/queue_id=*")
+    whole = rows.dropDuplicates(["source", "source_queue", "source_offset", "source_index"])
+    assert sorted(bytes(row["body"]) for row in whole.select("body").collect()) == before
+    assert rows.count() > len(before)
 
 
 def test_a_deleted_topic_table_is_named_where_a_batch_that_was_cut_short_needs_it(

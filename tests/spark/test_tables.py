@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import deltalake
@@ -14,7 +15,7 @@ from pyspark.sql.types import StructType
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.recovery import fencing
 from commitlake.errors import WarehouseError
-from commitlake.protocol.version import CONTRACT
+from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.reading.table import location
 from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
 from commitlake.tables.creation import create_at_path
@@ -71,6 +72,36 @@ def test_a_foreign_table_is_refused_by_name(spark: SparkSession, tmp_path: Path)
     spark.range(1).write.format("delta").save(str(tmp_path / "half"))
     with pytest.raises(WarehouseError, match="half"):
         Warehouse(spark, str(tmp_path)).create()
+
+
+def test_a_table_that_is_gone_is_made_anew_only_where_an_older_version_lacked_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A start made `half` anew in silence: "0 of 0 rows"."""
+    warehouse = Warehouse(spark, str(tmp_path))
+    warehouse.create()
+    fencing.begin_epoch(warehouse, "0.0.1")
+    shutil.rmtree(tmp_path / "half")
+    warehouse.create()
+    fencing.begin_epoch(warehouse, __version__)
+    shutil.rmtree(tmp_path / "half")
+    with pytest.raises(WarehouseError, match=f"no table at {tmp_path}/half any more.*bring it back from a copy"):
+        warehouse.create()
+    assert not (tmp_path / "half").exists()
+
+
+def test_a_table_whose_log_lacks_a_file_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta says `DELTA_VERSIONS_NOT_CONTIGUOUS`, and not of which table."""
+    rows = spark.sql("select 7 as batch_id, current_timestamp() as completed_at")
+    Warehouse(spark, str(tmp_path)).create()
+    for _ in range(3):
+        Warehouse(spark, str(tmp_path)).append(rows, "batches")
+    gone = tmp_path / "batches" / "_delta_log" / f"{2:020}.json"
+    gone.unlink()
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    for use in (Warehouse.create, Warehouse.must_exist, lambda warehouse: warehouse.read("batches").count()):
+        with pytest.raises(WarehouseError, match=f"{tmp_path}/batches is damaged: {gone} is missing"):
+            use(Warehouse(spark, str(tmp_path)))
 
 
 @pytest.mark.short

@@ -13,14 +13,19 @@ _SIZE = 4 << 30
 
 
 class SmallDisk:
-    """A directory on a tmpfs of its own; an ordinary directory where nothing can be mounted."""
+    """A directory on a tmpfs of its own; an ordinary directory where nothing can be mounted.
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.is_mounted = place, False
+    Args:
+        place: the directory.
+        size: in bytes.
+    """
+
+    def __init__(self, place: Path, size: int = _SIZE) -> None:
+        self.place, self.size, self.is_mounted = place, size, False
 
     def __enter__(self) -> Self:
         self.place.mkdir(parents=True, exist_ok=True)
-        self.is_mounted = self._mount("-t", "tmpfs", "-o", f"size={_SIZE}", "campaign")
+        self.is_mounted = self._mount("-t", "tmpfs", "-o", f"size={self.size}", "campaign")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -36,7 +41,11 @@ class SmallDisk:
         try:
             yield
         finally:
-            self._mount("-o", f"remount,size={_SIZE}")
+            self.resize(self.size)
+
+    def resize(self, size: int) -> None:
+        """A larger or a smaller disk."""
+        self._mount("-o", f"remount,size={size}")
 
     def _mount(self, *arguments: str) -> bool:
         if os.geteuid() != 0:

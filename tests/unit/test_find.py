@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyspark.sql.pandas.types import to_arrow_schema
 from tests.support import topic_table
 from typer.testing import CliRunner
 
@@ -16,18 +17,13 @@ from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
 from commitlake.tables import TABLES
 from commitlake.tools.cli.app import app
 
-KINDS = {
-    "int": pa.int32(), "bigint": pa.int64(), "string": pa.string(), "binary": pa.binary(),
-    "timestamp": pa.timestamp("us", "UTC"), "map<string,string>": pa.map_(pa.string(), pa.string()),
-    "map<string,binary>": pa.map_(pa.string(), pa.binary()),
-}  # fmt: skip
 AT = 1_767_225_600_000_000
 
 
 def written(place: Path, name: str, *rows: dict[str, Any]) -> None:
-    fields = [(field.name, KINDS[field.dataType.simpleString()]) for field in TABLES[name].schema]
-    table = pa.Table.from_pylist([{**dict.fromkeys(dict(fields)), **row} for row in rows], pa.schema(fields))
-    write_deltalake(str(place / name), table)
+    schema = to_arrow_schema(TABLES[name].schema, timestamp_utc=True)
+    table = pa.Table.from_pylist([{**dict.fromkeys(schema.names), **row} for row in rows], schema)
+    write_deltalake(str(place / name), table, mode="append")
 
 
 def half(offset: int, keys: str) -> dict[str, Any]:
@@ -50,7 +46,7 @@ def warehouse(tmp_path: Path) -> Path:
     bad = {"source": "messages", "kafka_partition": 2, "kafka_offset": 7, "reason": "TOPIC_NOT_ALLOWED", "detail": "no"}
     own = [("KEYS", b"k1"), ("REAL_TOPIC", b"secret"), ("UNIQ_KEY", b"r")]
     written(place, "rejected", {**bad, "headers": own, "rejected_at": AT + 20}, {**bad, "rejected_at": AT})
-    written(place, "destinations", {"topic": "orders"}, {"topic": "later"})
+    written(place, "destinations", {"topic": "orders"})
     topic_table.write(place, "orders", [topic_table.message(1, batch=1), topic_table.message(2)])
     receipt = {"consumer_group": "points", "topic": "orders", "keys": "k1", "message_id": "m1", "state": "DONE",
                "source": "half", "source_queue": 0, "source_offset": 1, "source_index": 0, "attempt": 2}  # fmt: skip

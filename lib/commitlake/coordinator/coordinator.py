@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Self
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from commitlake import config as configuration
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
 from commitlake.coordinator.recovery import fencing
@@ -111,9 +113,9 @@ class Coordinator:
             self._begin(available_now=available_now)
             if not available_now:
                 self._serve()
-        except (CommitLakeError, PySparkException) as error:
+        except (CommitLakeError, PySparkException, Py4JError) as error:
             self.stop()
-            told = self._run.explained(error) if self._run else error
+            told = self._explained(error)
             if told is not error:
                 raise told from error
             raise
@@ -212,8 +214,14 @@ class Coordinator:
                 if not self._stopping.is_set():
                     self._begin()
         except Exception as error:  # of whatever a start needs
-            return self._run.explained(error) if self._run else explained("landing", error)
+            return self._explained(error)
         return None
+
+    def _explained(self, error: Exception) -> CommitLakeError:
+        """What a user is told of a start that failed, before there was a run or in it."""
+        if self._run is not None:
+            return self._run.explained(error)
+        return explained("start-up", error, partial(disks.with_room, config=self.config))
 
     def _end(self, error: CommitLakeError) -> None:
         self._error = error

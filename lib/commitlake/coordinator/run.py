@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.coordinator.coordination import query
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
@@ -172,11 +172,10 @@ class Run:
         # Kafka may keep the others waiting, which no deadline does.
         for steps in ([scheduler.tick], [tell, self.forwarders.tick]):
             threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
-        if self.config.maintenance.interval_ms:
+        if interval_ms := self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
             tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
-            ended = scheduler.rounds.maintained
-            self._end_maintenance = at_intervals(tidy, self.config.maintenance.interval_ms, self._stopping, ended)
+            self._end_maintenance = at_intervals(tidy, interval_ms, self._stopping, scheduler.rounds.maintained)
 
     def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
         """Ticks at each trigger interval.
@@ -217,13 +216,15 @@ class Run:
                 return self.explained(cause, each.name)
         return failure if isinstance(failure := self.scheduler and self.scheduler.failure, IdentityError) else None
 
-    def explained(self, cause: Exception, name: str = "landing") -> CommitLakeError:
+    def explained(self, cause: Exception, name: str | None = None) -> CommitLakeError:
         """What a user is told of the failure of a query."""
         # What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone.
         if fenced := self._owner.lost(self.warehouse):
             return fenced
         failure = self.scheduler and self.scheduler.failure  # Spark has the text of it only
-        return explained(name, failure if failure and isinstance(cause, PySparkException) else cause)
+        name = name or (self._queries[0].name if self._queries else None) or "start-up"
+        known = failure if failure and isinstance(cause, PySparkException) else cause
+        return explained(name, known, partial(disks.with_room, config=self.config))
 
     def stop(self) -> bool:
         """Stops cleanly: the round under way ends, and none begins. Returns whether nothing is under way any more.

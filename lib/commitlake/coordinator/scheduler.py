@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.clients.consumer.complaint import Complaint
+from commitlake.config import disks
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.timers import Timers
 from commitlake.coordinator.counters import Counters
@@ -32,6 +33,7 @@ from commitlake.spark.parallel import run_all
 
 log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0
 _ASK_EVERY_S = 30.0
 """Without traffic: an outage of Kafka, or an end that a log has lost, is told though nothing is due."""
 Start = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
@@ -63,7 +65,7 @@ class Scheduler:
         self._start, self._first_batch_id = start, first_batch_id
         self._coordination: StreamingQuery | None = None
         self._timers = Timers()
-        self._outage, self._asked_at = Complaint(log), time.monotonic()
+        self._outage, self._full, self._asked_at = Complaint(log), Complaint(log), time.monotonic()
         self._round = Round(context, self._timers, landing, None, ABSENT)  # of what was open at the start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
         self._running: Future[None] = Future()
@@ -96,6 +98,8 @@ class Scheduler:
         Returns:
             How many they were, and their bytes; None when nothing begins any more.
         """
+        while not self._has_room() and not self._stopping.wait(_LOOK_S):
+            pass
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 begun = time.monotonic()
@@ -113,7 +117,7 @@ class Scheduler:
 
     def tick(self) -> None:
         """Calls the segments in which something is due, if there are any."""
-        if self._timers.due(self._context.clock.now_ms()):
+        if self._timers.due(self._context.clock.now_ms()) and self._has_room():
             with self._one_at_a_time() as goes_on:
                 self._running.result()
                 if goes_on:
@@ -122,6 +126,14 @@ class Scheduler:
         elif time.monotonic() - self._asked_at > _ASK_EVERY_S:
             self._look()
         self.rounds.idle()
+
+    def _has_room(self) -> bool:
+        short = disks.short(self._context.config)
+        if short:
+            self._full.say("nothing lands until there is more room, and nothing is lost: %s", short)
+        else:
+            self._full.end()
+        return not short
 
     def _look(self) -> None:
         """Asks Kafka without traffic; a round under way has just asked."""

@@ -14,7 +14,7 @@ from commitlake.config.locations import check_readable, is_local, local_path
 from commitlake.config.object_store import storage_options
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol import topic_names
-from commitlake.reading import features
+from commitlake.reading import damage, features
 from commitlake.reading.forks import refuse_fork
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
 
     Raises:
         NoTableError: there is none.
-        WarehouseError: it can't be read.
+        WarehouseError: it can't be read, or is damaged.
     """
     refuse_fork()
     try:
@@ -93,11 +93,15 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
     except ValueError as error:
         msg = f"the table at {place} is not read; allowed is {error}"
         raise WarehouseError(msg) from None
-    except TableNotFoundError:
-        msg = f"there is no table at {place}; check the place, or wait for its first row"
-        raise NoTableError(msg) from None
     except (DeltaError, OSError) as error:
-        msg = f"cannot read the table at {place}: {error}; {NO_SPARK}"
+        wrong = damage.of_log(local_path(place)) if is_local(place) else ""
+        if wrong:
+            raise WarehouseError(damage.told(local_path(place), wrong)) from error
+        if isinstance(error, TableNotFoundError):
+            msg = f"there is no table at {place}; check the place, or wait for its first row"
+            raise NoTableError(msg) from None
+        reason = damage.reason(error)
+        msg = f"cannot read the table at {place}: {reason}; {damage.remedy(reason, NO_SPARK)}"
         raise WarehouseError(msg) from error
 
 

@@ -167,9 +167,8 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
         return
     there = next(each for each in (place, *place.parents) if os.path.exists(each))  # also below one that is closed
     if (free := shutil.disk_usage(there).free) < _LEAST_FREE:
-        yield Lack(
-            what, f"{free >> 20} MiB free on the disk of {place}", allowed, "make room there, or use a larger disk"
-        )
+        remedy = "make room there (commitlake doctor --make-room), or use a larger disk"
+        yield Lack(what, f"{free >> 20} MiB free on the disk of {place}", allowed, remedy)
 
 
 def _port(host: str, port: int) -> Iterator[Lack]:

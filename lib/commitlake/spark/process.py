@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from commitlake.config.terminal import escape_other_letters
-from commitlake.errors import CommitLakeError
+from commitlake.errors import CommitLakeError, root_reason
 from commitlake.spark import log_lines
+
+log = logging.getLogger(__name__)
 
 # A directory of `submit`: the driver leaves its process id and its error there, and finds a stop that came before it.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"
@@ -36,14 +38,18 @@ def main(job: Callable[[Sequence[str]], int | None], exit_when_stopped: int = ST
 
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """Log to the terminal; a `CommitLakeError` becomes one short text and exit code 1, never a stack trace."""
+    """Log to the terminal; an error becomes one short text and exit code 1. COMMITLAKE_LOG=DEBUG shows its stack."""
     for stream in (sys.stdout, sys.stderr):
         escape_other_letters(stream)
     try:
         _log_to_terminal()
         yield
-    except CommitLakeError as error:
-        _print_error(log_lines.error(str(error)))
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, CommitLakeError):
+            text = f"{type(error).__name__}: {root_reason(error)}; COMMITLAKE_LOG=DEBUG shows where"
+        log.debug("what has ended it", exc_info=True)
+        _print_error(log_lines.error(text))
         sys.exit(1)
 
 

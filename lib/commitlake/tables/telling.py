@@ -1,13 +1,63 @@
-"""What is told where a table can't be written."""
+"""What is told where a table can't be read or written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from commitlake.errors import WarehouseError, root_reason
+from pyspark.errors import PySparkException
+
+from commitlake.config.locations import is_local, local_path
+from commitlake.errors import NoTableError, WarehouseError, root_reason
+from commitlake.reading import damage
 
 _T = TypeVar("_T")
+_NOT_THERE = (
+    "PATH_NOT_FOUND",
+    "DELTA_TABLE_NOT_FOUND",  # at a path without a log
+    "TABLE_OR_VIEW_NOT_FOUND",  # in a catalog
+    "DELTA_SCHEMA_NOT_SET",  # as a stream of a path
+    "DELTA_MISSING_DELTA_TABLE",  # for what changes a table at a path
+    "DELTA_PATH_DOES_NOT_EXIST",  # the same in a catalog whose entry is still there
+)
+"""Spark's names for a table that is not there."""
+_DAMAGED = (
+    "DELTA_VERSIONS_NOT_CONTIGUOUS",
+    "DELTA_TRUNCATED_TRANSACTION_LOG",
+    "DELTA_STATE_RECOVER_ERROR",
+    "DELTA_LOG_FILE_NOT_FOUND",
+    "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
+    "DELTA_MISSING_PART_FILES",
+)
+"""Delta's names for a log that lacks files; none of them says of which table."""
+
+
+@contextmanager
+def reading(place: str, topic: str | None) -> Iterator[None]:
+    """A context in which Spark looks for a table.
+
+    Args:
+        place: of the table.
+        topic: whose table it is, None: a fixed one.
+
+    Raises:
+        NoTableError: it is not there.
+        WarehouseError: its log is damaged.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        condition = error.getCondition()
+        wrong = damage.of_log(local_path(place)) if is_local(place) else ""
+        if wrong or condition in _DAMAGED:
+            raise WarehouseError(damage.told(place, wrong or root_reason(error))) from error
+        if condition not in _NOT_THERE:
+            raise
+        message = f"there is no table at {place}; check `warehouse`, or bring it back from a copy"
+        if topic is not None:  # from `forwarded`, too: it counts the versions of the table that is gone
+            message += f"; or, without its rows, delete those of {topic!r} from `destinations` and `forwarded`"
+        raise NoTableError(message) from None
 
 
 def telling(place: str, write: Callable[[], _T]) -> _T:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from commitlake.errors import NoTableError, WarehouseError
+from commitlake.config.locations import is_local, local_path
+from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
+from commitlake.protocol.version import __version__
+from commitlake.reading import damage
 from commitlake.reading.markers import parsed
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
@@ -30,7 +32,7 @@ from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
 from commitlake.tables.staged_append import StagedAppend
-from commitlake.tables.telling import telling
+from commitlake.tables.telling import reading, telling
 
 _CATALOG = "schema:"
 _STAGED = "_staged"
@@ -38,15 +40,6 @@ _SIDE_BY_SIDE = 4
 """Tables that get an append each: as many run at once, so one job for all of them is hardly sooner."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
-_NOT_THERE = (
-    "PATH_NOT_FOUND",
-    "DELTA_TABLE_NOT_FOUND",  # at a path without a log
-    "TABLE_OR_VIEW_NOT_FOUND",  # in a catalog
-    "DELTA_SCHEMA_NOT_SET",  # as a stream of a path
-    "DELTA_MISSING_DELTA_TABLE",  # for what changes a table at a path
-    "DELTA_PATH_DOES_NOT_EXIST",  # the same in a catalog whose entry is still there
-)
-"""Spark's names for a table that is not there."""
 _TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
 
 
@@ -101,10 +94,26 @@ class Warehouse:
         """Creates the fixed tables that are missing, and adds the columns that an older version did not have.
 
         Raises:
-            WarehouseError: A table there has other columns than this version writes.
+            WarehouseError: A table there has other columns than this version writes, or is damaged, or gone.
         """
+        self._must_be_whole()
+        names = [*map(TableName, TABLES)]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(self._create_fixed, map(TableName, TABLES)))
+            there = [*pool.map(self.holds, names)]
+            if not all(there) and self.holds("epochs") and self._last_version() == __version__:
+                gone = self.locate(names[there.index(False)])
+                message = f"there is no table at {gone} any more, but others are; {damage.REMEDY}"
+                raise WarehouseError(message)
+            list(pool.map(self._create_fixed, names, there))
+
+    def _must_be_whole(self) -> None:
+        if is_local(self.root) and not self._in_catalog:
+            damage.refuse(local_path(self.root), TABLES)
+
+    def _last_version(self) -> str | None:
+        """The version of the last coordinator, which had all its tables."""
+        row = self.read("epochs").agg(F.max_by("version", "epoch").alias("last")).collect()[0]
+        return None if row["last"] is None else str(row["last"])
 
     def holds(self, name: str) -> bool:
         """Whether the table has been created."""
@@ -115,8 +124,9 @@ class Warehouse:
         """Checks that a coordinator of this version has ever run here.
 
         Raises:
-            WarehouseError: There are no tables, or only those of an older version.
+            WarehouseError: There are no tables, or only those of an older version, or one is damaged.
         """
+        self._must_be_whole()
         missing = [name for name in TABLES if not self.holds(name)]
         if len(missing) == len(TABLES):
             message = f"warehouse: there are no tables at {self.root}; give the place that the coordinator writes to"
@@ -201,18 +211,8 @@ class Warehouse:
             place = self.locate(name)
             return reader.table(place) if self._in_catalog else reader.load(place)
 
-    @contextmanager
-    def _must_be_there(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except AnalysisException as error:
-            if error.getCondition() not in _NOT_THERE:
-                raise
-            topic = TableName(name).topic
-            message = f"there is no table at {self.locate(name)}; check `warehouse`, or bring it back from a copy"
-            if topic is not None:  # from `forwarded`, too: it counts the versions of the table that is gone
-                message += f"; or, without its rows, delete those of {topic!r} from `destinations` and `forwarded`"
-            raise NoTableError(message) from None
+    def _must_be_there(self, name: str) -> AbstractContextManager[None]:
+        return reading(self.locate(name), TableName(name).topic)
 
     def keeps_versions(self, name: str, since: int) -> bool | None:
         """Whether a stream can begin at a version; None of a catalog's table, of which nobody looks."""
@@ -378,8 +378,8 @@ class Warehouse:
             create = partial(create_at_path, self.spark, self.locate(name), name.layout)
         telling(self.locate(name), create)
 
-    def _create_fixed(self, name: TableName) -> None:
-        if self.holds(name):
+    def _create_fixed(self, name: TableName, is_there: bool) -> None:
+        if is_there:
             add_missing_columns(self.spark, self._in_sql(name), self.read(name).columns, TABLES[name])
         else:
             self._create(name)

@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
+from commitlake.reading import damage
 from commitlake.reading.markers import marker_of
 
 _FIRST = ("forwarded", "open_rows", "batches", "positions")
@@ -30,6 +31,8 @@ _OTHERS = (
     *("maintenance", "epochs", "destinations"),
 )
 """Maintenance deletes from `op` first, and says before that what may be gone."""
+TABLES = (*_FIRST, *_OTHERS)
+"""All that a warehouse has beside those of topics."""
 _OF_LANDINGS_ONLY = ("half", "op", "delayed")
 _BATCH, _LANDING = "batch_id", "landing_id"
 _OWNERS = ("_delta_log/_sidecars/*", "**/deletion_vector_*.bin")
@@ -97,7 +100,7 @@ def backup(warehouse: str, to: Path) -> Backup:
     """Copies all up to the newest complete batch to a directory that is not there yet.
 
     Raises:
-        WarehouseError: the warehouse is no local directory, or a table of it can't be read; or `to` is there.
+        WarehouseError: the warehouse is no local directory, or a table is damaged or unreadable; or `to` is there.
     """
     if not is_local(warehouse):
         msg = f"backup: {warehouse} is no local directory; take a snapshot of the storage while no coordinator runs"
@@ -106,7 +109,8 @@ def backup(warehouse: str, to: Path) -> Backup:
         msg = f"backup: {to} is there already; name a directory that is not"
         raise WarehouseError(msg)
     root, partial = local_path(warehouse), to.with_name(f"{to.name}.partial")
-    logs = {name: _Log(root / name) for name in (*_FIRST, *_OTHERS)}
+    damage.refuse(root, TABLES)
+    logs = {name: _Log(root / name) for name in TABLES}
     topics = _topics(logs["destinations"])
     logs |= {name: _Log(root / name) for name in sorted({*topics.values()})}
     batch, landing = _cut(logs)
@@ -160,6 +164,9 @@ def _copy(log: _Log, to: Path) -> int:
             (to / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(log.place / file, to / file)
     except (DeltaError, OSError) as error:
-        msg = f"backup: {log.place} can't be copied: {error}; make room, or begin again if a file has just been removed"
+        reason = damage.reason(error)
+        msg = (
+            f"backup: {log.place} can't be copied: {reason}; make room, or begin again if a file has just been removed"
+        )
         raise WarehouseError(msg) from error
     return sum((to / file).stat().st_size for file in files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
-import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import pyarrow.compute as pc
 
 from commitlake.clients.consumer import overview as consumers
 from commitlake.config import Config
-from commitlake.config.locations import is_local, local_path
 from commitlake.config.terminal import counted
 from commitlake.errors import CommitLakeError
 from commitlake.kafka import topics
@@ -26,11 +24,11 @@ from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
+from commitlake.tools import storage
 
 _MOST_LATE_S = 60
 _MOST_BEHIND_S = 600
 _HEALTH_S = 5.0
-_LEAST_FREE = 0.1
 _MOST_FILES = 2_000
 _DAY_MS = 86_400_000
 _LANDED = """
@@ -77,18 +75,17 @@ def verdict(found: Sequence[Diagnosis]) -> Diagnosis:
 
 
 def _tables(tables: Tables, config: Config) -> Diagnosis:
+    wrong = list(storage.damaged(tables, config.warehouse))
+    if wrong:
+        more = f"; and {len(wrong) - 1} more like it" if wrong[1:] else ""
+        return Diagnosis("tables", False, f"{wrong[0]}{more}")
     tables.open("half", "op", "transactions", "batches", "epochs", "rejected", "positions")
     batch = tables.rows("SELECT max(batch_id) AS n FROM batches")["n"][0].as_py()
     return Diagnosis("tables", True, f"{config.warehouse}, up to batch {batch}")
 
 
 def _disk(tables: Tables, config: Config) -> Diagnosis:
-    if not is_local(config.warehouse):
-        return Diagnosis("disk", True, "not local")
-    space = shutil.disk_usage(local_path(config.warehouse))
-    part = space.free / space.total
-    text = f"{space.free / 2**30:.0f} GiB free, {part:.0%}"
-    return Diagnosis("disk", part > _LEAST_FREE, text if part > _LEAST_FREE else f"{text}; make room, or move it")
+    return Diagnosis("disk", *storage.room(config))
 
 
 def _coordinator(tables: Tables, config: Config) -> Diagnosis:

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType
 
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.maintenance import retention
 from commitlake.coordinator.recovery import rebuild
@@ -238,6 +238,7 @@ def at_intervals(
     def serve() -> None:
         while not stopping.wait(interval_ms / 1_000):
             try:
+                disks.keep_ballast(maintenance._config)
                 report = maintenance.run()
                 log.log(logging.WARNING if report.failed else logging.INFO, "maintenance: %s", report)
                 ended()

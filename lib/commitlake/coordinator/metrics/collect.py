@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +12,7 @@ import duckdb
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from commitlake.clients.consumer import overview as consumers
-from commitlake.config import Config
-from commitlake.config.locations import is_local, local_path
+from commitlake.config import Config, disks
 from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.rounds import Rounds
@@ -127,11 +125,11 @@ def of_lag(sources: Sources) -> Iterable[Metric]:
 
 
 def of_disk(sources: Sources) -> Iterable[Metric]:
-    """Room on the disk of a local warehouse."""
-    warehouse = sources.config.warehouse
-    if is_local(warehouse):
-        space = shutil.disk_usage(local_path(warehouse))
-        yield _one("disk_free_ratio", "the part of the warehouse's disk that is free", space.free / space.total)
+    """Room on the local disks, and whether landing waits for more."""
+    found = [disk for disk in disks.disks(sources.config) if disk.total]
+    ratios = {disk.key: disk.free / disk.total for disk in found}
+    yield _family("disk_free_ratio", "the part of a directory's disk that is free", "directory", ratios)
+    yield _one("landing_waits_for_room", "whether landing waits for room: 1 or 0", any(disk.is_short for disk in found))
 
 
 def of_counters(counters: Counters) -> Iterable[Metric]:

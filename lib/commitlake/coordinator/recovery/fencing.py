@@ -293,7 +293,7 @@ class Ownership:
     def lost(self, warehouse: Warehouse) -> FencedError | None:
         """That a newer coordinator has the warehouse, where that is seen: tables may be out of reach, too."""
         try:
-            with suppress(PySparkException):
+            with suppress(PySparkException, WarehouseError):
                 if self.lock is None and self.epoch:
                     check(warehouse, self.epoch)
         except FencedError as error:

@@ -62,14 +62,12 @@ def find(tables: Tables, receipts: str, keys: str) -> pa.Table:
     Raises:
         NoTableError: no coordinator has run there.
     """
-    tables.open("half", "delayed", "deliveries", "rejected", "destinations")
+    tables.open("half", "delayed", "deliveries", "rejected")
     ended.make(tables)
     tables.make("keyed", _HALVES, keys=keys)
     parts = [tables.rows(sql, keys=keys) for sql in (_OF_HALVES, _DELAYED, _REJECTED)]
-    for topic in tables.rows("SELECT DISTINCT topic FROM destinations ORDER BY topic")["topic"].to_pylist():
-        view = tables.topic(topic)
-        if view is not None:
-            parts.append(tables.rows(_VISIBLE.format(view=view), keys=keys, topic=topic))
+    for topic, view in tables.of_topics():
+        parts.append(tables.rows(_VISIBLE.format(view=view), keys=keys, topic=topic))
     with suppress(NoTableError):  # no consumer has run
         parts.append(tables.rows(_RECEIPTS.format(view=tables.outside(receipts)), keys=keys))
     return pa.concat_tables(parts, promote_options="permissive").sort_by([("at", "ascending"), ("place", "ascending")])

@@ -75,15 +75,12 @@ def reasons(tables: Tables, since_ms: int) -> pa.Table:
 
 def topics(tables: Tables) -> pa.Table:
     """The destination topics, by the statistics of their files: messages, files, bytes, and when one came last."""
-    tables.open("destinations")
-    names = tables.rows("SELECT DISTINCT topic FROM destinations ORDER BY topic")["topic"].to_pylist()
     found = []
-    for name in names:
-        if tables.topic(name) is not None:
-            files = tables.files(f"topics/{name}")
-            newest = tables.greatest(f"topics/{name}", "visible_at")
-            counts = {"messages": pc.sum(files["num_records"]).as_py(), "bytes": pc.sum(files["size_bytes"]).as_py()}
-            found.append({"topic": name, **counts, "files": files.num_rows, "newest": newest})
+    for name, _ in tables.of_topics():
+        files = tables.files(f"topics/{name}")
+        newest = tables.greatest(f"topics/{name}", "visible_at")
+        counts = {"messages": pc.sum(files["num_records"]).as_py(), "bytes": pc.sum(files["size_bytes"]).as_py()}
+        found.append({"topic": name, **counts, "files": files.num_rows, "newest": newest})
     kinds = [
         ("messages", pa.int64()),
         ("bytes", pa.int64()),

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from commitlake.config.locations import has_scheme, not_there
-from commitlake.errors import NoTableError
+from commitlake.errors import NoTableError, WarehouseError
+from commitlake.reading import damage
 from commitlake.reading.table import Options, Snapshot, Stream, location
 
 
@@ -43,8 +44,9 @@ class Tables:
         """
         for name in names:
             if name not in self._open:
-                self._open[name] = self._snapshot(name)
-                self._make(name, self._open[name])
+                found = self._snapshot(name)
+                self._make(name, found)
+                self._open[name] = found
 
     def topic(self, topic: str) -> str | None:
         """Make a view of a topic's table, and return its name; None when there is no such table.
@@ -78,11 +80,13 @@ class Tables:
 
     def rows(self, sql: str, **parameters: object) -> pa.Table:
         """The rows of a query; only parameters that it names are given to it."""
-        return self.db.sql(sql, params=_named(sql, parameters) or None).to_arrow_table()
+        with _telling_files():
+            return self.db.sql(sql, params=_named(sql, parameters) or None).to_arrow_table()
 
     def make(self, name: str, sql: str, **parameters: object) -> None:
         """Keep the rows of a query as a temporary table."""
-        self.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}", _named(sql, parameters))
+        with _telling_files():
+            self.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}", _named(sql, parameters))
 
     def greatest(self, name: str, column: str) -> Any:
         """The greatest value of a column, by the statistics of the files; None where there is none."""
@@ -98,6 +102,26 @@ class Tables:
             msg = f"warehouse: {absent}" if absent else f"{none}; start one, or check `warehouse`"
             raise NoTableError(msg) from None
 
+    def listed_topics(self) -> list[str]:
+        """The topics that `destinations` lists."""
+        self.open("destinations")
+        found = self.rows("SELECT DISTINCT topic FROM destinations ORDER BY topic")
+        return list(found["topic"].to_pylist())
+
+    def of_topics(self) -> Iterator[tuple[str, str]]:
+        """Each of these topics, and a view of its table.
+
+        Raises:
+            WarehouseError: one of them is not there, or can't be read.
+        """
+        for topic in self.listed_topics():
+            view = self.topic(topic)
+            if view is None:
+                place = location(self._warehouse, f"topics/{topic}")
+                msg = f"there is no table at {place}, which `destinations` lists; {damage.REMEDY}"
+                raise WarehouseError(msg)
+            yield topic, view
+
     def _make(self, name: str, table: Snapshot, columns: Collection[str] | None = None) -> None:
         empty = f"empty {name}"
         self.db.register(empty, table.schema.empty_table())
@@ -110,7 +134,8 @@ class Tables:
             rows, listed = _files(table, self.db.table(quoted(empty))), ", ".join(map(_typed, table.schema))
             joined = f"(SELECT * FROM {rows} UNION ALL BY NAME SELECT * FROM {quoted(empty)})"
             sources = [f"SELECT {listed} FROM {rows}", f"SELECT {listed} FROM {joined}"]
-        self._first_that_binds(f"CREATE VIEW {quoted(name)} AS", sources)
+        with _telling_files():
+            self._first_that_binds(f"CREATE VIEW {quoted(name)} AS", sources)
 
     def _first_that_binds(self, statement: str, sources: Sequence[str]) -> None:
         """The second reads a column that no file has yet; of all tables it would take twice as long."""
@@ -118,6 +143,19 @@ class Tables:
             self.db.execute(f"{statement} {sources[0]}")
         except duckdb.BinderException:
             self.db.execute(f"{statement} {sources[-1]}")
+
+
+@contextmanager
+def _telling_files() -> Iterator[None]:
+    """What is wrong with a file is no mistake of who asks, though DuckDB tells it as one, with the query."""
+    try:
+        yield
+    except (duckdb.IOException, duckdb.InvalidInputException) as error:
+        first = str(error).splitlines()[0]
+        if ".parquet" not in first:
+            raise
+        msg = f"cannot read a file of a table: {first}; {damage.remedy(first)}"
+        raise WarehouseError(msg) from error
 
 
 @contextmanager

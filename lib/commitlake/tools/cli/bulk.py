@@ -59,7 +59,7 @@ def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> in
     if not dry_run:
         need_address(settings)
     with opened(settings.warehouse) as tables:
-        chosen = asked(lambda: chosen_by(tables, plan), "--where or --exists-in" if plan.exists_in else "--where")
+        chosen = asked(lambda: chosen_by(tables, plan), where=plan.wanted.where, exists_in=plan.exists_in)
         rows = chosen.to_pylist()
         names = {row["transaction_id"] for row in rows}
         others = [each for each in dict.fromkeys(plan.ids) if each not in names]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 
-from commitlake.config import Config
+from commitlake.config import Config, disks
 from commitlake.config.terminal import json_line, printable
 from commitlake.tools.doctor import examine, verdict
+
+
+def make_room(settings: Config) -> None:
+    """Delete the ballast, and say what to do then."""
+    size = disks.free_ballast(settings)
+    done = f"{size / 2**20:.0f} MiB are free again" if size else "there is no ballast (any more)"
+    print(f"{done}; see docs/runbook.md#commitlakedisknearlyfull", file=sys.stderr)
 
 
 def doctor(settings: Config, as_json: bool) -> int:

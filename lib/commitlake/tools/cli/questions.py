@@ -59,7 +59,7 @@ def repeat(watch: bool, work: Callable[[], int]) -> int:
 def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *, oldest_first: bool = False) -> int:
     """List transactions."""
     with opened(settings.warehouse) as tables:
-        rows = asked(lambda: found(tables, wanted, now_ms(), None if oldest_first else limit + 1))
+        rows = asked(lambda: found(tables, wanted, now_ms(), None if oldest_first else limit + 1), where=wanted.where)
     rows = rows.select([*COLUMNS, "age_ms"])
     if wanted.keys is not None and not rows.num_rows:
         print(_NO_KEY, file=sys.stderr)
@@ -110,8 +110,8 @@ def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
         return show(overview.stats(tables, _begin(since_ms), now_ms()), 10_000, as_json)
 
 
-def asked(question: Callable[[], pa.Table], options: str = "--where") -> pa.Table:
-    """The answer; an error in a condition that somebody wrote becomes a short one.
+def asked(question: Callable[[], pa.Table], **conditions: str | None) -> pa.Table:
+    """The answer; an error in conditions that somebody wrote, by their options, becomes a short one.
 
     Raises:
         ConfigError: the condition can't be used.
@@ -119,8 +119,11 @@ def asked(question: Callable[[], pa.Table], options: str = "--where") -> pa.Tabl
     try:
         return question()
     except duckdb.Error as error:
+        options = [f"--{name.replace('_', '-')}" for name, given in conditions.items() if given]
+        if not options:
+            raise
         told = str(error).splitlines()[0]
-        msg = f"{options}: {told}; give a condition on columns of half and transactions"
+        msg = f"{' or '.join(options)}: {told}; give a condition on columns of half and transactions"
         raise ConfigError(msg) from error
 
 

@@ -94,14 +94,24 @@ def stats(since: tx.Since = None, as_json: AsJson = False, conf: Conf = None, se
     raise typer.Exit(questions.stats(load(conf, sets), since, as_json))
 
 
-def doctor(as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
+def doctor(
+    make_room: Annotated[
+        bool, typer.Option("--make-room", help="First delete the file that is kept for a full disk.")
+    ] = False,
+    as_json: AsJson = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
     """Check the health of the warehouse and Kafka.
 
     Needs no Spark. Exit code 1 when something needs a look.
     """
+    settings = load(conf, sets)
     from commitlake.tools.cli import health
 
-    raise typer.Exit(health.doctor(load(conf, sets), as_json))
+    if make_room:
+        health.make_room(settings)
+    raise typer.Exit(health.doctor(settings, as_json))
 
 
 def backup(

@@ -1,0 +1,119 @@
+"""The local disks that a configuration names: how much room there is, when landing waits, and a ballast file.
+
+A write that fails ends a coordinator, and without it nobody deletes old rows. So landing waits before a disk is full;
+and where others have filled it, a file that is there to be deleted gives maintenance room.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from commitlake.config.config import Config
+from commitlake.config.locations import is_local, local_path
+
+_LEAST = 512 << 20
+_LEAST_PART = 20
+"""Of a small disk: landing waits when a twentieth is free."""
+_PLENTY = 4
+_FULL = ("No space left on device", "Disk quota exceeded")
+BALLAST = ".commitlake-ballast"
+"""The file of a local warehouse that is there to be deleted."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What a directory's disk has.
+
+    Attributes:
+        key: of the configuration, which names the directory.
+        place: the directory.
+        free: bytes that may still be written.
+        total: bytes that it has.
+    """
+
+    key: str
+    place: Path
+    free: int
+    total: int
+
+    @classmethod
+    def of(cls, key: str, place: Path) -> Disk:
+        """That of a directory, which need not be there yet."""
+        there = next(each for each in (place.absolute(), *place.absolute().parents) if each.exists())
+        space = shutil.disk_usage(there)
+        return cls(key, place, space.free, space.total)
+
+    @property
+    def least(self) -> int:
+        """Bytes that landing leaves free. The ballast has as many, so that landing does not take its room."""
+        return min(_LEAST, self.total // _LEAST_PART)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether landing waits; some network file systems tell no size."""
+        return self.total > 0 and self.free <= self.least
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.key} {self.place}: {_size(self.free)} of {_size(self.total)} free"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.0f} GiB" if size >= 10 << 30 else f"{size / 2**20:.0f} MiB"
+
+
+def disks(config: Config) -> Iterator[Disk]:
+    """Those of the tables and of Spark's checkpoints, where they are local; they may be one and the same."""
+    for key, place in (("warehouse", config.warehouse), ("checkpoints", config.checkpoints)):
+        if is_local(place):
+            yield Disk.of(key, local_path(place))
+
+
+def short(config: Config) -> str:
+    """The disks on which there is so little room that landing waits, for people; empty when there is none."""
+    return _listed(disk for disk in disks(config) if disk.is_short)
+
+
+def with_room(reason: str, config: Config) -> str:
+    """Why something failed; for lack of room, also how much each directory has that it may have been about."""
+    if not any(each in reason for each in _FULL):
+        return reason
+    temporary = Disk.of("temporary files", Path(tempfile.gettempdir()))
+    return f"{reason} ({_listed([*disks(config), temporary])}; `commitlake doctor --make-room` frees some)"
+
+
+def _listed(found: Iterable[Disk]) -> str:
+    return "; ".join(map(str, found))
+
+
+def keep_ballast(config: Config) -> None:
+    """Makes the ballast of a local warehouse, where there is none and plenty of room."""
+    for disk in disks(config):
+        file = disk.place / BALLAST
+        if disk.key == "warehouse" and not file.exists() and disk.free > _PLENTY * disk.least:
+            _allocate(file, disk.least)
+
+
+def _allocate(file: Path, size: int) -> None:
+    try:
+        with file.open("wb") as made:
+            os.posix_fallocate(made.fileno(), 0, size)
+    except OSError:  # a file system that can't, or others that have taken the room meanwhile
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def free_ballast(config: Config) -> int:
+    """Deletes the ballast; returns how many bytes it had, 0 where there was none."""
+    size = 0
+    for disk in disks(config):
+        with suppress(FileNotFoundError):
+            size += (file := disk.place / BALLAST).stat().st_size
+            file.unlink()
+    return size

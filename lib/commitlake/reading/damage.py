@@ -1,0 +1,110 @@
+"""What is wrong with a local Delta table: files of its log that are missing or cut, data files that are.
+
+Libraries tell it in hundreds of lines, or, of a newest commit that is empty as after a power cut, not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from itertools import takewhile
+from pathlib import Path
+
+from commitlake.errors import WarehouseError
+
+REMEDY = "bring it back from a copy: docs/runbook.md#damaged-tables"
+_NEWEST = 20
+"""Commits of a table that a start reads to see whether they are cut; of thousands of tables more would take long."""
+_COMMIT = re.compile(r"\d{20}\.json")
+_STACK, _COLOURS = re.compile(r"\s*\d+: "), re.compile(r"\x1b\[\d*m|↳")
+_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
+
+
+def told(place: Path | str, what: str) -> str:
+    """The error of a table in which something is wrong."""
+    return f"the table at {place} is damaged: {what}; {REMEDY}"
+
+
+def refuse(warehouse: Path, names: Iterable[str]) -> None:
+    """Looks at the logs of the tables of a local warehouse: of these, and of all topics.
+
+    Raises:
+        WarehouseError: one of them is damaged.
+    """
+    topics = warehouse / "topics"
+    for place in (*(warehouse / name for name in names), *(topics.iterdir() if topics.is_dir() else ())):
+        if wrong := of_log(place):
+            raise WarehouseError(told(place, wrong))
+
+
+def of_log(place: Path) -> str:
+    """What is wrong with the log of a table, empty where nothing is seen, also where there is none at all.
+
+    Who writes may do so just now, so what is wrong is looked at twice.
+    """
+    try:
+        return (_of_log(place) and _of_log(place)) or ""
+    except OSError:  # whoever opens the table is told
+        return ""
+
+
+def reason(error: Exception) -> str:
+    """What a library written in Rust says, on one line: without its colours, and the stack that may follow."""
+    lines = takewhile(lambda line: not _STACK.match(line), str(error).splitlines())
+    return " ".join(_COLOURS.sub("", line).strip() for line in lines).strip()
+
+
+def remedy(reason: str, otherwise: str = REMEDY) -> str:
+    """What to do about something that can't be read."""
+    return "raise `ulimit -n`" if "Too many open files" in reason else otherwise
+
+
+def _of_log(place: Path) -> str:
+    log = place / "_delta_log"
+    names = sorted(os.listdir(log)) if log.is_dir() else []
+    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)]
+    last = _version(checkpoints[-1]) if checkpoints else -1
+    commits = {_version(name) for name in names if _COMMIT.fullmatch(name)}
+    if not commits and not checkpoints:
+        return f"{log} has no commit" if next(place.rglob("*.parquet"), None) else ""
+    later = range(last + 1, max(commits, default=last) + 1)
+    missing = next((version for version in later if version not in commits), None)
+    if missing is not None:
+        return f"{_file(log, missing)} is missing"
+    newest = [log / name for name in checkpoints if _version(name) == last and name.endswith("parquet")]
+    cut = [file for file in newest if not file.read_bytes().endswith(b"PAR1")]
+    cut += [file for version in later if not _is_commit(file := _file(log, version), version in later[-_NEWEST:])]
+    return f"{cut[0]} is cut" if cut else ""
+
+
+def _version(name: str) -> int:
+    return int(name[:20])
+
+
+def _file(log: Path, version: int) -> Path:
+    return log / f"{version:020}.json"
+
+
+def _is_commit(file: Path, is_read: bool) -> bool:
+    """Whether a commit is not empty, and, where it `is_read`, its last line is whole JSON."""
+    if not is_read:
+        return file.stat().st_size > 0
+    try:
+        json.loads(file.read_bytes().rstrip().rpartition(b"\n")[2])
+    except ValueError:
+        return False
+    return True
+
+
+def of_files(place: Path, sizes: Iterable[tuple[str, int]]) -> str:
+    """What is wrong with data files, by their sizes: the first one that is missing or has another; empty where none."""
+    for path, size in sizes:
+        try:
+            found = (place / path).stat().st_size
+        except FileNotFoundError:
+            return f"{place / path} is missing"
+        if found != size:
+            return f"{place / path} has {found} bytes instead of {size}"
+    return ""
