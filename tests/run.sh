@@ -21,7 +21,7 @@ trap 'for each in "${running[@]}"; do kill "${each%%:*}" 2>/dev/null || true; do
 beside() {
   local name=$1 first=10
   shift
-  [[ $name == commands || $name == kills || $name == clients ]] && first=0
+  [[ $name =~ ^(campaign|commands|kills|clients)$ ]] && first=0
   nice -n "$first" "$@" >"$logs/$name" 2>&1 &
   running+=("$!:$name")
   ((free_kb > 14000000)) || finish
@@ -48,6 +48,7 @@ tests() { # NAME MARKERS PATH...
 
 # Tests of clients mostly wait for time-outs, so they have a process of their own.
 clients=(tests/e2e/test_producer.py tests/e2e/test_producer_faults.py tests/e2e/test_embedded_broker.py)
+campaign=tests/recovery/test_campaign.py
 consumers=(tests/unit/test_consum*.py)
 others=(tests/e2e "${clients[@]/#/--ignore=}")
 rules=(tests/unit tests/property "${consumers[@]/#/--ignore=}")
@@ -71,7 +72,8 @@ short() {
   local markers="short and not long and not soak"
   beside checks bash -c check
   tests commands "$markers" "${others[@]}"
-  tests kills "$markers" tests/recovery
+  tests kills "$markers" tests/recovery --ignore="$campaign"
+  tests campaign "$markers" "$campaign"
   tests spark "$markers" tests/spark
   tests clients "$markers" "${consumers[@]}" "${clients[@]}"
   tests rules "$markers" "${rules[@]}"
