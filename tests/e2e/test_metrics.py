@@ -215,7 +215,6 @@ CASES = [
     alone("Down", "commitlake_alive_timestamp_seconds", "4500x75", "0x75"),
     alone("Restarts", "commitlake_epoch", "1x70 2x1 3x2", "1x67 2x2 3x2 4x2"),
     alone("KafkaAway", "commitlake_kafka_reachable", "1x75", "1x70 0x4"),
-    alone("Restarts", "commitlake_restarts_total", "0x60 1x14", "0x60 1x5 2x8"),
     alone("DiskNearlyFull", "commitlake_disk_free_ratio", "0.5x75", "0.05x75"),
     alone("OldestPending", "commitlake_oldest_pending_seconds", "5x75", "97x75"),
     alone("NoMaintenance", "commitlake_maintained_timestamp_seconds", "3600x75", "0x75"),

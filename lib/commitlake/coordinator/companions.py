@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
-from commitlake.coordinator.restarts import Restarts
 from commitlake.coordinator.run import Run
 from commitlake.errors import SetupError
 from commitlake.protocol.clock import BrokerClock
@@ -30,16 +29,13 @@ _ASK_MS = 2_000
 
 
 @contextmanager
-def telling(
-    config: Config, run: Callable[[], Run], health: Callable[[], str | None], restarts: Restarts
-) -> Iterator[None]:
+def telling(config: Config, run: Callable[[], Run], health: Callable[[], str | None]) -> Iterator[None]:
     """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.
 
     Args:
         config: of the coordinator.
         run: the one that the figures are of.
         health: what is wrong, None when nothing is.
-        restarts: of this process.
 
     Raises:
         SetupError: the port is taken, or a module is missing.
@@ -57,9 +53,7 @@ def telling(
         assert of.scheduler is not None  # it has begun
         rounds, counters, position = of.scheduler.rounds, of.scheduler.counters, lambda: of.scheduler.position
         return collect.collect(
-            collect.Sources(
-                config, rounds, counters, position, ends, of.epoch, of.forwarders.failed, restarts.count, names
-            )
+            collect.Sources(config, rounds, counters, position, ends, of.epoch, of.forwarders.failed, names)
         )
 
     with server.serving(config.metrics.host, config.metrics.port, figures, health):

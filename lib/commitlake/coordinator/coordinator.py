@@ -145,8 +145,7 @@ class Coordinator:
         self._served = self._run
 
     def _serve(self) -> None:
-        told = companions.telling(self.config, lambda: self._served, self._health, self._restarts)
-        self._stack.enter_context(told)
+        self._stack.enter_context(companions.telling(self.config, lambda: self._served, self._health))
         companions.answer_by_rules(self.config, self._clock, self._stopping)
         self._serves = True
         threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()

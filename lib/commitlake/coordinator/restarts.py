@@ -31,8 +31,6 @@ class Restarts:
     """Counts them; a run that went well for ten minutes begins a new count."""
 
     def __init__(self) -> None:
-        self.count = 0
-        """How many there were in this process, those that failed too."""
         self.waits_for_kafka = False
         self._in_a_row = 0
         self._outage = Complaint(log)
@@ -55,7 +53,6 @@ class Restarts:
             return None
         pause_s = PAUSES_S[self._in_a_row]
         self._in_a_row += 1
-        self.count += 1
         tries = f"{self._in_a_row} of {len(PAUSES_S)}"
         what = error.what if isinstance(error, StreamError) else error
         log.warning("all queries begin again in %.0f s, try %s, and nothing is lost: %s", pause_s, tries, what)

@@ -61,7 +61,6 @@ class Sources:
         ends: the next offset of each partition in Kafka, by topic without prefix.
         epoch: number of this start.
         failed: whether the forwarding of each topic of `topics.to_kafka` has failed.
-        restarts: how often all queries have begun again in this process.
         names: topics that are told by name.
     """
 
@@ -72,7 +71,6 @@ class Sources:
     ends: Callable[[], Mapping[str, Mapping[int, int]]]
     epoch: int
     failed: Callable[[], Mapping[str, bool]] = dict
-    restarts: int = 0
     names: MetricNames = field(default_factory=MetricNames)
 
 
@@ -99,7 +97,6 @@ def of_rounds(sources: Sources) -> Iterable[Metric]:
         text = "when maintenance ended last, or this run began"
         yield _one("maintained_timestamp_seconds", text, rounds.maintained_at / 1_000)
     yield _one("epoch", "number of this start", sources.epoch)
-    yield _counted("restarts", "how often all queries began again in this process", (), {(): sources.restarts})
     yield _counted("rounds", "rounds", (), {(): rounds.count})
     yield _counted("round_records", "records that rounds landed", (), {(): rounds.records})
     took: dict[tuple[str, ...], float] = {("classify",): rounds.classify_s, ("write",): rounds.write_s}
