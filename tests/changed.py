@@ -22,7 +22,7 @@ TESTS = {
         e2e/async_producer e2e/check_poison e2e/check_topics
         e2e/gateway e2e/postgres_answers e2e/rocketmq_example""",
     "clients": "e2e/producer",
-    "config": "e2e/run_command e2e/launch e2e/security recovery/growth",
+    "config": "e2e/run_command e2e/launch e2e/security recovery/growth recovery/full_disk",
     "coordinator": """spark/coordination_rules recovery/round recovery/liveness recovery/faults recovery/campaign
         e2e/metrics steady/steady_load""",
     "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
@@ -53,7 +53,7 @@ TESTS = {
     "tools/cli": "e2e/operations e2e/run_command e2e/launch e2e/report_actions e2e/delayed_by_key spark/questions",
     "tools/demo": "e2e/demo",
     "tools/report": "spark/report e2e/report_actions",
-    "conf": "e2e/metrics e2e/launch",
+    "conf": "e2e/metrics e2e/alerts e2e/launch",
     "jobs": "e2e/launch e2e/cluster",
     "notebooks": "e2e/notebook e2e/rocketmq_example e2e/java_tutorial e2e/node_client",
     "docs/how-to": "spark/read_topic e2e/reading",

@@ -5,6 +5,8 @@ A message names what is wrong, the value, what is allowed, and what to do about 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = [
     "CommitLakeError",
     "ConfigError",
@@ -70,12 +72,15 @@ class StreamError(CommitLakeError):
     Args:
         query: name of the query; `start-up` of those before there is a stream.
         reason: the cause, on one line.
+
+    Attributes:
+        what: what failed, without what to do about it.
     """
 
     def __init__(self, query: str, reason: str) -> None:
+        self.what = f"the {query} query failed: {reason}"
         super().__init__(
-            f"the {query} query failed: {reason}; fix the cause and start again; "
-            "nothing is lost: the next start continues from the tables"
+            f"{self.what}; fix the cause and start again; nothing is lost: the next start continues from the tables"
         )
 
 
@@ -165,3 +170,27 @@ def root_reason(error: Exception) -> str:
         return type(error).__name__
     # Of an error in a Python worker Spark's first line says only that there was one; Python's last line says which.
     return lines[-1].strip() if any(line.startswith("Traceback") for line in lines) else lines[0]
+
+
+def explained(query: str, cause: Exception, more: Callable[[str], str] = str) -> CommitLakeError:
+    """What a user is told of the failure of a query; an error of CommitLake's says it already.
+
+    Args:
+        query: as of `StreamError`.
+        cause: what failed.
+        more: adds to the reason what is known besides.
+    """
+    if isinstance(cause, CommitLakeError):
+        return cause
+    reason = more(root_reason(cause))
+    told = SetupError(out_of_memory(reason)) if "OutOfMemoryError" in reason else StreamError(query, reason)
+    told.__cause__ = cause
+    return told
+
+
+def out_of_memory(reason: str) -> str:
+    """What to do when Java has run out of memory."""
+    return (
+        f"Spark ran out of memory: {reason}; nothing is lost; raise spark.driver.memory (2g by default; on a cluster "
+        "spark.executor.memory too) with COMMITLAKE_SPARK_ARGS='--conf spark.driver.memory=4g', and start again"
+    )

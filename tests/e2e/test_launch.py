@@ -34,6 +34,12 @@ JOBS = {
         from commitlake.spark import process
         process.main(lambda _: os.kill(os.getpid(), signal.SIGKILL))
     """,
+    "hungry": """
+        from commitlake.spark import process, session
+        def run(arguments):
+            session.build().range(4).selectExpr("length(repeat(cast(id as string), 2000000000))").collect()
+        process.main(run)
+    """,
     "writes": """
         from commitlake.spark import process, session
         def run(arguments):
@@ -205,3 +211,12 @@ def test_a_command_runs_in_the_driver_and_its_error_is_one_line(tmp_path: Path, 
     assert printed == ""
     assert errors.startswith(f"error: warehouse: there are no tables at {tmp_path}")
     assert errors.count("\n") == 1
+
+
+def test_a_jvm_without_memory_is_one_line_that_says_what_to_raise(jobs: Path) -> None:
+    process = launch(jobs / "hungry.py")
+    _, errors = process.communicate(timeout=60 * patience())
+    told = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert (process.returncode, len(told)) == (52, 1), errors
+    assert "Spark ran out of memory" in told[0]
+    assert "raise spark.driver.memory" in told[0]

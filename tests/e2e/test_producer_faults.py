@@ -118,7 +118,7 @@ def test_whatever_a_listener_raises_in_a_check_is_answered_unknown(kafka: Namesp
     assert (op.decision, op.remark.partition(":")[0]) == ("UNKNOWN", type(error).__name__)
 
 
-@pytest.mark.short(core_seconds=3)
+@pytest.mark.short
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
 def test_what_ends_a_local_transaction_goes_on_up_and_sends_unknown(kafka: Namespace, error: BaseException) -> None:
     def raises(_: Message) -> Any:

@@ -100,7 +100,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
         kill(running.process)
 
 
-@pytest.mark.short(core_seconds=80)  # ten commands and snippets, a process each
+@pytest.mark.short(core_seconds=120)  # ten commands and snippets, a process each
 @pytest.mark.timeout(900)
 def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None:
     assert "COMMIT_MESSAGE" in readme.python("class Orders", "begin_transaction")

@@ -305,7 +305,7 @@ def test_a_forwarder_that_fails_stops_its_own_topic_only_and_is_tried_again(
     hidden = file.rename(file.with_suffix(".hidden"))
     with Coordinator(spark, lake.configured(topics_to_kafka=targets)).start() as running:
         wait_for(lambda: caplog.text.count("to-kafka-broken has ended") > 1, why=lambda: caplog.text)
-        assert running._forwarders.failed() == {"broken": True, "orders": False}
+        assert running._served.forwarders.failed() == {"broken": True, "orders": False}
         lake.message("b", topic="orders")
         wait_for(lambda: ids("orders") == {"a", "b"}, why=lambda: running.await_termination(0))
         hidden.rename(file)

@@ -168,7 +168,7 @@ def test_a_full_disk_ends_the_coordinator_and_a_restart_goes_on(
 ) -> None:
     traffic = Traffic(lake)
     with Run(lake.settings, tmp_path) as child:
-        wait_for(child.begin(serves=True).is_ready)
+        wait_for(child.begin(serves=True, pauses=[]).is_ready)
         no_file_above(200_000, child.jvm)
         traffic.send()
         commit = traffic.large(1_000_000)  # a body of which `half` gets a file of this size
@@ -176,7 +176,7 @@ def test_a_full_disk_ends_the_coordinator_and_a_restart_goes_on(
         assert f"cannot write to the table at {lake.root}/warehouse/half: " in error
         assert "File too large" in error
     with Run(lake.settings, tmp_path) as child:
-        child.begin(serves=True)
+        child.begin(serves=True, pauses=[0.5])
         wait_for(lambda: any(len(row["body"]) == 1_000_000 for row in lake.rows("half")))
         no_file_above(200_000, child.jvm)
         commit()

@@ -243,7 +243,7 @@ def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
     factor = min(5.0, patience())
     with Coordinator(spark, lake.configured(transaction_timeout=f"{30 * factor:.0f}s")).start() as running:
         lake.half("open")
-        scheduler = running._scheduler
+        scheduler = running._served.scheduler
         assert scheduler is not None
         wait_for(lambda: scheduler.rounds.records >= 1, 60 * factor)
         with scheduler.between_rounds():  # a round asks at its end, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Container
@@ -15,11 +16,12 @@ from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from tests.support.killing import KILLED, Runs
+from tests.support.lake import Lake
 from tests.support.landing import CUT_SHORT, cut_at, land
 
 from commitlake import config
 from commitlake.config import Config
-from commitlake.coordinator.landing import classify, positions, start
+from commitlake.coordinator.landing import classify, parts, positions, start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
@@ -216,3 +218,18 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     landing = land(spark, loaded, warehouse)
     assert landing.position.landing_id == 8
     assert standing(warehouse) == expected(loaded)
+
+
+def test_a_backlog_of_large_messages_lands_in_several_rounds(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MOST_BYTES", 4 << 20)  # one of the largest
+    sent = {f"t{number}": os.urandom(500_000) for number in range(24)}
+    for number, (tid, body) in enumerate(sent.items()):
+        lake.op("COMMIT", tid, lake.half(tid, number % 2, body=body))
+    lake.run(spark)
+    assert sorted(row["body"] for row in lake.topic("orders")) == sorted(sent.values())
+    landed = [row for row in lake.rows("positions") if row["landing_id"] > 0]
+    assert 24 * 500_000 / parts.MOST_BYTES < len(landed) < 10
+    lake.run(spark)
+    assert (len(lake.rows("half")), len(lake.rejected())) == (24, 0)

@@ -17,6 +17,7 @@ from tests.support.polling import patience, wait_for
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.forwarding.forwarders import Forwarders
 from commitlake.coordinator.landing import positions
+from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError
 from commitlake.kafka.embedded import EmbeddedBroker
 
@@ -97,15 +98,15 @@ def test_a_hanging_transaction_is_asked_after_a_call_to_the_jvm_failed_once(
     """
     failed, forwards = threading.Event(), threading.Event()
     monkeypatch.setattr(Forwarders, "tick", lambda _: forwards.wait())
-    raise_failure = Coordinator._raise_failure
+    has_failed = Run.failed
 
-    def fails_once(coordinator: Coordinator) -> None:
+    def fails_once(run: Run) -> CommitLakeError | None:
         if not failed.is_set():
             failed.set()
             raise Py4JError("An error occurred while calling o45543.isActive")
-        raise_failure(coordinator)
+        return has_failed(run)
 
-    monkeypatch.setattr(Coordinator, "_raise_failure", fails_once)
+    monkeypatch.setattr(Run, "failed", fails_once)
     with Coordinator(spark, lake.config).start():
         assert failed.wait(30)
         lake.half("hanging")
@@ -116,12 +117,12 @@ def test_a_hanging_transaction_is_asked_after_a_call_to_the_jvm_failed_once(
 def test_a_jvm_that_answers_no_more_is_told(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(_: Coordinator) -> None:
+    def fails(_: Run) -> None:
         raise Py4JError("An error occurred while calling o1.isActive")
 
     told: list[CommitLakeError] = []
     with Coordinator(spark, lake.config, on_failure=told.append).start():
-        monkeypatch.setattr(Coordinator, "_raise_failure", fails)
+        monkeypatch.setattr(Run, "failed", fails)
         wait_for(lambda: told, 30 * patience())
     assert "Spark's JVM does not answer" in str(told[0])
     assert any("the coordinator has stopped" in message for message in caplog.messages)

@@ -26,6 +26,7 @@ from tests.support.live_state import held
 
 from commitlake import config
 from commitlake.config import Config
+from commitlake.coordinator import restarts
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
@@ -46,6 +47,7 @@ class Plan:
         clock: by how many ms Python's clock is ahead, from when on (s), and for how long (s); empty: it is right.
         elsewhere: whether it takes the warehouse for one that is not on a local disk, where there is no lock.
         vacuums: whether a start looks for files to delete in all tables.
+        pauses: how many s pass each time before all queries begin again; none: the first failure ends it.
     """
 
     serves: bool = False
@@ -55,6 +57,7 @@ class Plan:
     clock: Sequence[float] = ()
     elsewhere: bool = False
     vacuums: bool = True
+    pauses: Sequence[float] = (0.5,) * 6
 
     def arm(self, patch: pytest.MonkeyPatch, jvm: int, scratch: str) -> None:
         """Lets all that happen in this process that is to go wrong."""
@@ -62,6 +65,7 @@ class Plan:
             faults.land_at_most(patch, self.most)
         if not self.vacuums:
             faults.vacuum_nothing(patch)
+        patch.setattr(restarts, "PAUSES_S", tuple(self.pauses))
         if self.elsewhere:
             patch.setattr(fencing, "is_local", lambda _: False)
         if self.clock:

@@ -23,12 +23,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination import check_requests
-from commitlake.coordinator.landing import query
+from commitlake.coordinator.landing import parts, query
 from commitlake.protocol import clock
 from commitlake.tables import TableName, Warehouse
 from commitlake.tables.staged_append import StagedAppend
 
 TABLES = ("positions", "batches", "transactions", "deliveries", "topic", "open_rows", "reentries", "half", "op")
+LARGEST_BY_DEFAULT = 4 << 20
 OTHERS = ("delayed", "discarded", "rejected", "checks", "staged", "kafka")
 
 
@@ -158,8 +159,9 @@ def _signal_of(effect: str) -> signal.Signals:
 
 
 def land_at_most(patch: pytest.MonkeyPatch, records: int) -> None:
-    """A landing takes no more than so many records."""
+    """A landing takes no more than so many records, and the first of a start two: it lands in parts."""
     patch.setattr(query, "MAX_RECORDS", records)
+    patch.setattr(parts, "MOST_BYTES", 2 * LARGEST_BY_DEFAULT)
 
 
 def vacuum_nothing(patch: pytest.MonkeyPatch) -> None:

@@ -41,11 +41,16 @@ class UnsteadyBroker(EmbeddedBroker):
         with paused(self):
             time.sleep(seconds)
 
-    def crash(self) -> None:
-        """It is killed, and starts again on its log: some 10 s, as it waits for its own old session."""
+    def crash(self, seconds: float = 0) -> None:
+        """It is killed, and starts again on its log: some 10 s, as it waits for its own old session.
+
+        Args:
+            seconds: how long nobody starts it.
+        """
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)  # it leads the group of its JVM
         wait_for(self._is_gone, 10)
+        time.sleep(seconds)
         self.restart()
 
     def _is_gone(self) -> bool:

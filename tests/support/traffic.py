@@ -25,6 +25,7 @@ HASTY = {
 }
 """Every start checks what is open, or discards it after its second answer; what waits is resolved at once."""
 PAST = {"TIMER_DELIVER_MS": "1"}
+TOMORROW = {"TIMER_DELAY_SEC": "86400"}
 LATER_S = 15
 """A delay that ends while coordinators are killed and started: a start takes about 10 s."""
 
@@ -94,8 +95,8 @@ class Traffic:
         self.shown["messages", self.lake.message(f"{name} l", topic="b", delays=PAST)] = f"{name} l".encode()
         later = self.lake.message(f"{name} w", topic="b", delays=self._later())
         self.shown["messages", later] = f"{name} w".encode()
-        self.lake.message(f"{name} never", topic="b", delays={"TIMER_DELAY_SEC": "86400"})
-        for msg_id, delays in ((f"{name} h", PAST), (f"{name} i", self._later())):
+        self.lake.message(f"{name} never", topic="b", delays=TOMORROW)
+        for msg_id, delays in ((f"{name} h", TOMORROW), (f"{name} i", self._later())):
             recalled = self.lake.message(msg_id, topic="b", delays=delays)
             self.lake.recall(msg_id, recalled, topic="b")
             self.hidden.add(recalled)

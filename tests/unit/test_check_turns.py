@@ -49,13 +49,13 @@ def test_readers_that_a_dead_kafka_holds_up_leave_a_turn_for_others(dead: int) -
 
 
 def test_each_reader_gets_its_turn() -> None:
-    turns, every = CheckTurns(), [Reader(Turned.WELL) for _ in range(3 * READERS)]
-    for reader in every:
-        for _ in range(5):
-            reader.let()
-        turns.add(reader)
-    for reader in every:
-        wait_for(partial(reader.has_begun, 5))
-        reader.after = Turned.ENDS
-        reader.let()
-    wait_for(lambda: not turns._threads)
+    turns, begun = CheckTurns(), [0] * 3 * READERS
+
+    def read(reader: int, _: int) -> Turned:
+        begun[reader] += 1
+        return Turned.ENDS if min(begun) >= 5 else Turned.WELL
+
+    for reader in range(len(begun)):
+        turns.add(partial(read, reader))
+    wait_for(lambda: not turns._threads, why=lambda: begun)
+    assert min(begun) >= 5

@@ -8,8 +8,9 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,9 @@ def command(warehouse: Path, capsys: pytest.CaptureFixture[str], *words: str) ->
     return ended.value.code, capsys.readouterr().out
 
 
-def test_instances_that_have_nothing_to_do_write_no_commits(warehouse: Path) -> None:
-    members = [consumer(warehouse, lease="4s") for _ in range(3)]
+@contextmanager
+def reading(members: Sequence[Any]) -> Iterator[list[str]]:
+    """Consumers that each read in a thread, and are stopped at the end; what they have handled."""
     found: list[str] = []
 
     def read(messages: Any) -> None:
@@ -96,48 +98,46 @@ def test_instances_that_have_nothing_to_do_write_no_commits(warehouse: Path) -> 
     threads = [threading.Thread(target=read, args=[each]) for each in members]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(found) == 40)
-    time.sleep(5)
-    before = version(warehouse)
-    time.sleep(4)
-    assert version(warehouse) == before, "five times a fifth of the lease"
-    write(warehouse, "orders", [message(100 + queue, batch=100, queue=queue) for queue in range(4)])
-    wait_for(lambda: len(found) == 44)
-    for each in members:
-        each.stop()
-    for thread in threads:
-        thread.join(30)
-    assert len(set(found)) == 44
-
-
-def test_instances_beyond_the_queues_stand_by_and_write_nothing(warehouse: Path) -> None:
-    """All begin at one moment; those that read commit, as do the few who join beside each other."""
-    members = [consumer(warehouse, lease="5s") for _ in range(24)]
-    found: list[str] = []
-
-    def read(messages: Any) -> None:
-        with messages:
-            found.extend(each.message_id for each in messages if each.done() is None)
-
-    threads = [threading.Thread(target=read, args=[each]) for each in members]
-    for thread in threads:
-        thread.start()
-    place = Path(f"{warehouse}_receipts/{FOLDER}/{log_name('points', 'orders')}")
-    group = Group(f"{warehouse}_receipts", "points", "orders")
     try:
-        wait_for(lambda: len({each["owner"] for each in (group.read() or {"queues": {}})["queues"].values()}) == 4, 60)
-        assert sorted(each.name for each in (place / "_beats").iterdir()) == sorted((group.read() or {})["members"])
-        assert version(warehouse) < 30
-        names = [each._subscriptions[0]._member._me for each in members]
-        gone = next(name for name in names if name in (group.read() or {})["members"])
-        members[names.index(gone)].stop()
-        wait_for(lambda: gone not in (group.read() or {})["members"], 20)
-        wait_for(lambda: len((group.read() or {})["members"]) == 4, 20)
+        yield found
     finally:
         for each in members:
             each.stop()
         for thread in threads:
             thread.join(60)
+
+
+def test_instances_that_have_nothing_to_do_write_no_commits(warehouse: Path) -> None:
+    members = [consumer(warehouse, lease="4s") for _ in range(3)]
+    with reading(members) as found:
+        wait_for(lambda: len(found) == 40)
+        time.sleep(5)
+        before = version(warehouse)
+        time.sleep(4)
+        assert version(warehouse) == before, "five times a fifth of the lease"
+        write(warehouse, "orders", [message(100 + queue, batch=100, queue=queue) for queue in range(4)])
+        wait_for(lambda: len(found) == 44)
+    assert len(set(found)) == 44
+
+
+def beats(place: Path) -> set[str]:
+    """Instances that give signs of life."""
+    return {each.name for each in (place / "_beats").iterdir()}
+
+
+def test_instances_beyond_the_queues_stand_by_and_write_nothing(warehouse: Path) -> None:
+    """All begin at one moment; those that read commit, as do the few who join beside each other."""
+    members = [consumer(warehouse, lease="5s") for _ in range(24)]
+    place = Path(f"{warehouse}_receipts/{FOLDER}/{log_name('points', 'orders')}")
+    group = Group(f"{warehouse}_receipts", "points", "orders")
+    with reading(members) as found:
+        wait_for(lambda: len({each["owner"] for each in (group.read() or {"queues": {}})["queues"].values()}) == 4, 60)
+        wait_for(lambda: beats(place) == set((group.read() or {})["members"]), 20)
+        assert version(warehouse) < 30
+        reads = {each._subscriptions[0]._member._me: each for each in members}
+        name = next(iter((group.read() or {})["members"]))
+        reads[name].stop()
+        wait_for(lambda: len(now := (group.read() or {})["members"]) == 4 and name not in now, 60)
     assert sorted(found) == sorted(f"m{n}" for n in range(40))
 
 

@@ -93,7 +93,7 @@ def test_a_full_disk_is_told_with_the_place_before_java_starts(tmp_path: Path, k
             done = run(*(f"--set={name}={place}" for name, place in given.items()))
         told = f"error: {key}: 0 MiB free on the disk of {disk.place}/new/place; allowed is at least 64 MiB free"
         assert done.stderr.startswith(told)
-        preflight.check_coordinator(config.from_mapping(given), stands_by=False)
+        preflight.check_coordinator(config.from_mapping(given), is_shared=lambda: False)
 
 
 def test_without_a_directory_for_temporary_files_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,8 @@ class Disk:
     @classmethod
     def of(cls, key: str, place: Path) -> Disk:
         """That of a directory, which need not be there yet."""
-        there = next(each for each in (place.absolute(), *place.absolute().parents) if each.exists())
+        above = (place.absolute(), *place.absolute().parents)
+        there = next(each for each in above if os.path.exists(each))  # no error below one that is closed
         space = shutil.disk_usage(there)
         return cls(key, place, space.free, space.total)
 

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
-from commitlake.coordinator.scheduler import Scheduler
+from commitlake.coordinator.run import Run
 from commitlake.errors import SetupError
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.kafka_topics import LANDED
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +29,13 @@ _ASK_MS = 2_000
 
 
 @contextmanager
-def telling(
-    config: Config,
-    scheduler: Scheduler,
-    epoch: int,
-    health: Callable[[], str | None],
-    failed: Callable[[], Mapping[str, bool]],
-) -> Iterator[None]:
+def telling(config: Config, run: Callable[[], Run], health: Callable[[], str | None]) -> Iterator[None]:
     """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.
+
+    Args:
+        config: of the coordinator.
+        run: the one that the figures are of.
+        health: what is wrong, None when nothing is.
 
     Raises:
         SetupError: the port is taken, or a module is missing.
@@ -43,10 +46,17 @@ def telling(
     with _extra("metrics.port"):
         from commitlake.coordinator.metrics import collect, server
     ends = partial(landing_start.ends, config, LANDED, timeout_ms=_ASK_MS)
-    sources = collect.Sources(
-        config, scheduler.rounds, scheduler.counters, lambda: scheduler.position, ends, epoch, failed
-    )
-    with server.serving(config.metrics.host, config.metrics.port, partial(collect.collect, sources), health):
+    names = collect.MetricNames()
+
+    def figures() -> Iterable[Metric]:
+        of = run()
+        assert of.scheduler is not None  # it has begun
+        rounds, counters, position = of.scheduler.rounds, of.scheduler.counters, lambda: of.scheduler.position
+        return collect.collect(
+            collect.Sources(config, rounds, counters, position, ends, of.epoch, of.forwarders.failed, names)
+        )
+
+    with server.serving(config.metrics.host, config.metrics.port, figures, health):
         yield
 
 

@@ -5,59 +5,36 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Self
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from commitlake import config as configuration
 from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
-from commitlake.coordinator.coordination import query
-from commitlake.coordinator.coordination.context import Context
-from commitlake.coordinator.coordination.half_cache import HalfCache
-from commitlake.coordinator.coordination.input_table import InputTable
-from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.forwarding.forwarders import Forwarders
-from commitlake.coordinator.landing import classify, kafka_identity
-from commitlake.coordinator.landing import query as landing_query
-from commitlake.coordinator.landing import start as landing_start
-from commitlake.coordinator.landing.land import Landing
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
-from commitlake.coordinator.landing.topic_admission import Topics
-from commitlake.coordinator.landing.watermark import Watermark
-from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
-from commitlake.coordinator.recovery import fencing, recover
-from commitlake.coordinator.recovery.fencing import Ownership
+from commitlake.coordinator.recovery import fencing
+from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
-from commitlake.coordinator.recovery.recover import Recovered
-from commitlake.coordinator.scheduler import Scheduler
-from commitlake.coordinator.settings_publisher import SettingsPublisher
-from commitlake.errors import CommitLakeError, IdentityError, StreamError, root_reason
-from commitlake.kafka import topics
+from commitlake.coordinator.restarts import Restarts
+from commitlake.coordinator.run import Run
+from commitlake.errors import CommitLakeError, SetupError, explained, root_reason
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
-from commitlake.kafka.held import Held
-from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import Duration, seconds
-from commitlake.protocol.kafka_topics import LANDED
-from commitlake.spark import checkpoints, cluster, session
+from commitlake.spark import cluster, session
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
 
-_STOP_TIMEOUT_S = 60
 _LOOK_S = 0.2
-_SILENCE_S = 60.0
-"""A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
-_MOST_UNANSWERED = 10
+_MOST_UNANSWERED = 50
 """Calls to the JVM that fail one after the other when it is gone; on a busy machine a single one may."""
 _NOBODY_WAITS_S = 3.0
 """After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
@@ -66,7 +43,8 @@ _NOBODY_WAITS_S = 3.0
 class Coordinator:
     """A running coordinator; also what `commitlake.start` returns.
 
-    It works in a Spark session of its own, so nothing changes in the caller's.
+    It works in a Spark session of its own, so nothing changes in the caller's. What ends its queries and may pass, such
+    as an outage of Kafka, begins all of them again as a start does, while the warehouse stays its own.
 
     Args:
         spark: any session of the application.
@@ -83,23 +61,27 @@ class Coordinator:
         session.require_classic(spark)
         self.config = config = cluster.resolved(spark, config)
         self.spark = session.beside(spark, config)
-        self.warehouse = Warehouse(self.spark, config.warehouse)
         self._on_failure = on_failure
+        self._lock: WarehouseLock | None = None
         self._owner = Ownership()
         self._clock = BrokerClock()
         self._stack = ExitStack()
         self._stopping, self._met_other = threading.Event(), threading.Event()
-        self._queries: list[StreamingQuery] = []
-        self._forwarders = Forwarders()
-        self._scheduler: Scheduler | None = None
-        self._end_maintenance: Callable[[float], None] = lambda _: None
+        self._turn = threading.RLock()  # a stop waits for the start that is under way
+        self._run: Run | None = None
+        self._served: Run
+        """The last one that began well."""
+        self._restarts = Restarts()
+        self._trouble: CommitLakeError | None = None
+        """What all queries are begun again for."""
         self._error: CommitLakeError | None = None
+        """What has ended it."""
+        self._serves = False
         self._awaited_at = -_NOBODY_WAITS_S
-        self._unanswered = 0
 
     @property
     def epoch(self) -> int:
-        """Number of this start."""
+        """Number of this start, or of the last time that all queries began again."""
         return self._owner.epoch
 
     def stand_by(self) -> None:
@@ -127,178 +109,138 @@ class Coordinator:
             CommitLakeError: it can't start; nothing runs then.
         """
         try:
-            self._start(available_now)
-        except BaseException as error:
+            self._take()
+            self._begin(available_now=available_now)
+            if not available_now:
+                self._serve()
+        except (CommitLakeError, PySparkException, Py4JError) as error:
             self.stop()
-            if fenced := self._owner.lost(self.warehouse):
-                raise fenced from error
-            if isinstance(error, (PySparkException, Py4JError)):
-                raise self._explained(str(self._queries[0].name) if self._queries else "start-up", error) from error
+            told = self._explained(error)
+            if told is not error:
+                raise told from error
+            raise
+        except BaseException:
+            self.stop()
             raise
         return self
 
-    def _start(self, available_now: bool) -> None:
-        """A start.
-
-        1. Own the warehouse: a start that is refused must change nothing under the coordinator that runs.
-        2. Compare Kafka with what the warehouse was filled from, before anything is written to what may be another one.
-        3. Side by side, all from the tables alone: complete the batch that a kill cut short; work out what is open, the
-           first input of coordination; find what a landing that was cut short has written.
-        4. Run coordination, and landing from where it came to.
-        5. Tick, maintain and watch.
-        """
-        self._own()  # step 1
-        is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
-        come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
-        others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
-        rules = classify.LandingRules.of(self.config)
-        settings = SettingsPublisher(self.config, self._clock)
-        known = Topics(self.warehouse, rules.topics_max, settings.add)
-        for warning in topics.ensure_topics(self.config):
-            log.warning("%s", warning)
-        settings.publish(known.names)
-        watermark, asked = Watermark(), self._clock.now_ms()
-        begin = landing_start.begin(self.warehouse, self.config, come, others)
-        watermark.ask(asked, begin.ends)
-        with ThreadPoolExecutor(1) as pool:
-            classification = pool.submit(classify.classification, rules)
-            found = self._recovered(begin.position, known.names)  # step 3
-        # After what a kill cut short is complete.
-        dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
-        landing = Landing(
-            self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
-        )
-        context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
-        held = Held(self.config, LANDED, begin.position.held, landing.remember)
-        self._stack.callback(held.close)
-        start = partial(self._coordinate, found.inputs)
-        scheduler = Scheduler(context, landing, watermark, held.ends, start, found.last_batch + 1)
-        self._scheduler = scheduler  # from here on `stop` waits for its rounds
-        if available_now:  # what was open is worked off with what lands first, in one batch
-            self._work_off(scheduler, self._land(scheduler, begin.offsets, available_now=True))
-        else:
-            self._forward(available_now=False)
-            scheduler.begin()  # step 4
-            self._land(scheduler, begin.offsets, available_now=False)
-            self._serve(scheduler, settings)  # step 5
-
-    def _recovered(self, position: LandingPosition, known: Collection[str]) -> Recovered:
-        def made(opened: DataFrame) -> InputTable:
-            return InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock, opened)
-
-        if self._owner.is_new:
-            return recover.of_new_warehouse(self.warehouse, made)
-        return recover.recover(self.warehouse, self.config, made, position, known)
-
-    def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        return self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
-
-    def _land(self, scheduler: Scheduler, offsets: Offsets, *, available_now: bool) -> StreamingQuery:
-        scratch = self._scratch("landing")
-
-        def land(raw: DataFrame, batch_id: int) -> None:
-            scheduler.round(raw, landing_query.ends_of(self.spark, self.config, scratch, batch_id))
-
-        started = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
-        return self._keep(started)
-
-    def _own(self) -> None:
+    def _take(self) -> None:
+        """Takes the warehouse first: a start that is refused must change nothing under the coordinator that runs."""
         cluster.check(self.spark, self.config)
         session.apply_settings(self.spark, self.config)  # again, now that all executors are there
-        lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # first: its error names who runs
+        self._lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # its error names who runs
         self.config = self._stack.enter_context(provide(self.config))
+
+    def _begin(self, *, available_now: bool = False) -> None:
+        """Begins an epoch and starts all queries: at the start, and each time that they begin again."""
+        self._run = None
         probe(self.config)
-        self._owner = fencing.own(self.warehouse, lock)
-        if lock is None:
+        warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
+        self._owner = fencing.own(warehouse, self._lock, self.epoch)
+        if is_first and self._lock is None:  # until the end: between two runs no standby takes over
             beat = Heartbeat(self.spark, self.config, self.epoch)
             self._stack.enter_context(beat.beating(self._met_other.set))
+        self._run = Run(self.spark, self.config, warehouse, self._owner, self._clock)
+        self._run.start(available_now=available_now)
+        self._served = self._run
 
-    def _forward(self, *, available_now: bool) -> None:
-        """Starts what sends topics to Kafka; those that work off what is there come last."""
-        self._forwarders.start(self.warehouse, self.config, self._scratch, available_now=available_now)
-
-    def _keep(self, started: StreamingQuery) -> StreamingQuery:
-        self._queries.append(started)
-        return started
-
-    def _work_off(self, scheduler: Scheduler, landing: StreamingQuery) -> None:
-        while landing.isActive and not self._stopping.is_set():
-            self._stopping.wait(0.05)
-        self._raise_failure()
-        scheduler.finish()
-        self._raise_failure()
-        if not self._stopping.is_set():
-            self._forward(available_now=True)
-
-    def _health(self, scheduler: Scheduler) -> str | None:
-        """What is wrong, None when nothing is."""
-        if self._error is not None or any(not each.isActive for each in self._queries):
-            return f"a query has ended: {self._error or scheduler.failure}"
-        silent_s = (now_ms() - scheduler.rounds.alive_at) / 1_000
-        most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
-        return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
-
-    def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
-        health = partial(self._health, scheduler)
-        self._stack.enter_context(
-            companions.telling(self.config, scheduler, self.epoch, health, self._forwarders.failed)
-        )
+    def _serve(self) -> None:
+        self._stack.enter_context(companions.telling(self.config, lambda: self._served, self._health))
         companions.answer_by_rules(self.config, self._clock, self._stopping)
-        tell = partial(settings.tick, self.warehouse.topics)
-        # Kafka may keep the others waiting, which no deadline does.
-        for steps in ([scheduler.tick, self._report_failure], [tell, self._forwarders.tick]):
-            threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
-        if interval_ms := self.config.maintenance.interval_ms:
-            go_on = lambda: not self._stopping.is_set()  # noqa: E731
-            tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
-            self._end_maintenance = at_intervals(tidy, interval_ms, self._stopping, scheduler.rounds.maintained)
+        self._serves = True
+        threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()
 
-    def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
-        """Ticks at each trigger interval; when a query has failed and nobody waits, stops and reports it.
+    def _health(self) -> str | None:
+        """What is wrong, None when nothing is: against an outage of Kafka no restart of the process helps."""
+        if self._restarts.waits_for_kafka:
+            return None
+        error = self._error or self._trouble
+        return f"all queries have ended: {error}" if error else self._served.health()
 
-        It outlives whatever fails in it, a call to the JVM too: without ticks a deadline passes only when records land.
-        """
-        while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
-            for step in steps:
-                try:
-                    step()
-                except Exception as error:  # Kafka may be away; what ended a query is reported below
-                    log.debug("no tick: %s", error)
+    def _watch(self) -> None:
+        """Looks whether a query has ended, until all have for good."""
+        unanswered = 0
+        while not self._stopping.wait(_LOOK_S):
+            try:
+                error = self._served.failed() or self._lost()
+                unanswered = 0
+            except Exception as failure:  # a call to the JVM failed; when that is gone, all of them do
+                unanswered += 1
+                if unanswered == _MOST_UNANSWERED:
+                    self._end(SetupError(f"Spark's JVM does not answer: {root_reason(failure)}; start again"))
+            else:
+                lasting = error and self._after(error)
+                if lasting is not None:
+                    self._end(lasting)
 
-    def _report_failure(self) -> None:
-        if time.monotonic() - self._awaited_at <= _NOBODY_WAITS_S:
-            return
+    def _lost(self) -> CommitLakeError | None:
+        """That another coordinator has the warehouse, where its sign of life was met."""
+        if not self._met_other.is_set():
+            return None
+        self._met_other.clear()
+        return self._owner.lost(self._served.warehouse)
+
+    def _after(self, error: CommitLakeError) -> CommitLakeError | None:
+        """Begins all queries again after what can pass; returns what has ended them for good, None when nothing has."""
+        ended_at = time.monotonic()
+        ran_s = ended_at - self._served.begun_at
+        while self._is_over():
+            self._trouble = error
+            pause_s = self._restarts.pause_s(error, ran_s)
+            if self._restarts.waits_for_kafka:
+                self._served.idle()
+            if pause_s is None:
+                return error
+            if self._stopping.wait(pause_s):
+                return None
+            failure, ran_s = self._again(), 0.0
+            if failure is None:
+                self._restarts.begun(time.monotonic() - ended_at)
+                self._trouble = None
+                return None
+            error = failure
+        return error
+
+    def _is_over(self) -> bool:
+        """Whether nothing of the run that has failed is under way, so that the next one sees all that it wrote."""
+        with self._turn:
+            return self._run is None or self._run.stop()
+
+    def _again(self) -> CommitLakeError | None:
+        """Begins all queries again; returns what has failed."""
         try:
-            self._raise_failure()
-            self._unanswered = 0
-        except CommitLakeError as error:
-            self._tell(error)
-        except Exception as error:  # a call to the JVM failed; when that is gone, all of them do
-            self._unanswered += 1
-            if self._unanswered >= _MOST_UNANSWERED:
-                self._stopping.set()
-                self._error = StreamError("landing", f"Spark's JVM does not answer: {root_reason(error)}")
-                self._tell(self._error)
+            with self._turn:
+                if not self._stopping.is_set():
+                    self._begin()
+        except Exception as error:  # of whatever a start needs
+            return self._explained(error)
+        return None
 
-    def _tell(self, error: CommitLakeError) -> None:
-        log.error("the coordinator has stopped: %s", error)
-        if self._on_failure is not None:
-            self._on_failure(error)
+    def _explained(self, error: Exception) -> CommitLakeError:
+        """What a user is told of a start that failed, before there was a run or in it."""
+        if self._run is not None:
+            return self._run.explained(error)
+        return explained("start-up", error, partial(disks.with_room, config=self.config))
+
+    def _end(self, error: CommitLakeError) -> None:
+        self._error = error
+        with suppress(Exception):  # what failed may be in the way of a clean stop, too
+            self.stop()
+        if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
+            log.error("the coordinator has stopped: %s", error)
+            if self._on_failure is not None:
+                self._on_failure(error)
 
     def await_termination(self, timeout: Duration | None = None) -> bool:
-        """Waits until a query ends or `stop` is called; returns whether it has within `timeout`, such as 30 (s).
+        """Waits until it ends or `stop` is called; returns whether it has within `timeout`, such as 30 (s).
 
         Raises:
-            CommitLakeError: a query failed, or Kafka has lost records; everything is stopped then, and the next start
-                goes on where the tables are.
+            CommitLakeError: what has ended it does not pass by itself, or Kafka has lost records; everything is stopped
+                then, and the next start goes on where the tables are.
         """
         until = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
-        while not self._stopping.is_set():
+        while self._serves and not self._stopping.is_set():
             self._awaited_at = time.monotonic()
-            has_ended = any(not each.isActive for each in self._queries)
-            self._raise_failure()
-            if has_ended:
-                return True
             if until is not None and time.monotonic() > until:
                 return False
             self._stopping.wait(_LOOK_S)
@@ -306,58 +248,18 @@ class Coordinator:
             raise self._error
         return True
 
-    def _raise_failure(self) -> None:
-        error = None if self._stopping.is_set() else self._failed()
-        if error is not None:
-            self._error = error
-            with suppress(Exception):  # what failed may be in the way of a clean stop, too
-                self.stop()
-            raise error
-
-    def _failed(self) -> CommitLakeError | None:
-        """What has ended it: a query's error, a newer coordinator, or what a tick has found in Kafka."""
-        for each in self._queries:
-            cause = None if each.isActive else each.exception()
-            if cause is not None:
-                return self._explained(each.name, cause)
-        if self._met_other.is_set():
-            self._met_other.clear()
-            if fenced := self._owner.lost(self.warehouse):
-                return fenced
-        return failure if isinstance(failure := self._scheduler and self._scheduler.failure, IdentityError) else None
-
-    def _explained(self, name: str, cause: Exception) -> CommitLakeError:
-        # What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone.
-        if fenced := self._owner.lost(self.warehouse):
-            return fenced
-        failure = self._scheduler.failure if self._scheduler else None
-        if isinstance(failure, CommitLakeError):
-            return failure
-        explained = StreamError(name, disks.with_room(root_reason(failure or cause), self.config))
-        explained.__cause__ = failure or cause
-        return explained
-
     def stop(self) -> None:
         """Stops cleanly: the round under way ends, and none begins.
 
         Safe to call twice, and from a signal handler's thread.
         """
         self._stopping.set()
-        if self._scheduler is not None:
-            self._scheduler.begin_no_more()
-            # Before the round is waited for, since it may wait for maintenance that deletes rows; and before the lock
-            # is free, which must not be while a commit of ours is under way.
-            self._end_maintenance(_STOP_TIMEOUT_S)
-            self._scheduler.stop(_STOP_TIMEOUT_S)
-        try:
-            for each in reversed(self._queries):
-                _stop_quietly(each)
-            self._forwarders.stop()
-        finally:
-            self._stack.close()
-
-    def _scratch(self, name: str) -> str:
-        return checkpoints.fresh(self.config, name, self.epoch)
+        with self._turn:
+            try:
+                if self._run is not None:
+                    self._run.stop()
+            finally:
+                self._stack.close()
 
     def __enter__(self) -> Self:
         """The running coordinator."""
@@ -366,13 +268,6 @@ class Coordinator:
     def __exit__(self, *error: object) -> None:
         """Stops it."""
         self.stop()
-
-
-def _stop_quietly(query: StreamingQuery) -> None:
-    try:
-        query.stop()
-    except PySparkException as error:
-        log.debug("stopping %s: %s", query.name, error)
 
 
 def start(

@@ -86,14 +86,17 @@ class Scheduler:
         """What was counted since the start."""
         return self._context.counters
 
-    def round(self, raw: DataFrame, ends: Offsets) -> None:
-        """Lands a batch of the Kafka source, and coordinates what it brought; returns when that is visible.
+    def round(self, raw: DataFrame, ends: Offsets) -> tuple[int, int] | None:
+        """Lands records of Kafka, and coordinates what they brought; returns when that is visible.
 
-        While the next batch is classified, the rest of this one's coordination goes on.
+        While the next ones are classified, the rest of this round's coordination goes on.
 
         Args:
-            raw: the batch.
-            ends: where it ends, the next offset of each partition.
+            raw: a batch of the Kafka source, or part of one.
+            ends: where they end, the next offset of each partition.
+
+        Returns:
+            How many they were, and their bytes; None when nothing begins any more.
         """
         while not self._has_room() and not self._stopping.wait(_LOOK_S):
             pass
@@ -109,6 +112,8 @@ class Scheduler:
                 self._play(landed)
                 self.rounds.add(landed.rows, classified - begun, time.monotonic() - classified)
                 self._ask()  # now, since what Spark reads next is all of this and more
+                return landed.rows, landed.bytes
+            return None
 
     def tick(self) -> None:
         """Calls the segments in which something is due, if there are any."""
@@ -157,13 +162,14 @@ class Scheduler:
         """Lets no further round begin."""
         self._stopping.set()
 
-    def stop(self, timeout_s: float) -> None:
-        """Lets the round under way end, and none begin."""
+    def stop(self, timeout_s: float) -> bool:
+        """Lets the round under way end, and none begin; returns whether it has ended."""
         self.begin_no_more()
-        if self._turn.acquire(timeout=timeout_s):  # whoever had it sees the flag from now on
+        if has_ended := self._turn.acquire(timeout=timeout_s):  # whoever had it sees the flag from now on
             self._turn.release()
         wait([self._running], timeout_s)
         self._pool.shutdown(wait=False)
+        return has_ended and self._running.done()
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:

@@ -6,11 +6,10 @@ import os
 import pwd
 import re
 import resource
-import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,12 +74,12 @@ def check(settings: Mapping[str, str], *, is_one_machine: bool) -> None:
     _refuse(_optimised(), _user(), _files(), _heap(heap), host, _space("TMPDIR", _temp()))
 
 
-def check_coordinator(config: Config, *, stands_by: bool) -> None:
+def check_coordinator(config: Config, *, is_shared: Callable[[], bool]) -> None:
     """Look at what a coordinator needs besides.
 
     Args:
         config: its configuration.
-        stands_by: whether another one may hold the port meanwhile.
+        is_shared: whether it may be another one of its warehouse that holds a port, as the start will tell.
 
     Raises:
         SetupError: it is not there; the text names all that is not.
@@ -89,7 +88,7 @@ def check_coordinator(config: Config, *, stands_by: bool) -> None:
 
     places = {"warehouse": config.warehouse, "checkpoints": config.checkpoints}
     local = [_space(name, local_path(place)) for name, place in places.items() if is_local(place)]
-    _refuse(*local, () if stands_by else _metrics(config))
+    _refuse(*local, (lack for lack in _port(config.metrics.host, config.metrics.port) if not is_shared()))
 
 
 def check_imports() -> None:
@@ -165,21 +164,11 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
     if place is None:
         yield Lack(what, "no directory for temporary files can be written", allowed, "make room, or set TMPDIR to one")
         return
-    there = next(each for each in (place, *place.parents) if os.path.exists(each))  # also below one that is closed
-    if (free := shutil.disk_usage(there).free) < _LEAST_FREE:
+    from commitlake.config.disks import Disk  # YAML comes with it, which PYTHONPATH may hide
+
+    if (free := Disk.of(what, place).free) < _LEAST_FREE:
         remedy = "make room there (commitlake doctor --make-room), or use a larger disk"
         yield Lack(what, f"{free >> 20} MiB free on the disk of {place}", allowed, remedy)
-
-
-def _metrics(config: Config) -> Iterator[Lack]:
-    """Their port; where a coordinator of this warehouse has it, the start says more: its host, pid and epoch."""
-    from commitlake.config.locations import is_local
-
-    for lack in _port(config.metrics.host, config.metrics.port):
-        from commitlake.reading.questions import liveness  # dear, and rarely asked
-
-        if not (is_local(config.warehouse) and liveness.runs(config)):
-            yield lack
 
 
 def _port(host: str, port: int) -> Iterator[Lack]:

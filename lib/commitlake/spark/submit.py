@@ -22,12 +22,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from commitlake.errors import SetupError
-from commitlake.spark import executors, given, process, runtime, session
+from commitlake.errors import SetupError, out_of_memory
+from commitlake.spark import executors, given, log_lines, process, runtime, session
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KILLED = 128 + signal.SIGKILL
 """How the JVM ends when the driver's Python was killed."""
+_OUT_OF_MEMORY = 52
+"""How Spark ends a JVM in which a task ran out of memory."""
 _LIBRARY = Path(__file__).parents[2]
 # Printed by every JVM that Spark starts, and about Spark's own choice.
 _NOISE = b"WARNING: Using incubator modules: jdk.incubator.vector"
@@ -128,6 +130,9 @@ def _run(command: list[str], environment: dict[str, str], place: Path) -> int:
     reader.start()
     code = spark.wait()
     reader.join(timeout=1)
+    if code == _OUT_OF_MEMORY:  # what Python tells of it is that its JVM is gone
+        sys.stderr.write(log_lines.error(out_of_memory("java.lang.OutOfMemoryError")))
+        return code
     with suppress(FileNotFoundError):
         sys.stderr.write((place / "error").read_text(encoding="utf-8"))
     if code in (-signal.SIGKILL, _KILLED):

@@ -17,8 +17,8 @@ from commitlake.tables import TableName, Warehouse
 from commitlake.tables.spans import Span, within
 
 _LANDINGS = 4
-_ROWS = 200_000
-"""Records kept besides those of the newest landing: some 100 MB with bodies of 256 B."""
+_BYTES = 100 << 20
+"""Of the records kept besides those of the newest landing: 200 000 with bodies of 256 B."""
 
 
 class HalfCache:
@@ -39,7 +39,7 @@ class HalfCache:
         if not landed.is_whole:
             self.clear()
         self._kept.append(landed)
-        while len(self._kept) > _LANDINGS or sum(each.rows for each in list(self._kept)[:-1]) > _ROWS:
+        while len(self._kept) > _LANDINGS or sum(each.bytes for each in list(self._kept)[:-1]) > _BYTES:
             self._kept.popleft().release()
 
     def clear(self) -> None:

@@ -123,7 +123,7 @@ def classification(rules: LandingRules) -> Steps:
         },
         {"ends": F.when(has_head & F.col("batch").isNotNull(), parse.ends(F.col("json")))},
         {"members": F.when(F.col("batch").isNotNull(), members)},
-        {"verdict": _verdict_of_any(rules)},
+        {"verdict": _verdict_of_any(rules), "bytes": F.octet_length("value")},
         _outcome() | message_columns(),
     ]
 

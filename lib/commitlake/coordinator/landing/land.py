@@ -40,6 +40,7 @@ class Landed:
         topics: The topics that they are of.
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
+        bytes: What they take, about.
         rejected: By reason, how many of them are rejected.
         answers: How many of them answer a check.
         position: The position when all tables are written.
@@ -52,6 +53,7 @@ class Landed:
     topics: Sequence[str]
     half_spans: Mapping[int, OffsetRange]
     rows: int
+    bytes: int
     rejected: Mapping[str, int]
     answers: int
     position: LandingPosition
@@ -123,6 +125,7 @@ class Landing:
             topics=sorted(_shown_topics(counts)),
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
+            bytes=sum(row["bytes"] for row in counts),
             rejected=_rejected(counts),
             answers=sum(row["answers"] for row in counts),
             position=self.position.advanced(ends),
@@ -206,6 +209,8 @@ def _shown_topics(counts: Sequence[Row]) -> set[str]:
     return {row["topic"] for row in counts if row["target"] == classify.TOPIC} - {_OTHERS}
 
 
+_EACH = 256
+"""Bytes of a record besides its value."""
 _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
 
@@ -218,6 +223,7 @@ def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
         classified.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
         .agg(
             F.count("*").alias("n"),
+            F.sum(F.coalesce("bytes", F.lit(0)) + _EACH).alias("bytes"),
             F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),

@@ -221,7 +221,7 @@ def _compact(table: DeltaTable) -> int:
 
 def at_intervals(
     maintenance: Maintenance, interval_ms: int, stopping: threading.Event, ended: Callable[[], None]
-) -> Callable[[float], None]:
+) -> Callable[[float], bool]:
     """Runs maintenance in a thread until `stopping`; a failure is logged and tried again, and stops nothing.
 
     Args:
@@ -231,8 +231,8 @@ def at_intervals(
         ended: called after each run.
 
     Returns:
-        What waits for the end of the thread, so many seconds at most. It cuts a run short, since a compaction may take
-        half a minute, and who stops a process gives it 30 s.
+        What waits for the end of the thread, so many seconds at most, and returns whether it has ended. It cuts a run
+        short, since a compaction may take half a minute, and who stops a process gives it 30 s.
     """
 
     def serve() -> None:
@@ -249,11 +249,12 @@ def at_intervals(
     thread = threading.Thread(target=serve, name="maintenance", daemon=True)
     thread.start()
 
-    def end(timeout_s: float) -> None:
+    def end(timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
         while thread.is_alive() and time.monotonic() < until:
             with suppress(Py4JError, OSError, AttributeError):  # the JVM, or the session, has ended before
                 maintenance.cut_short()
             thread.join(0.2)
+        return not thread.is_alive()
 
     return end

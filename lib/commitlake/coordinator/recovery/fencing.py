@@ -301,16 +301,19 @@ class Ownership:
         return None
 
 
-def own(warehouse: Warehouse, lock: WarehouseLock | None) -> Ownership:
+def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ownership:
     """Creates the tables, begins an epoch, and fences an older coordinator where there is no lock.
 
     Args:
         warehouse: gets a guard for its appends where there is no lock.
         lock: the lock that is held, None where there can be none.
+        before: the epoch that this process has had so far, 0 at its start.
 
     Raises:
         FencedError: a newer coordinator has started meanwhile.
     """
+    if before and lock is None:
+        check(warehouse, before)
     is_new = lock is not None and not warehouse.holds("epochs") and not warehouse.holds("half")
     warehouse.create()
     epoch = begin_epoch(warehouse, __version__, is_first=is_new)

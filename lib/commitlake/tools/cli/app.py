@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from commitlake.spark import preflight, process
 from commitlake.tools.cli import tx, without_spark
 from commitlake.tools.cli.driver import in_driver
 from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, need_address
+
+if TYPE_CHECKING:
+    from commitlake.config import Config
 
 app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -73,6 +76,13 @@ def alone(
         print(context.get_help())
 
 
+def _runs(settings: Config) -> bool:
+    from commitlake.config.locations import is_local
+    from commitlake.reading.questions import liveness
+
+    return is_local(settings.warehouse) and liveness.runs(settings)
+
+
 @app.command()
 def run(
     context: typer.Context,
@@ -88,7 +98,7 @@ def run(
     """Run the coordinator, until SIGTERM or Ctrl-C."""
     settings = load(conf, sets)
     if not dry_run and not process.is_driver():
-        preflight.check_coordinator(settings, stands_by=standby)
+        preflight.check_coordinator(settings, is_shared=lambda: standby or _runs(settings))
     with in_driver(context, long_lived=True, exit_when_stopped=0):
         from commitlake.tools.cli import commands
 

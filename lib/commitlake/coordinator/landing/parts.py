@@ -1,0 +1,127 @@
+"""A batch of the Kafka source in parts, none of which has more bytes than a round can hold in memory.
+
+Spark bounds a batch by records, and Kafka does not say how large those are that wait: 16 000 of 40 kB, which came while
+nobody landed, took all of 2 GiB. So a run begins with few records, and goes on by how large the last ones were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import floor
+
+from pyspark.sql import DataFrame, SparkSession
+
+from commitlake.config import Config
+from commitlake.coordinator.landing.positions import Offsets
+from commitlake.kafka.clients import spark_options, spark_source_limits
+
+MOST_BYTES = 256 << 20
+"""Bytes of the records of one round, more or less: some 4 s of work, and an eighth of the default heap."""
+_GROWTH, _AT_LEAST = 100, 1_000
+"""How many times as many as the last rounds had may come next: what waits behind an outage may be larger than they."""
+_FORGET = 400_000
+"""Records, after which those before count half."""
+
+
+class Sizes:
+    """How many records the next round may have, by those that this run has seen.
+
+    Args:
+        largest: bytes of the largest value, `max_message_size`: while nothing is known all may be so large.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self._first = max(1, MOST_BYTES // largest)
+        self._records, self._bytes, self._last, self._recent = 0.0, 0.0, 0.0, 0.0
+
+    def landed(self, records: int, size: int) -> None:
+        """So many records had so many bytes."""
+        if records:
+            kept = 1.0 if self._records < _FORGET else 0.5
+            self._records, self._bytes = kept * self._records + records, kept * self._bytes + size
+            self._last, self._recent = size / records, max(records, 0.8 * self._recent)
+
+    def most(self) -> int:
+        """Records of the next round at most."""
+        if not self._records:
+            return self._first
+        mean = max(self._last, self._bytes / self._records)
+        return max(1, int(min(MOST_BYTES / mean, max(_AT_LEAST, _GROWTH * self._recent))))
+
+
+def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
+    """Where so many records end, the same share of each partition; at `ends` where there are no more.
+
+    Args:
+        begin: the next offset of each partition, by source; 0 of one that is not there.
+        ends: where the batch ends.
+        most: how many records; one more for each partition, as a share is rounded up.
+    """
+    waiting = {
+        source: {number: end - begin.get(source, {}).get(number, 0) for number, end in numbers.items()}
+        for source, numbers in ends.items()
+    }
+    share = min(1.0, most / max(1, sum(sum(numbers.values()) for numbers in waiting.values())))
+    return {
+        source: {number: ends[source][number] - floor((1 - share) * left) for number, left in numbers.items()}
+        for source, numbers in waiting.items()
+    }
+
+
+class Parts:
+    """Plays the batches of a run, each in as many rounds as it takes.
+
+    Args:
+        spark: the coordinator's session.
+        config: says where Kafka is.
+        begin: where the first batch begins.
+        play: a round of records, up to where they end; returns how many they were and their bytes, None to stop
+            there.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        begin: Offsets,
+        play: Callable[[DataFrame, Offsets], tuple[int, int] | None],
+    ) -> None:
+        self._spark, self._config, self._at, self._play = spark, config, begin, play
+        self._sizes = Sizes(config.max_message_size)
+
+    def land(self, raw: DataFrame, ends: Offsets) -> None:
+        """Lands a batch of the Kafka source, which ends there."""
+        until = cut(self._at, ends, self._sizes.most())
+        if until == ends:
+            self._landed(raw, ends)
+            return
+        while self._landed(self._between(self._at, until), until) and until != ends:
+            until = cut(self._at, ends, self._sizes.most())
+
+    def _landed(self, records: DataFrame, until: Offsets) -> bool:
+        took = self._play(records, until)
+        if took is not None:
+            self._sizes.landed(*took)
+            self._at = until
+        return took is not None
+
+    def _between(self, begin: Offsets, until: Offsets) -> DataFrame:
+        """The records of Kafka from there up to there; the batch itself would read all of it for each part."""
+        topic, group = self._config.kafka.topic, self._config.kafka.topic("landing-parts")
+        places = {topic(source): sorted(numbers) for source, numbers in until.items()}
+        starts = {
+            topic(source): {number: begin.get(source, {}).get(number, 0) for number in numbers}
+            for source, numbers in until.items()
+        }
+        return (
+            self._spark.read.format("kafka")
+            .options(**spark_options(self._config.kafka) | spark_source_limits(self._config))
+            .option("assign", json.dumps(places))
+            .option("startingOffsets", json.dumps(starts))
+            .option("endingOffsets", json.dumps({topic(source): numbers for source, numbers in until.items()}))
+            # Else each part has consumers of its own, which keep what they have fetched for five minutes.
+            .option("kafka.group.id", group)
+            .options(includeHeaders="true", failOnDataLoss="true")
+            .load()
+        )

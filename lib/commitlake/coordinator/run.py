@@ -1,0 +1,258 @@
+"""One run of all queries: from what the tables hold, to the first failure or to a stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from commitlake.config import Config, disks
+from commitlake.coordinator.coordination import query
+from commitlake.coordinator.coordination.context import Context
+from commitlake.coordinator.coordination.half_cache import HalfCache
+from commitlake.coordinator.coordination.input_table import InputTable
+from commitlake.coordinator.dedup.dedup_index import DedupIndex
+from commitlake.coordinator.forwarding.forwarders import Forwarders
+from commitlake.coordinator.landing import classify, kafka_identity
+from commitlake.coordinator.landing import query as landing_query
+from commitlake.coordinator.landing import start as landing_start
+from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.landing.parts import Parts
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.topic_admission import Topics
+from commitlake.coordinator.landing.watermark import Watermark
+from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
+from commitlake.coordinator.recovery import recover
+from commitlake.coordinator.recovery.fencing import Ownership
+from commitlake.coordinator.recovery.recover import Recovered
+from commitlake.coordinator.scheduler import Scheduler
+from commitlake.coordinator.settings_publisher import SettingsPublisher
+from commitlake.errors import CommitLakeError, IdentityError, StreamError, explained
+from commitlake.kafka import topics
+from commitlake.kafka.held import Held
+from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.kafka_topics import LANDED
+from commitlake.spark import checkpoints
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 60
+_SILENCE_S = 60.0
+"""A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
+
+
+class Run:
+    """One run of all queries.
+
+    Args:
+        spark: the coordinator's session.
+        config: the configuration.
+        warehouse: the tables, with the guard of this run's epoch.
+        owner: says that they are this run's.
+        clock: Kafka's time.
+    """
+
+    def __init__(
+        self, spark: SparkSession, config: Config, warehouse: Warehouse, owner: Ownership, clock: BrokerClock
+    ) -> None:
+        self.spark, self.config, self.warehouse = spark, config, warehouse
+        self._owner, self._clock = owner, clock
+        self.begun_at = time.monotonic()
+        self._stack = ExitStack()
+        self._stopping = threading.Event()
+        self._queries: list[StreamingQuery] = []
+        self.forwarders = Forwarders()
+        self.scheduler: Scheduler | None = None
+        self._end_maintenance: Callable[[float], bool] = lambda _: True
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self._owner.epoch
+
+    def start(self, *, available_now: bool) -> None:
+        """Starts all queries.
+
+        1. The warehouse is owned: a start that is refused changes nothing under the coordinator that runs.
+        2. Compare Kafka with what the warehouse was filled from, before anything is written to what may be another one.
+        3. Side by side, all from the tables alone: complete the batch that a kill cut short; work out what is open, the
+           first input of coordination; find what a landing that was cut short has written.
+        4. Run coordination, and landing from where it came to.
+        5. Tick and maintain.
+
+        With `available_now` it works off all that is there, fires what is due, and returns when that is done.
+        """
+        is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
+        come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
+        others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
+        rules = classify.LandingRules.of(self.config)
+        settings = SettingsPublisher(self.config, self._clock)
+        known = Topics(self.warehouse, rules.topics_max, settings.add)
+        for warning in topics.ensure_topics(self.config):
+            log.warning("%s", warning)
+        settings.publish(known.names)
+        watermark, asked = Watermark(), self._clock.now_ms()
+        begin = landing_start.begin(self.warehouse, self.config, come, others)
+        watermark.ask(asked, begin.ends)
+        with ThreadPoolExecutor(1) as pool:
+            classification = pool.submit(classify.classification, rules)
+            found = self._recovered(begin.position, known.names)  # step 3
+        # After what a kill cut short is complete.
+        dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
+        landing = Landing(
+            self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
+        )
+        context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
+        held = Held(self.config, LANDED, begin.position.held, landing.remember)
+        self._stack.callback(held.close)
+        start = partial(self._coordinate, found.inputs)
+        scheduler = Scheduler(context, landing, watermark, held.ends, start, found.last_batch + 1)
+        self.scheduler = scheduler  # from here on `stop` waits for its rounds
+        if available_now:  # what was open is worked off with what lands first, in one batch
+            self._work_off(scheduler, self._land(scheduler, begin.offsets, available_now=True))
+        else:
+            self._forward(available_now=False)
+            scheduler.begin()  # step 4
+            self._land(scheduler, begin.offsets, available_now=False)
+            self._serve(scheduler, settings)  # step 5
+
+    def _recovered(self, position: LandingPosition, known: Collection[str]) -> Recovered:
+        def made(opened: DataFrame) -> InputTable:
+            return InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock, opened)
+
+        if self._owner.is_new:
+            return recover.of_new_warehouse(self.warehouse, made)
+        return recover.recover(self.warehouse, self.config, made, position, known)
+
+    def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        return self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
+
+    def _land(self, scheduler: Scheduler, offsets: Offsets, *, available_now: bool) -> StreamingQuery:
+        scratch, parts = self._scratch("landing"), Parts(self.spark, self.config, offsets, scheduler.round)
+
+        def land(raw: DataFrame, batch_id: int) -> None:
+            parts.land(raw, landing_query.ends_of(self.spark, self.config, scratch, batch_id))
+
+        started = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
+        return self._keep(started)
+
+    def _forward(self, *, available_now: bool) -> None:
+        """Starts what sends topics to Kafka; those that work off what is there come last."""
+        self.forwarders.start(self.warehouse, self.config, self._scratch, available_now=available_now)
+
+    def _keep(self, started: StreamingQuery) -> StreamingQuery:
+        self._queries.append(started)
+        return started
+
+    def _work_off(self, scheduler: Scheduler, landing: StreamingQuery) -> None:
+        while landing.isActive and not self._stopping.is_set():
+            self._stopping.wait(0.05)
+        self._raise_failure()
+        scheduler.finish()
+        self._raise_failure()
+        if not self._stopping.is_set():
+            self._forward(available_now=True)
+
+    def _raise_failure(self) -> None:
+        error = None if self._stopping.is_set() else self._ended_by_error()
+        if error is not None:
+            raise error
+
+    def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
+        tell = partial(settings.tick, self.warehouse.topics)
+        # Kafka may keep the others waiting, which no deadline does.
+        for steps in ([scheduler.tick], [tell, self.forwarders.tick]):
+            threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
+        if interval_ms := self.config.maintenance.interval_ms:
+            go_on = lambda: not self._stopping.is_set()  # noqa: E731
+            tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
+            self._end_maintenance = at_intervals(tidy, interval_ms, self._stopping, scheduler.rounds.maintained)
+
+    def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Ticks at each trigger interval.
+
+        It outlives whatever fails in it, a call to the JVM too: without ticks a deadline passes only when records land.
+        """
+        while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
+            for step in steps:
+                try:
+                    step()
+                except Exception as error:  # Kafka may be away; what ended a query is told by `failed`
+                    log.debug("no tick: %s", error)
+
+    def health(self) -> str | None:
+        """What is wrong, None when nothing is."""
+        if self.scheduler is None or any(not each.isActive for each in self._queries):
+            return f"a query has ended: {self.scheduler and self.scheduler.failure}"
+        silent_s = (now_ms() - self.scheduler.rounds.alive_at) / 1_000
+        most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
+        return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
+
+    def idle(self) -> None:
+        """Nothing was to be done, as Kafka is away."""
+        if self.scheduler is not None:
+            self.scheduler.rounds.idle()
+
+    def failed(self) -> CommitLakeError | None:
+        """What has ended it: a query's error, or what a tick has found in Kafka, which ends no query."""
+        if error := self._ended_by_error():
+            return error
+        ended = [each.name for each in self._queries if not each.isActive]
+        return StreamError(ended[0], "it was stopped") if ended else None
+
+    def _ended_by_error(self) -> CommitLakeError | None:
+        for each in self._queries:
+            cause = None if each.isActive else each.exception()
+            if cause is not None:
+                return self.explained(cause, each.name)
+        return failure if isinstance(failure := self.scheduler and self.scheduler.failure, IdentityError) else None
+
+    def explained(self, cause: Exception, name: str | None = None) -> CommitLakeError:
+        """What a user is told of the failure of a query."""
+        # What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone.
+        if fenced := self._owner.lost(self.warehouse):
+            return fenced
+        failure = self.scheduler and self.scheduler.failure  # Spark has the text of it only
+        name = name or (self._queries[0].name if self._queries else None) or "start-up"
+        known = failure if failure and isinstance(cause, PySparkException) else cause
+        return explained(name, known, partial(disks.with_room, config=self.config))
+
+    def stop(self) -> bool:
+        """Stops cleanly: the round under way ends, and none begins. Returns whether nothing is under way any more.
+
+        Safe to call twice.
+        """
+        self._stopping.set()
+        is_over = True
+        if self.scheduler is not None:
+            self.scheduler.begin_no_more()
+            # Before the round is waited for, since it may wait for maintenance that deletes rows; and before the lock
+            # is free, which must not be while a commit of ours is under way.
+            is_over = self._end_maintenance(_STOP_TIMEOUT_S)
+            is_over = self.scheduler.stop(_STOP_TIMEOUT_S) and is_over
+        try:
+            for each in reversed(self._queries):
+                _stop_quietly(each)
+            self.forwarders.stop()
+        finally:
+            self._stack.close()
+        return is_over
+
+    def _scratch(self, name: str) -> str:
+        return checkpoints.fresh(self.config, name, self.epoch)
+
+
+def _stop_quietly(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except PySparkException as error:
+        log.debug("stopping %s: %s", query.name, error)

@@ -1,0 +1,317 @@
+"""What ends the queries and may pass: all begin again in the same process, as a start does."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.e2e.test_metrics import get, samples
+from tests.support.cluster import free_port
+from tests.support.faults import WriteFault, WriteFaults
+from tests.support.lake import Lake
+from tests.support.pausing import UnsteadyBroker, paused
+from tests.support.polling import patience, wait_for
+from tests.support.running import coordinator
+from tests.support.traffic import HASTY, Traffic
+
+from commitlake.coordinator import restarts
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.recovery import fencing, recover
+from commitlake.coordinator.restarts import Restarts
+from commitlake.errors import CommitLakeError, FencedError
+
+AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
+STEPS = (
+    *("landing:half", "landing:topic", "positions", "coordination:transactions", "coordination:topic"),
+    *("discarded", "checks", "batches", "deliveries"),
+)
+AGAIN = "all queries run again, after"
+
+
+def begun_again(caplog: pytest.LogCaptureFixture) -> int:
+    """How many times all queries have."""
+    return caplog.text.count(AGAIN)
+
+
+class Failures(WriteFaults):
+    """Each of some writes fails once, one after the other, before it or after it.
+
+    Attributes:
+        left: those still to come.
+    """
+
+    def __init__(self, steps: list[tuple[str, str]]) -> None:
+        super().__init__((), 0, "")
+        self._count, self.left = len(steps), steps
+
+    def around(self, step: str, rows: Any, write: Callable[[Any], object]) -> None:
+        moment = self._due_now(step)
+        if moment == "before":
+            raise OSError(f"injected: before {step}")
+        write(rows)
+        if moment == "after":
+            raise OSError(f"injected: after {step}")
+
+    def happened(self, times: int) -> bool:
+        """Whether so many have failed."""
+        return self._count - len(self.left) >= times
+
+    def _due_now(self, step: str) -> str:
+        with self._lock:
+            if self.left and WriteFault(self.left[0][0]).concerns(step):
+                return self.left.pop(0)[1]
+        return ""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(("positions", "coordination:transactions"), id="short"),
+        pytest.param(STEPS, id="all", marks=pytest.mark.soak),
+    ],
+)
+def test_a_write_that_fails_at_any_step_is_gone_about_again(
+    spark: SparkSession,
+    lake: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    steps: tuple[str, ...],
+) -> None:
+    failures = Failures([(step, moment) for step in steps for moment in ("before", "after")])
+    count, traffic = len(failures.left), Traffic(lake)
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1,) * count)
+    with Coordinator(spark, lake.configured(**AT_ONCE)).start() as running:
+        failures.arm(monkeypatch)  # the first start writes a position, too
+        while failures.left:
+            due = count - len(failures.left) + 1
+            traffic.send()
+            wait_for(partial(failures.happened, due), 300, lambda: running.await_termination(0))
+            wait_for(lambda: begun_again(caplog) == caplog.text.count("all queries begin again"), 300)
+        wait_for(lambda: running.await_termination(0) or traffic.is_over(), 400)
+        assert 1 < running.epoch == begun_again(caplog) + 1 <= count + 1  # two steps of one round may fail
+    assert (
+        len(re.findall(r"begin again in 0 s, try \d+ of .* the (landing|coordination) query failed", caplog.text)) > 1
+    )
+    traffic.settle(spark, **AT_ONCE)
+    traffic.assert_outcome()
+
+
+def test_what_lasts_ends_it_after_so_many_tries(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1, 0.1))
+    told: list[Exception] = []
+    with Coordinator(spark, lake.config, on_failure=told.append).start() as running:
+        Failures([("positions", "before")] * 9).arm(monkeypatch)
+        lake.half("a")
+        wait_for(lambda: told, 300)
+        assert running.epoch == 3
+    assert "the landing query failed: " in str(told[0])
+    assert "injected" in str(told[0])
+
+
+@pytest.mark.timeout(600)
+def test_one_that_was_replaced_while_it_paused_does_not_begin_again(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Off local disks, where epochs alone keep two apart: it would fence the newer one, and that one it."""
+    monkeypatch.setattr(fencing, "is_local", lambda _: False)
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1,))
+    goes_on, pause_s = threading.Event(), Restarts.pause_s
+
+    def pausing(own: Restarts, error: CommitLakeError, ran_s: float) -> float | None:
+        found = pause_s(own, error, ran_s)
+        if found is not None:
+            goes_on.wait(300)
+        return found
+
+    monkeypatch.setattr(Restarts, "pause_s", pausing)
+    with Coordinator(spark, lake.config).start() as first:
+        Failures([("positions", "before")]).arm(monkeypatch)
+        lake.op("COMMIT", "a", lake.half("a"))
+        wait_for(lambda: "all queries begin again" in caplog.text, why=lambda: caplog.text)
+        with Coordinator(spark, lake.config).start() as second:
+            goes_on.set()
+            with pytest.raises(FencedError, match=r"has taken over this warehouse: .* epoch 2;"):
+                first.await_termination(timeout=60 * patience())
+            lake.op("COMMIT", "b", lake.half("b"))
+            wait_for(lambda: len(lake.topic("orders")) == 2, why=lambda: second.await_termination(0))
+    assert len(lake.rows("epochs")) == 2
+
+
+class Outages(WriteFaults):
+    """Kafka goes away when something is about to be done, and comes back after some time.
+
+    Attributes:
+        step: when; None for never.
+    """
+
+    def __init__(self, away: Callable[[], object]) -> None:
+        super().__init__((), 0, "")
+        self._away, self.step = away, ""
+        self._thread: threading.Thread | None = None
+
+    def around(self, step: str, rows: Any, write: Callable[[Any], object]) -> None:
+        self.meets(step)
+        write(rows)
+
+    def meets(self, step: str) -> None:
+        """Begins the outage, if it is this step's."""
+        with self._lock:
+            if not self.step or not WriteFault(self.step).concerns(step):
+                return
+            self.step = ""
+        self._thread = threading.Thread(target=self._away, daemon=True)
+        self._thread.start()
+        time.sleep(1)
+
+    def is_over(self) -> bool:
+        """Whether it has begun, and Kafka is back."""
+        return not self.step and self._thread is not None and not self._thread.is_alive()
+
+    def arm(self, patch: pytest.MonkeyPatch) -> None:
+        """As for writes; reading Kafka, and the tables at a start, are steps too."""
+        super().arm(patch)
+        for owner, name in ((Landing, "classify"), (recover, "recover")):
+            patch.setattr(owner, name, met(self, name, getattr(owner, name)))
+
+
+def met(outages: Outages, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def meeting(*given: Any) -> Any:
+        outages.meets(name)
+        return work(*given)
+
+    return meeting
+
+
+OUTAGE_S = 20.0
+IMPATIENT = {
+    f"kafka.options.{name}": ms
+    for name, ms in {
+        "default.api.timeout.ms": 3_000,
+        "request.timeout.ms": 2_500,
+        "session.timeout.ms": 2_400,
+        "heartbeat.interval.ms": 500,
+    }.items()
+}
+"""What takes Kafka's client a minute by default takes it three seconds."""
+
+
+@pytest.fixture
+def unsteady(tmp_path: Path) -> Iterator[UnsteadyBroker]:
+    broker = UnsteadyBroker(tmp_path / "kafka")
+    with broker:
+        yield broker
+
+
+@pytest.fixture
+def soon_given_up(spark: SparkSession) -> Iterator[None]:
+    """Spark waits so long for records of Kafka, by default two minutes."""
+    conf: Any = spark.sparkContext._jsc.sc().conf()
+    conf.set("spark.network.timeout", "4s")
+    yield
+    conf.remove("spark.network.timeout")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_000)
+@pytest.mark.usefixtures("soon_given_up")
+@pytest.mark.parametrize("how", ["hangs", "is killed"])
+def test_an_outage_of_kafka_is_waited_for_at_each_step(
+    spark: SparkSession,
+    unsteady: UnsteadyBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+) -> None:
+    away = unsteady.freeze if how == "hangs" else unsteady.crash
+    outages, port = Outages(partial(away, OUTAGE_S)), free_port()
+    outages.arm(monkeypatch)
+    servers = unsteady.bootstrap_servers
+    with Lake(servers, "outages.", tmp_path, **IMPATIENT, **{**HASTY, "metrics.port": port}) as lake:
+        traffic = Traffic(lake)
+        with Coordinator(spark, lake.config).start() as running:
+            steps = ("classify", "landing:half", "positions", "coordination:transactions", "batches", "kafka")
+            for step in steps:
+                outages.step = step
+                traffic.send()
+                wait_for(outages.is_over, 300, lambda: caplog.text)
+                assert get(port, "/healthz")[0] == 200
+                wait_for(traffic.is_written, 300, lambda: (running.await_termination(0), caplog.text))
+            # Met by the start that follows an outage, which is the second one then.
+            outages.step = "classify"
+            traffic.send()
+            wait_for(lambda: not outages.step, 300)
+            outages.step = "recover"
+            wait_for(lambda: not outages.step or traffic.is_written(), 300)
+            outages.step = ""
+            wait_for(lambda: running.await_termination(0) or traffic.is_over(), 400, lambda: caplog.text)
+            assert samples(port)["commitlake_kafka_reachable"] == {(): 1}
+            assert samples(port)["commitlake_restarts_total"][()] <= len(steps) + 2
+        assert AGAIN in caplog.text  # at least what read Kafka had to
+        traffic.settle(spark)
+        traffic.assert_outcome()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("how", ["hangs", "is killed"])
+def test_five_minutes_without_kafka_are_waited_for(unsteady: UnsteadyBroker, tmp_path: Path, how: str) -> None:
+    port = free_port()
+    with Lake(unsteady.bootstrap_servers, "five.", tmp_path, **{**HASTY, "metrics.port": port}) as lake:
+        traffic = Traffic(lake)
+        given = {key: value for key, value in lake.settings.items() if key not in ("warehouse", "checkpoints")}
+        with coordinator(tmp_path, **given) as running:
+            running.ready()
+            traffic.send()
+            running.until(traffic.is_written, 300)
+            stopping = threading.Event()
+
+            def send() -> None:
+                with suppress(Exception):  # Kafka goes away in the middle
+                    while not stopping.wait(0.05):
+                        lake.producer.send(lake.config.kafka.topic("op"), b"not JSON")
+
+            thread = threading.Thread(target=send, daemon=True)
+            thread.start()
+            time.sleep(5)
+            if how == "hangs":
+                with paused(unsteady):
+                    stopping.set()
+                    watch(port, running.process.poll)
+            else:
+                assert unsteady._process is not None
+                stopping.set()
+                away = threading.Thread(target=unsteady.crash, args=(300,))
+                away.start()
+                watch(port, running.process.poll)
+                away.join()
+            wait_for(lambda: samples(port)["commitlake_kafka_reachable"] == {(): 1}, 300)
+            with Lake(unsteady.bootstrap_servers, "five.", tmp_path, **HASTY) as later:
+                traffic.lake = later
+                traffic.send()
+                running.until(traffic.is_written, 600)
+                running.stop()
+    assert running.process.returncode == 0
+    assert len([line for line in running.said.splitlines() if " WARN" in line]) < 40, running.said
+
+
+def watch(port: int, ended: Callable[[], int | None]) -> None:
+    """Five minutes in which it must be well, and tell that Kafka is away."""
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        assert ended() is None
+        assert get(port, "/healthz")[0] == 200
+        time.sleep(5)
+    assert samples(port)["commitlake_kafka_reachable"] == {(): 0}
