@@ -1,7 +1,8 @@
 """A batch of the Kafka source in parts, none of which has more bytes than a round can hold in memory.
 
 Spark bounds a batch by records, and Kafka does not say how large those are that wait: 16 000 of 40 kB, which came while
-nobody landed, took all of 2 GiB. So a run begins with few records, and goes on by how large the last ones were.
+nobody landed, took all of 2 GiB. So a round has as many as are safe by how large the last ones were, and where a batch
+has more, its first ones are looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from math import floor
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.coordinator.landing.positions import Offsets
@@ -18,8 +20,13 @@ from commitlake.kafka.clients import spark_options, spark_source_limits
 
 MOST_BYTES = 256 << 20
 """Bytes of the records of one round, more or less: some 4 s of work, and an eighth of the default heap."""
+RECORD = 256
+"""Bytes of a record besides its value."""
 _GROWTH, _AT_LEAST = 100, 1_000
-"""How many times as many as the last rounds had may come next: what waits behind an outage may be larger than they."""
+"""How many times as many as the last rounds had may come next: what waits behind an outage may be larger than they.
+
+So many are looked at: of the largest there are, that is 4 GiB through Spark, and nothing in memory.
+"""
 _FORGET = 400_000
 """Records, after which those before count half."""
 
@@ -58,15 +65,24 @@ def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
         ends: where the batch ends.
         most: how many records; one more for each partition, as a share is rounded up.
     """
-    waiting = {
-        source: {number: end - begin.get(source, {}).get(number, 0) for number, end in numbers.items()}
-        for source, numbers in ends.items()
-    }
-    share = min(1.0, most / max(1, sum(sum(numbers.values()) for numbers in waiting.values())))
+    waiting = _between(begin, ends)
+    share = min(1.0, most / max(1, _count(waiting)))
     return {
         source: {number: ends[source][number] - floor((1 - share) * left) for number, left in numbers.items()}
         for source, numbers in waiting.items()
     }
+
+
+def _between(begin: Offsets, ends: Offsets) -> Offsets:
+    """How many offsets of each partition."""
+    return {
+        source: {number: end - begin.get(source, {}).get(number, 0) for number, end in numbers.items()}
+        for source, numbers in ends.items()
+    }
+
+
+def _count(waiting: Offsets) -> int:
+    return sum(sum(numbers.values()) for numbers in waiting.values())
 
 
 class Parts:
@@ -92,12 +108,21 @@ class Parts:
 
     def land(self, raw: DataFrame, ends: Offsets) -> None:
         """Lands a batch of the Kafka source, which ends there."""
+        if _count(_between(self._at, ends)) > self._sizes.most():
+            self._look(cut(self._at, ends, _AT_LEAST))
         until = cut(self._at, ends, self._sizes.most())
         if until == ends:
             self._landed(raw, ends)
             return
-        while self._landed(self._between(self._at, until), until) and until != ends:
+        while self._landed(self._records(self._at, until), until) and until != ends:
             until = cut(self._at, ends, self._sizes.most())
+
+    def _look(self, until: Offsets) -> None:
+        """See how large the first ones are: a start, or a burst after little, lands in one round where that is safe."""
+        size = F.sum(F.coalesce(F.octet_length("value"), F.lit(0)) + RECORD)
+        seen = self._records(self._at, until).agg(F.count("*").alias("n"), size.alias("bytes")).first()
+        if seen is not None and seen["n"]:
+            self._sizes.landed(seen["n"], seen["bytes"])
 
     def _landed(self, records: DataFrame, until: Offsets) -> bool:
         took = self._play(records, until)
@@ -106,7 +131,7 @@ class Parts:
             self._at = until
         return took is not None
 
-    def _between(self, begin: Offsets, until: Offsets) -> DataFrame:
+    def _records(self, begin: Offsets, until: Offsets) -> DataFrame:
         """The records of Kafka from there up to there; the batch itself would read all of it for each part."""
         topic, group = self._config.kafka.topic, self._config.kafka.topic("landing-parts")
         places = {topic(source): sorted(numbers) for source, numbers in until.items()}
