@@ -51,7 +51,7 @@ set_up() {
 
 if [[ ${1:-} == --set-up ]]; then # for tests/run.sh
   check_java
-  set_up "$2"
+  set_up "${2:-all}"
   exit
 fi
 
