@@ -149,6 +149,29 @@ def test_one_that_was_replaced_while_it_paused_does_not_begin_again(
     assert len(lake.rows("epochs")) == 2
 
 
+def test_a_begin_that_fails_behind_its_own_epoch_is_gone_about_again(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off local disks it took the epoch that it had just begun for another coordinator's, and ended."""
+    monkeypatch.setattr(fencing, "is_local", lambda _: False)
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1, 0.1))
+    fence, failed = fencing.fence, threading.Event()
+
+    def failing(*given: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("injected: before a fence")
+        fence(*given)
+
+    with Coordinator(spark, lake.config).start() as running:
+        Failures([("positions", "before")]).arm(monkeypatch)
+        monkeypatch.setattr(fencing, "fence", failing)
+        lake.op("COMMIT", "a", lake.half("a"))
+        wait_for(lambda: running.await_termination(0) or len(lake.topic("orders")) == 1, 300)
+        assert failed.is_set()
+        assert running.epoch == 3
+
+
 class Outages(WriteFaults):
     """Kafka goes away when something is about to be done, and comes back after some time.
 

@@ -137,6 +137,7 @@ class Coordinator:
         probe(self.config)
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
+        fencing.fence_older(warehouse, self._owner)
         if is_first and self._lock is None:  # until the end: between two runs no standby takes over
             beat = Heartbeat(self.spark, self.config, self.epoch)
             self._stack.enter_context(beat.beating(self._met_other.set))
