@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tests.e2e.test_metrics import get, samples
 from tests.support.cluster import free_port
@@ -27,6 +28,7 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.recovery import fencing, recover
 from commitlake.coordinator.restarts import Restarts
+from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError, FencedError
 
 AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
@@ -170,6 +172,26 @@ def test_a_begin_that_fails_behind_its_own_epoch_is_gone_about_again(
         wait_for(lambda: running.await_termination(0) or len(lake.topic("orders")) == 1, 300)
         assert failed.is_set()
         assert running.epoch == 3
+
+
+def test_a_run_that_can_not_be_stopped_ends_it(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the application has stopped Spark: nobody can tell whether the next one would be alone."""
+    told: list[Exception] = []
+    stop = Run.stop
+
+    def failing(own: Run) -> bool:
+        stop(own)
+        raise Py4JError("injected: while it stops")
+
+    with Coordinator(spark, lake.config, on_failure=told.append).start():
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "stop", failing)
+            Failures([("positions", "before")]).arm(patch)
+            lake.half("a")
+            wait_for(lambda: told, 120)
+    assert "the landing query failed: " in str(told[0])
 
 
 class Outages(WriteFaults):
