@@ -233,3 +233,15 @@ def test_a_backlog_of_large_messages_lands_in_several_rounds(
     assert 24 * 500_000 / parts.MOST_BYTES < len(landed) < 10
     lake.run(spark)
     assert (len(lake.rows("half")), len(lake.rejected())) == (24, 0)
+
+
+def test_a_backlog_lands_in_parts_also_with_other_options_of_kafka(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one JVM, as of a notebook: Spark refuses other options under a consumer group that it has met."""
+    monkeypatch.setattr(parts, "MOST_BYTES", 4 << 20)  # the first part is one record
+    for name, timeout_ms in (("a", 31_000), ("b", 32_000)):
+        for number in range(3):
+            lake.message(f"{name}{number}", topic="orders")
+        lake.run(spark, **{"kafka.options.request.timeout.ms": timeout_ms})
+    assert len(lake.topic("orders")) == 6

@@ -7,6 +7,7 @@ nobody landed, took all of 2 GiB. So a run begins with few records, and goes on 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from math import floor
 
@@ -88,6 +89,10 @@ class Parts:
         play: Callable[[DataFrame, Offsets], tuple[int, int] | None],
     ) -> None:
         self._spark, self._config, self._at, self._play = spark, config, begin, play
+        # A group of its own: else each part has consumers of its own, which keep what they have fetched for five
+        # minutes; and Spark refuses other options, such as a new password, under a group that its JVM has met before.
+        group = {"kafka.group.id": f"{config.kafka.topic('landing-parts')}-{uuid.uuid4()}"}
+        self._options = spark_options(config.kafka) | spark_source_limits(config) | group
         self._sizes = Sizes(config.max_message_size)
 
     def land(self, raw: DataFrame, ends: Offsets) -> None:
@@ -108,7 +113,7 @@ class Parts:
 
     def _between(self, begin: Offsets, until: Offsets) -> DataFrame:
         """The records of Kafka from there up to there; the batch itself would read all of it for each part."""
-        topic, group = self._config.kafka.topic, self._config.kafka.topic("landing-parts")
+        topic = self._config.kafka.topic
         places = {topic(source): sorted(numbers) for source, numbers in until.items()}
         starts = {
             topic(source): {number: begin.get(source, {}).get(number, 0) for number in numbers}
@@ -116,12 +121,10 @@ class Parts:
         }
         return (
             self._spark.read.format("kafka")
-            .options(**spark_options(self._config.kafka) | spark_source_limits(self._config))
+            .options(**self._options)
             .option("assign", json.dumps(places))
             .option("startingOffsets", json.dumps(starts))
             .option("endingOffsets", json.dumps({topic(source): numbers for source, numbers in until.items()}))
-            # Else each part has consumers of its own, which keep what they have fetched for five minutes.
-            .option("kafka.group.id", group)
             .options(includeHeaders="true", failOnDataLoss="true")
             .load()
         )
