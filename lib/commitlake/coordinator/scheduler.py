@@ -112,7 +112,7 @@ class Scheduler:
                 self._play(landed)
                 self.rounds.add(landed.rows, classified - begun, time.monotonic() - classified)
                 self._ask()  # now, since what Spark reads next is all of this and more
-                return landed.rows, landed.bytes
+                return landed.read
             return None
 
     def tick(self) -> None:

@@ -41,6 +41,7 @@ class Landed:
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
         bytes: What they take, about.
+        read: The records that were read, and their bytes: also those that stand in a table already.
         rejected: By reason, how many of them are rejected.
         answers: How many of them answer a check.
         position: The position when all tables are written.
@@ -54,6 +55,7 @@ class Landed:
     half_spans: Mapping[int, OffsetRange]
     rows: int
     bytes: int
+    read: tuple[int, int]
     rejected: Mapping[str, int]
     answers: int
     position: LandingPosition
@@ -118,14 +120,16 @@ class Landing:
         if duplicates is not None:
             rows = classify.refuse_duplicates(rows, duplicates)
             counts = _count(rows, self._topics.names)
+        landed = sum(row["n"] for row in counts), sum(row["bytes"] for row in counts)
         return Landed(
             classified=classified,
             tables=_of_fixed_tables(rows, counts, now),
             shown=landed_rows.topic_rows(rows, now),
             topics=sorted(_shown_topics(counts)),
             half_spans=_half_spans(counts),
-            rows=sum(row["n"] for row in counts),
-            bytes=sum(row["bytes"] for row in counts),
+            rows=landed[0],
+            bytes=landed[1],
+            read=landed if self._uncommitted is None and self._used is None else _size(records),
             rejected=_rejected(counts),
             answers=sum(row["answers"] for row in counts),
             position=self.position.advanced(ends),
@@ -213,6 +217,13 @@ _EACH = 256
 """Bytes of a record besides its value."""
 _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
+
+
+def _size(records: DataFrame) -> tuple[int, int]:
+    """How many records there are, and their bytes; reads them, so only the first landings after a cut-short one ask."""
+    each = F.coalesce(F.octet_length("value"), F.lit(0)) + _EACH
+    found = records.agg(F.count("*").alias("n"), F.coalesce(F.sum(each), F.lit(0)).alias("bytes")).collect()[0]
+    return found["n"], found["bytes"]
 
 
 def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
