@@ -72,3 +72,17 @@ def test_a_part_takes_the_same_share_of_each_partition_and_the_last_one_ends_whe
         assert sum(took.values()) <= most + len(counts)
         at, parts = until, parts + 1
         assert parts <= total // most + 1
+
+
+def test_what_an_administrator_forces_lands_in_the_last_parts() -> None:
+    """With few records in the first part of a start, a ROLLBACK overtook the COMMIT that was acknowledged before it."""
+    begin: Offsets = {"op": {0: 100}, "admin": {0: 5}}
+    ends: Offsets = {"op": {0: 300, 1: 7}, "admin": {0: 8}}
+    ways: list[tuple[int, int]] = []
+    at = begin
+    while at != ends:
+        at = cut(at, ends, 64)
+        ways.append((at["op"][0], at["admin"][0]))
+        assert len(ways) < 9
+    assert [admin for op, admin in ways if op < 300] == [5] * (len(ways) - 1)
+    assert 5 < cut(begin, {"op": {0: 100}, "admin": {0: 200}}, 64)["admin"][0] < 100

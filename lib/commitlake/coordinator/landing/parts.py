@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from commitlake.config import Config
 from commitlake.coordinator.landing.positions import Offsets
 from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.protocol.kafka_topics import ADMIN
 
 MOST_BYTES = 256 << 20
 """Bytes of the records of one round, more or less: some 4 s of work, and an eighth of the default heap."""
@@ -54,6 +55,8 @@ class Sizes:
 def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
     """Where so many records end, the same share of each partition; at `ends` where there are no more.
 
+    What an administrator forces comes last: a producer's op that Kafka stored before it is the first to decide.
+
     Args:
         begin: the next offset of each partition, by source; 0 of one that is not there.
         ends: where the batch ends.
@@ -63,9 +66,13 @@ def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
         source: {number: end - begin.get(source, {}).get(number, 0) for number, end in numbers.items()}
         for source, numbers in ends.items()
     }
-    share = min(1.0, most / max(1, sum(sum(numbers.values()) for numbers in waiting.values())))
+    counts = {source: sum(numbers.values()) for source, numbers in waiting.items()}
+    share = min(1.0, most / max(1, sum(counts.values())))
+    shares = dict.fromkeys(waiting, share)
+    if share < 1 and sum(counts.values()) > counts.get(ADMIN, 0):
+        shares[ADMIN] = 0.0
     return {
-        source: {number: ends[source][number] - floor((1 - share) * left) for number, left in numbers.items()}
+        source: {number: ends[source][number] - floor((1 - shares[source]) * left) for number, left in numbers.items()}
         for source, numbers in waiting.items()
     }
 
