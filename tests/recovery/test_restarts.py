@@ -185,12 +185,11 @@ def test_a_run_that_can_not_be_stopped_ends_it(
         stop(own)
         raise Py4JError("injected: while it stops")
 
-    with Coordinator(spark, lake.config, on_failure=told.append).start():
-        with monkeypatch.context() as patch:
-            patch.setattr(Run, "stop", failing)
-            Failures([("positions", "before")]).arm(patch)
-            lake.half("a")
-            wait_for(lambda: told, 120)
+    with Coordinator(spark, lake.config, on_failure=told.append).start(), monkeypatch.context() as patch:
+        patch.setattr(Run, "stop", failing)
+        Failures([("positions", "before")]).arm(patch)
+        lake.half("a")
+        wait_for(lambda: told, 120)
     assert "the landing query failed: " in str(told[0])
 
 
