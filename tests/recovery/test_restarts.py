@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tests.e2e.test_metrics import get, samples
 from tests.support.cluster import free_port
@@ -27,6 +28,7 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.recovery import fencing, recover
 from commitlake.coordinator.restarts import Restarts
+from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError, FencedError
 
 AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
@@ -147,6 +149,48 @@ def test_one_that_was_replaced_while_it_paused_does_not_begin_again(
             lake.op("COMMIT", "b", lake.half("b"))
             wait_for(lambda: len(lake.topic("orders")) == 2, why=lambda: second.await_termination(0))
     assert len(lake.rows("epochs")) == 2
+
+
+def test_a_begin_that_fails_behind_its_own_epoch_is_gone_about_again(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off local disks it took the epoch that it had just begun for another coordinator's, and ended."""
+    monkeypatch.setattr(fencing, "is_local", lambda _: False)
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1, 0.1))
+    fence, failed = fencing.fence, threading.Event()
+
+    def failing(*given: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("injected: before a fence")
+        fence(*given)
+
+    with Coordinator(spark, lake.config).start() as running:
+        Failures([("positions", "before")]).arm(monkeypatch)
+        monkeypatch.setattr(fencing, "fence", failing)
+        lake.op("COMMIT", "a", lake.half("a"))
+        wait_for(lambda: running.await_termination(0) or len(lake.topic("orders")) == 1, 300)
+        assert failed.is_set()
+        assert running.epoch == 3
+
+
+def test_a_run_that_can_not_be_stopped_ends_it(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the application has stopped Spark: nobody can tell whether the next one would be alone."""
+    told: list[Exception] = []
+    stop = Run.stop
+
+    def failing(own: Run) -> bool:
+        stop(own)
+        raise Py4JError("injected: while it stops")
+
+    with Coordinator(spark, lake.config, on_failure=told.append).start(), monkeypatch.context() as patch:
+        patch.setattr(Run, "stop", failing)
+        Failures([("positions", "before")]).arm(patch)
+        lake.half("a")
+        wait_for(lambda: told, 120)
+    assert "the landing query failed: " in str(told[0])
 
 
 class Outages(WriteFaults):

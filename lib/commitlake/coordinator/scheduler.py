@@ -98,8 +98,7 @@ class Scheduler:
         Returns:
             How many they were, and their bytes; None when nothing begins any more.
         """
-        while not self._has_room() and not self._stopping.wait(_LOOK_S):
-            pass
+        self._await_room()
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 begun = time.monotonic()
@@ -126,6 +125,10 @@ class Scheduler:
         elif time.monotonic() - self._asked_at > _ASK_EVERY_S:
             self._look()
         self.rounds.idle()
+
+    def _await_room(self) -> None:
+        while not self._has_room() and not self._stopping.wait(_LOOK_S):
+            pass
 
     def _has_room(self) -> bool:
         short = disks.short(self._context.config)
@@ -155,6 +158,7 @@ class Scheduler:
         self._running.result()
         self.begin()
         self._running.result()
+        self._await_room()
         self.tick()
         self._running.result()
 
