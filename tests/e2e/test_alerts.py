@@ -11,8 +11,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from pyspark.sql import SparkSession
@@ -48,7 +49,8 @@ class Night(ExitStack):
     def __enter__(self) -> Self:
         super().__enter__()
         (scraped := self._place / "prometheus").mkdir()
-        self.broker = self.enter_context(UnsteadyBroker(self._place / "kafka"))
+        self.broker = UnsteadyBroker(self._place / "kafka")
+        self.enter_context(self.broker)
         self.lake = self.enter_context(Lake(self.broker.bootstrap_servers, "commitlake.", self._place, **SETTINGS))
         self.config = from_mapping({**self.lake.settings, "metrics.port": self.port})
         self.start()
@@ -59,7 +61,7 @@ class Night(ExitStack):
     def start(self) -> None:
         """Start a coordinator."""
         given = {**SETTINGS, "kafka.bootstrap_servers": self.broker.bootstrap_servers, "metrics.port": self.port}
-        named = {key.replace(".", "__"): value for key, value in given.items()}
+        named: dict[str, Any] = {key.replace(".", "__"): value for key, value in given.items()}
         self.running = self.enter_context(coordinator(self._place, **named))
         self.running.ready()
 
@@ -145,7 +147,7 @@ def test_each_trouble_of_a_night_is_told_and_passes(
             for trouble, alert in TROUBLES:
                 begun = time.monotonic()
                 with contextmanager(trouble)(night):
-                    wait_for(lambda alert=alert: night.fires(alert), 240 * patience(), night.firing)
+                    wait_for(partial(night.fires, alert), 240 * patience(), night.firing)
                     told = time.monotonic()
                 mended = time.monotonic()
                 night.running.until(load.is_shown(), 240 * patience())

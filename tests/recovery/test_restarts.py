@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
-from tests.e2e.test_metrics import get, samples
 from tests.support.cluster import free_port
 from tests.support.faults import WriteFault, WriteFaults
 from tests.support.lake import Lake
 from tests.support.pausing import UnsteadyBroker, paused
 from tests.support.polling import patience, wait_for
+from tests.support.prometheus import get, samples
 from tests.support.running import coordinator
 from tests.support.traffic import HASTY, Traffic
 

@@ -77,7 +77,7 @@ class Heartbeat:
                 before, others = others, self._others() if number else ""
                 if others:
                     meet_other()
-                if others == before or others == "none":  # never over the sign of one that lives
+                if others in (before, "none"):  # never over the sign of one that lives
                     self._files.write(SIGN_OF_LIFE, f"{self._own}{number}")
             except Exception as error:  # the file system may be away; the beats go on all the same
                 log.debug("no sign of life: %s", error)
