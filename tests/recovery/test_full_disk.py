@@ -92,7 +92,8 @@ def test_landing_waits_for_room_on_each_disk_and_loses_nothing(
                 assert 'commitlake_disk_free_ratio{directory="checkpoints"} 0.0' in metrics()
                 assert seen() == {"first"}
             running.until(lambda: seen() == sent, 300)
-            assert "it works again" in running.said
+            # Landing has waited, or a write under way had failed before and all queries began again.
+            assert "it works again" in running.said or "all queries run again" in running.said
             with filled(tables.place, left=25 * MIB):
                 number, told = 0, running.said.count(ROOM)
                 while running.said.count(ROOM) == told:  # up to the low-water mark, not beyond it

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from commitlake import config as configuration
+from commitlake.clients.consumer.complaint import Complaint
 from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
@@ -192,7 +193,7 @@ class Coordinator:
                 self._served.idle()
             if pause_s is None:
                 return error
-            if self._stopping.wait(pause_s):
+            if self._stopping.wait(pause_s) or not self._has_room():
                 return None
             failure, ran_s = self._again(), 0.0
             if failure is None:
@@ -201,6 +202,15 @@ class Coordinator:
                 return None
             error = failure
         return error
+
+    def _has_room(self) -> bool:
+        """Waits while a disk is too full for queries to begin; False when it is stopped meanwhile."""
+        full = Complaint(log)
+        while told := disks.full(self.config):
+            full.say(disks.WAITS, told)
+            if self._stopping.wait(_LOOK_S):
+                return False
+        return True
 
     def _is_over(self) -> bool:
         """Whether nothing of the run that has failed is under way, so that the next one sees all that it wrote."""

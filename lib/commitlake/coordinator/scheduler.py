@@ -133,7 +133,7 @@ class Scheduler:
     def _has_room(self) -> bool:
         short = disks.short(self._context.config)
         if short:
-            self._full.say("nothing lands until there is more room, and nothing is lost: %s", short)
+            self._full.say(disks.WAITS, short)
         else:
             self._full.end()
         return not short

@@ -90,8 +90,11 @@ class Warehouse:
         other.guard = self.guard.for_tables(other)
         return other
 
-    def create(self) -> None:
+    def create(self) -> bool:
         """Creates the fixed tables that are missing, and adds the columns that an older version did not have.
+
+        Returns:
+            Whether there was none.
 
         Raises:
             WarehouseError: A table there has other columns than this version writes, or is damaged, or gone.
@@ -105,6 +108,7 @@ class Warehouse:
                 message = f"there is no table at {gone} any more, but others are; {damage.REMEDY}"
                 raise WarehouseError(message)
             list(pool.map(self._create_fixed, names, there))
+        return not any(there)
 
     def _must_be_whole(self) -> None:
         if is_local(self.root) and not self._in_catalog:

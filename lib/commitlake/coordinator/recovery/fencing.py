@@ -314,8 +314,7 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ow
     """
     if before and lock is None:
         check(warehouse, before)
-    is_new = lock is not None and not warehouse.holds("epochs") and not warehouse.holds("half")
-    warehouse.create()
+    is_new = warehouse.create() and lock is not None
     epoch = begin_epoch(warehouse, __version__, is_first=is_new)
     if lock is None:
         return Ownership(None, epoch)  # two may be the first
