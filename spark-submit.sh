@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The command `commitlake` in a clone: sets up what it needs on a machine with Python 3.11 and Java 17, and runs it.
+# The command `commitlake` in a clone: sets up what it needs and runs it. Python 3.11 or newer and Java 17 must be there.
 #
 #   ./spark-submit.sh                                  the demo: a broker, the coordinator, a small order service
 #   ./spark-submit.sh run --conf FILE [--set k=v]...   the coordinator, until SIGTERM or Ctrl-C
@@ -51,7 +51,7 @@ set_up() {
 
 if [[ ${1:-} == --set-up ]]; then # for tests/run.sh
   check_java
-  set_up "$2"
+  set_up "${2:-all}"
   exit
 fi
 

@@ -7,7 +7,6 @@ import re
 import socket
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 from tests.support.cluster import free_port
 from tests.support.killing import ROOT
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
-from tests.support.prometheus import promtool
+from tests.support.prometheus import Samples, get, promtool, samples
 
 import commitlake
 from commitlake.config import from_mapping
@@ -37,26 +35,6 @@ from commitlake.errors import SetupError
 from commitlake.protocol import headers
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tools import doctor
-
-Samples = dict[str, dict[tuple[str, ...], float]]
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def samples(port: int) -> Samples:
-    code, text = get(port, "/metrics")
-    assert code == 200, text
-    return {
-        name: {tuple(sorted(each.labels.values())): each.value for each in family.samples if each.name == name}
-        for family in text_string_to_metric_families(text)
-        for name in {each.name for each in family.samples}
-    }
 
 
 @pytest.fixture

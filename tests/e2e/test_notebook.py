@@ -25,6 +25,7 @@ from tests.support.polling import wait_for
 
 import commitlake
 from commitlake import DefaultMQProducer, Message
+from commitlake.coordinator import restarts
 from commitlake.errors import CommitLakeError
 
 if TYPE_CHECKING:
@@ -155,9 +156,14 @@ def test_a_session_that_is_there_needs_only_the_defaults(
 
 
 def test_a_start_changes_nothing_in_the_callers_session(
-    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    broker: EmbeddedBroker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor does a failure need somebody who waits for it."""
+    monkeypatch.setattr(restarts, "PAUSES_S", ())
     spark.conf.set("spark.sql.shuffle.partitions", "7")
     before = spark.conf.getAll
     failures: list[CommitLakeError] = []

@@ -193,7 +193,8 @@ def test_missing_rights_on_a_groups_checks_are_logged_once(secured: Secured, cap
 def start_coordinator(secured: Secured, spark: SparkSession, user: str, **login: str) -> None:
     import commitlake
 
-    commitlake.start(spark, settings(secured, secured.place / "refused", user, **login))
+    (place := secured.place / "refused").mkdir(exist_ok=True)
+    commitlake.start(spark, settings(secured, place, user, **login))
 
 
 def start_producer(secured: Secured, spark: SparkSession, user: str, **login: str) -> None:

@@ -238,3 +238,12 @@ def test_a_deleted_topic_table_is_named_where_a_batch_that_was_cut_short_needs_i
         assert sorted(row["body"] for row in lake.topic("orders")) == sent
         assert [row["topic"] for row in lake.rows("destinations")] == ["orders"]
         lake.op("COMMIT", "b", lake.half("b"))
+
+
+def test_a_warehouse_whose_epochs_are_gone_is_no_new_one(spark: SparkSession, lake: Lake) -> None:
+    """A start took it for one, and landed all that Kafka held once more."""
+    lake.message("a", topic="orders")
+    lake.run(spark)
+    shutil.rmtree(lake.warehouse / "epochs")
+    lake.run(spark)
+    assert len(lake.topic("orders")) == 1

@@ -233,3 +233,31 @@ def test_a_backlog_of_large_messages_lands_in_several_rounds(
     assert 24 * 500_000 / parts.MOST_BYTES < len(landed) < 10
     lake.run(spark)
     assert (len(lake.rows("half")), len(lake.rejected())) == (24, 0)
+
+
+def test_a_backlog_lands_in_parts_also_with_other_options_of_kafka(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one JVM, as of a notebook: Spark refuses other options under a consumer group that it has met."""
+    monkeypatch.setattr(parts, "MOST_BYTES", 2 * parts.RECORD + 100)  # two records
+    for name, timeout_ms in (("a", 31_000), ("b", 32_000)):
+        for number in range(3):
+            lake.message(f"{name}{number}", topic="orders")
+        lake.run(spark, **{"kafka.options.request.timeout.ms": timeout_ms})
+    assert len(lake.topic("orders")) == 6
+
+
+def test_what_a_landing_that_was_cut_short_has_written_is_passed_in_few_rounds(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "MOST_BYTES", 4 << 20)  # one record, where nothing is known
+    for number in range(20):
+        lake.message(f"m{number}", topic="orders")
+    warehouse = Warehouse(spark, lake.config.warehouse)
+    warehouse.create()
+    with pytest.raises(CUT_SHORT):
+        land(spark, lake.config, cut_at(warehouse, 4))  # after `positions` of the start, `destinations` and the topic
+    assert len(lake.topic("orders")) == 20
+    lake.run(spark)
+    assert len(lake.topic("orders")) == 20
+    assert len(lake.rows("positions")) <= 4

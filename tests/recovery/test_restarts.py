@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
-from tests.e2e.test_metrics import get, samples
 from tests.support.cluster import free_port
 from tests.support.faults import WriteFault, WriteFaults
 from tests.support.lake import Lake
 from tests.support.pausing import UnsteadyBroker, paused
 from tests.support.polling import patience, wait_for
+from tests.support.prometheus import get, samples
 from tests.support.running import coordinator
 from tests.support.traffic import HASTY, Traffic
 
@@ -27,6 +28,7 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.recovery import fencing, recover
 from commitlake.coordinator.restarts import Restarts
+from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError, FencedError
 
 AT_ONCE = {key.replace(".", "_"): value for key, value in HASTY.items()}
@@ -149,6 +151,48 @@ def test_one_that_was_replaced_while_it_paused_does_not_begin_again(
     assert len(lake.rows("epochs")) == 2
 
 
+def test_a_begin_that_fails_behind_its_own_epoch_is_gone_about_again(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off local disks it took the epoch that it had just begun for another coordinator's, and ended."""
+    monkeypatch.setattr(fencing, "is_local", lambda _: False)
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1, 0.1))
+    fence, failed = fencing.fence, threading.Event()
+
+    def failing(*given: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("injected: before a fence")
+        fence(*given)
+
+    with Coordinator(spark, lake.config).start() as running:
+        Failures([("positions", "before")]).arm(monkeypatch)
+        monkeypatch.setattr(fencing, "fence", failing)
+        lake.op("COMMIT", "a", lake.half("a"))
+        wait_for(lambda: running.await_termination(0) or len(lake.topic("orders")) == 1, 300)
+        assert failed.is_set()
+        assert running.epoch == 3
+
+
+def test_a_run_that_can_not_be_stopped_ends_it(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the application has stopped Spark: nobody can tell whether the next one would be alone."""
+    told: list[Exception] = []
+    stop = Run.stop
+
+    def failing(own: Run) -> bool:
+        stop(own)
+        raise Py4JError("injected: while it stops")
+
+    with Coordinator(spark, lake.config, on_failure=told.append).start(), monkeypatch.context() as patch:
+        patch.setattr(Run, "stop", failing)
+        Failures([("positions", "before")]).arm(patch)
+        lake.half("a")
+        wait_for(lambda: told, 120)
+    assert "the landing query failed: " in str(told[0])
+
+
 class Outages(WriteFaults):
     """Kafka goes away when something is about to be done, and comes back after some time.
 
@@ -258,7 +302,7 @@ def test_an_outage_of_kafka_is_waited_for_at_each_step(
             outages.step = ""
             wait_for(lambda: running.await_termination(0) or traffic.is_over(), 400, lambda: caplog.text)
             assert samples(port)["commitlake_kafka_reachable"] == {(): 1}
-            assert samples(port)["commitlake_restarts_total"][()] <= len(steps) + 2
+            assert caplog.text.count("all queries begin again in") <= len(steps) + 2
         assert AGAIN in caplog.text  # at least what read Kafka had to
         traffic.settle(spark)
         traffic.assert_outcome()

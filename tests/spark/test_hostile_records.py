@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake, Record
 
 from commitlake.coordinator.coordination.check_requests import MOST_PROPERTIES
+from commitlake.coordinator.landing import parts
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
 from commitlake.protocol.topic_names import path_name
@@ -201,3 +202,15 @@ def send_largest(lake: Lake) -> int:
     acting.message("plain", b"x" * (15 << 20))
     acting.close()
     return count
+
+
+@pytest.mark.parametrize(("most_bytes", "rounds"), [(parts.MOST_BYTES, 1), (15_000, 3)])
+def test_what_waits_at_a_start_lands_in_as_few_rounds_as_memory_allows(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, most_bytes: int, rounds: int
+) -> None:
+    monkeypatch.setattr(parts, "MOST_BYTES", most_bytes)
+    for number in range(150):
+        lake.message(f"m{number}", queue=number % 2)
+    lake.run(spark)
+    assert len(lake.rows("topics/delays")) == 150
+    assert len(lake.rows("positions")) == 1 + rounds  # a start writes one, too

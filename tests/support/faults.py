@@ -29,7 +29,6 @@ from commitlake.tables import TableName, Warehouse
 from commitlake.tables.staged_append import StagedAppend
 
 TABLES = ("positions", "batches", "transactions", "deliveries", "topic", "open_rows", "reentries", "half", "op")
-LARGEST_BY_DEFAULT = 4 << 20
 OTHERS = ("delayed", "discarded", "rejected", "checks", "staged", "kafka")
 
 
@@ -159,9 +158,9 @@ def _signal_of(effect: str) -> signal.Signals:
 
 
 def land_at_most(patch: pytest.MonkeyPatch, records: int) -> None:
-    """A landing takes no more than so many records, and the first of a start two: it lands in parts."""
+    """A landing takes no more than so many records, and lands them in two parts or more."""
     patch.setattr(query, "MAX_RECORDS", records)
-    patch.setattr(parts, "MOST_BYTES", 2 * LARGEST_BY_DEFAULT)
+    patch.setattr(parts, "MOST_BYTES", max(1, records // 2) * (parts.RECORD + 50))
 
 
 def vacuum_nothing(patch: pytest.MonkeyPatch) -> None:

@@ -47,11 +47,15 @@ class UnsteadyBroker(EmbeddedBroker):
         Args:
             seconds: how long nobody starts it.
         """
+        self.kill()
+        time.sleep(seconds)
+        self.restart()
+
+    def kill(self) -> None:
+        """It is gone until `restart`."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)  # it leads the group of its JVM
         wait_for(self._is_gone, 10)
-        time.sleep(seconds)
-        self.restart()
 
     def _is_gone(self) -> bool:
         """Whether its port is free: the kill of a JVM takes some moments."""

@@ -56,8 +56,9 @@ class Server:
         self._call("pg_basebackup", "-D", self._data, "-d", told, "-R", "-c", "fast", "--no-sync")
 
     def start(self) -> None:
-        """Starts it, also after a crash."""
+        """Starts it, also after a crash; a session with synchronous_commit=on waits for a replica that never comes."""
         options = f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        options += " -c synchronous_standby_names=nobody -c synchronous_commit=local"
         self._call("pg_ctl", "-D", self._data, "-o", options, "-l", str(self._place / "log"), "-w", "start")
 
     def stop(self) -> None:

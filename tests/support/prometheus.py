@@ -1,4 +1,4 @@
-"""Prometheus and its tools, where they are installed (Debian: apt install prometheus)."""
+"""What a coordinator answers Prometheus; and Prometheus, where it is installed (Debian: apt install prometheus)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,33 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from tests.support.cluster import free_port
 from tests.support.killing import ROOT
 
+Samples = dict[str, dict[tuple[str, ...], float]]
+"""By metric, the values by their labels' values."""
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """The status and the text."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(port: int) -> Samples:
+    """What `/metrics` says."""
+    code, text = get(port, "/metrics")
+    assert code == 200, text
+    return {
+        name: {tuple(sorted(each.labels.values())): each.value for each in family.samples if each.name == name}
+        for family in text_string_to_metric_families(text)
+        for name in {each.name for each in family.samples}
+    }
 
 
 def promtool(*words: str, place: Path) -> str:

@@ -218,20 +218,13 @@ def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(sh
             wait_for(lambda: other.execute(waits, (shop.database.info.backend_pid,)).fetchone())
             other.execute("SELECT pg_terminate_backend(%s)", (shop.database.info.backend_pid,))
 
-    # Each commit waits for a replica that never comes.
-    with psycopg.connect(shop.server.url(), autocommit=True) as admin:
-        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-        admin.execute("SELECT pg_reload_conf()")
-        wait_for(lambda: admin.execute("SHOW synchronous_standby_names").fetchone() == ("nobody",))
-        killer = Thread(target=terminate)
-        try:
-            with pytest.raises(psycopg.OperationalError), shop.begin() as transaction:
-                shop.database.execute(INSERT)
-                transaction.send(message)
-                killer.start()
-        finally:
-            admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            admin.execute("SELECT pg_reload_conf()")
+    shop.database.execute("SET synchronous_commit TO on")
+    shop.database.commit()
+    killer = Thread(target=terminate)
+    with pytest.raises(psycopg.OperationalError), shop.begin() as transaction:
+        shop.database.execute(INSERT)
+        transaction.send(message)
+        killer.start()
     killer.join()
     assert shop.ids() == ["17"]
     assert shop.end(message) == ("PENDING", None)

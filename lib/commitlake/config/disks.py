@@ -22,6 +22,8 @@ _LEAST_PART = 20
 """Of a small disk: landing waits when a twentieth is free."""
 _PLENTY = 4
 _FULL = ("No space left on device", "Disk quota exceeded")
+WAITS = "nothing lands until there is more room, and nothing is lost: %s"
+"""What the log says once a minute while a disk is short."""
 BALLAST = ".commitlake-ballast"
 """The file of a local warehouse that is there to be deleted."""
 
@@ -60,6 +62,11 @@ class Disk:
         """Whether landing waits; some network file systems tell no size."""
         return self.total > 0 and self.free <= self.least
 
+    @property
+    def is_full(self) -> bool:
+        """Whether not even the room of a ballast is there, with which queries may begin and maintenance may run."""
+        return self.is_short and self.free <= self.least // 2
+
     def __str__(self) -> str:
         """For people."""
         return f"{self.key} {self.place}: {_size(self.free)} of {_size(self.total)} free"
@@ -79,6 +86,11 @@ def disks(config: Config) -> Iterator[Disk]:
 def short(config: Config) -> str:
     """The disks on which there is so little room that landing waits, for people; empty when there is none."""
     return _listed(disk for disk in disks(config) if disk.is_short)
+
+
+def full(config: Config) -> str:
+    """The disks on which no query begins; empty when there is none."""
+    return _listed(disk for disk in disks(config) if disk.is_full)
 
 
 def with_room(reason: str, config: Config) -> str:

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from commitlake import config as configuration
+from commitlake.clients.consumer.complaint import Complaint
 from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import companions
@@ -137,6 +138,7 @@ class Coordinator:
         probe(self.config)
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
+        fencing.fence_older(warehouse, self._owner)
         if is_first and self._lock is None:  # until the end: between two runs no standby takes over
             beat = Heartbeat(self.spark, self.config, self.epoch)
             self._stack.enter_context(beat.beating(self._met_other.set))
@@ -163,13 +165,13 @@ class Coordinator:
         while not self._stopping.wait(_LOOK_S):
             try:
                 error = self._served.failed() or self._lost()
+                lasting = error and self._after(error)
                 unanswered = 0
             except Exception as failure:  # a call to the JVM failed; when that is gone, all of them do
                 unanswered += 1
                 if unanswered == _MOST_UNANSWERED:
                     self._end(SetupError(f"Spark's JVM does not answer: {root_reason(failure)}; start again"))
             else:
-                lasting = error and self._after(error)
                 if lasting is not None:
                     self._end(lasting)
 
@@ -191,7 +193,7 @@ class Coordinator:
                 self._served.idle()
             if pause_s is None:
                 return error
-            if self._stopping.wait(pause_s):
+            if self._stopping.wait(pause_s) or not self._has_room():
                 return None
             failure, ran_s = self._again(), 0.0
             if failure is None:
@@ -201,10 +203,20 @@ class Coordinator:
             error = failure
         return error
 
+    def _has_room(self) -> bool:
+        """Waits while a disk is too full for queries to begin; False when it is stopped meanwhile."""
+        full = Complaint(log)
+        while told := disks.full(self.config):
+            full.say(disks.WAITS, told)
+            if self._stopping.wait(_LOOK_S):
+                return False
+        return True
+
     def _is_over(self) -> bool:
         """Whether nothing of the run that has failed is under way, so that the next one sees all that it wrote."""
-        with self._turn:
+        with self._turn, suppress(Exception):  # what can't be stopped, as Spark or its JVM is gone, may go on
             return self._run is None or self._run.stop()
+        return False
 
     def _again(self) -> CommitLakeError | None:
         """Begins all queries again; returns what has failed."""

@@ -98,8 +98,7 @@ class Scheduler:
         Returns:
             How many they were, and their bytes; None when nothing begins any more.
         """
-        while not self._has_room() and not self._stopping.wait(_LOOK_S):
-            pass
+        self._await_room()
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 begun = time.monotonic()
@@ -127,10 +126,14 @@ class Scheduler:
             self._look()
         self.rounds.idle()
 
+    def _await_room(self) -> None:
+        while not self._has_room() and not self._stopping.wait(_LOOK_S):
+            pass
+
     def _has_room(self) -> bool:
         short = disks.short(self._context.config)
         if short:
-            self._full.say("nothing lands until there is more room, and nothing is lost: %s", short)
+            self._full.say(disks.WAITS, short)
         else:
             self._full.end()
         return not short
@@ -155,6 +158,7 @@ class Scheduler:
         self._running.result()
         self.begin()
         self._running.result()
+        self._await_room()
         self.tick()
         self._running.result()
 

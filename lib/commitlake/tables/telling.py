@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from commitlake.config.locations import is_local, local_path
@@ -47,8 +48,8 @@ def reading(place: str, topic: str | None) -> Iterator[None]:
     """
     try:
         yield
-    except PySparkException as error:
-        condition = error.getCondition()
+    except (PySparkException, Py4JError) as error:  # Java's IllegalStateException is one of Py4J's
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
         wrong = damage.of_log(local_path(place)) if is_local(place) else ""
         if wrong or condition in _DAMAGED:
             raise WarehouseError(damage.told(place, wrong or root_reason(error))) from error

@@ -90,21 +90,21 @@ class Warehouse:
         other.guard = self.guard.for_tables(other)
         return other
 
-    def create(self) -> None:
-        """Creates the fixed tables that are missing, and adds the columns that an older version did not have.
+    def create(self) -> bool:
+        """Creates the fixed tables and columns that are missing; returns whether there was no table.
 
         Raises:
             WarehouseError: A table there has other columns than this version writes, or is damaged, or gone.
         """
         self._must_be_whole()
-        names = [*map(TableName, TABLES)]
         with ThreadPoolExecutor(4) as pool:
-            there = [*pool.map(self.holds, names)]
+            there = [*pool.map(self.holds, names := [*map(TableName, TABLES)])]
             if not all(there) and self.holds("epochs") and self._last_version() == __version__:
-                gone = self.locate(names[there.index(False)])
-                message = f"there is no table at {gone} any more, but others are; {damage.REMEDY}"
-                raise WarehouseError(message)
+                gone = names[there.index(False)]
+                msg = f"there is no table at {self.locate(gone)} any more, but others are; {damage.REMEDY}"
+                raise WarehouseError(msg)
             list(pool.map(self._create_fixed, names, there))
+        return not any(there)
 
     def _must_be_whole(self) -> None:
         if is_local(self.root) and not self._in_catalog:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
+from commitlake.coordinator.landing.parts import RECORD
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
@@ -209,8 +210,6 @@ def _shown_topics(counts: Sequence[Row]) -> set[str]:
     return {row["topic"] for row in counts if row["target"] == classify.TOPIC} - {_OTHERS}
 
 
-_EACH = 256
-"""Bytes of a record besides its value."""
 _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
 
@@ -223,7 +222,7 @@ def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
         classified.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
         .agg(
             F.count("*").alias("n"),
-            F.sum(F.coalesce("bytes", F.lit(0)) + _EACH).alias("bytes"),
+            F.sum(F.coalesce("bytes", F.lit(0)) + RECORD).alias("bytes"),
             F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),

@@ -1,25 +1,35 @@
 """A batch of the Kafka source in parts, none of which has more bytes than a round can hold in memory.
 
 Spark bounds a batch by records, and Kafka does not say how large those are that wait: 16 000 of 40 kB, which came while
-nobody landed, took all of 2 GiB. So a run begins with few records, and goes on by how large the last ones were.
+nobody landed, took all of 2 GiB. So a round has as many as are safe by how large the last ones were, and where a batch
+has more, its first ones are looked at.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from math import floor
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.coordinator.landing.positions import Offsets
 from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.protocol.kafka_topics import ADMIN
 
 MOST_BYTES = 256 << 20
 """Bytes of the records of one round, more or less: some 4 s of work, and an eighth of the default heap."""
-_GROWTH, _AT_LEAST = 100, 1_000
-"""How many times as many as the last rounds had may come next: what waits behind an outage may be larger than they."""
+RECORD = 256
+"""Bytes of a record besides its value."""
+_LOOKED, _SURE, _GROWTH = 1_000, 2, 100
+"""So many records are looked at: of the largest there are, that is 4 GiB through Spark, and nothing in memory.
+
+Without a look a round has twice as many as the last ones at most: what waits behind an outage may be larger than they.
+With one, a hundred times as many as were seen.
+"""
 _FORGET = 400_000
 """Records, after which those before count half."""
 
@@ -33,40 +43,63 @@ class Sizes:
 
     def __init__(self, largest: int) -> None:
         self._first = max(1, MOST_BYTES // largest)
-        self._records, self._bytes, self._last, self._recent = 0.0, 0.0, 0.0, 0.0
+        self._records, self._bytes, self._last, self._seen, self._recent = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def landed(self, records: int, size: int) -> None:
         """So many records had so many bytes."""
+        self.looked(records, size)
+        self._recent = max(records, 0.8 * self._recent)
+
+    def looked(self, records: int, size: int) -> None:
+        """So many of those that come next have so many bytes."""
         if records:
             kept = 1.0 if self._records < _FORGET else 0.5
             self._records, self._bytes = kept * self._records + records, kept * self._bytes + size
-            self._last, self._recent = size / records, max(records, 0.8 * self._recent)
+            self._last, self._seen = size / records, max(records, self._recent)
+
+    def wants_look(self, records: int) -> bool:
+        """Whether so many are more than can be judged by those before."""
+        return records > max(self._first, _SURE * self._recent)
 
     def most(self) -> int:
         """Records of the next round at most."""
         if not self._records:
             return self._first
         mean = max(self._last, self._bytes / self._records)
-        return max(1, int(min(MOST_BYTES / mean, max(_AT_LEAST, _GROWTH * self._recent))))
+        return max(1, int(min(MOST_BYTES / mean, _GROWTH * self._seen)))
 
 
 def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
     """Where so many records end, the same share of each partition; at `ends` where there are no more.
+
+    What an administrator forces comes last: a producer's op that Kafka stored before it is the first to decide.
 
     Args:
         begin: the next offset of each partition, by source; 0 of one that is not there.
         ends: where the batch ends.
         most: how many records; one more for each partition, as a share is rounded up.
     """
-    waiting = {
+    waiting = _between(begin, ends)
+    share = min(1.0, most / max(1, _count(waiting)))
+    shares = dict.fromkeys(waiting, share)
+    if share < 1 and _count(waiting) > sum(waiting.get(ADMIN, {}).values()):
+        shares[ADMIN] = 0.0
+    return {
+        source: {number: ends[source][number] - floor((1 - shares[source]) * left) for number, left in numbers.items()}
+        for source, numbers in waiting.items()
+    }
+
+
+def _between(begin: Offsets, ends: Offsets) -> Offsets:
+    """How many offsets of each partition."""
+    return {
         source: {number: end - begin.get(source, {}).get(number, 0) for number, end in numbers.items()}
         for source, numbers in ends.items()
     }
-    share = min(1.0, most / max(1, sum(sum(numbers.values()) for numbers in waiting.values())))
-    return {
-        source: {number: ends[source][number] - floor((1 - share) * left) for number, left in numbers.items()}
-        for source, numbers in waiting.items()
-    }
+
+
+def _count(waiting: Offsets) -> int:
+    return sum(sum(numbers.values()) for numbers in waiting.values())
 
 
 class Parts:
@@ -88,16 +121,29 @@ class Parts:
         play: Callable[[DataFrame, Offsets], tuple[int, int] | None],
     ) -> None:
         self._spark, self._config, self._at, self._play = spark, config, begin, play
+        # A group of its own: else each part has consumers of its own, which keep what they have fetched for five
+        # minutes; and Spark refuses other options, such as a new password, under a group that its JVM has met before.
+        group = {"kafka.group.id": f"{config.kafka.topic('landing-parts')}-{uuid.uuid4()}"}
+        self._options = spark_options(config.kafka) | spark_source_limits(config) | group
         self._sizes = Sizes(config.max_message_size)
 
     def land(self, raw: DataFrame, ends: Offsets) -> None:
         """Lands a batch of the Kafka source, which ends there."""
+        if self._sizes.wants_look(_count(_between(self._at, ends))):
+            self._look(cut(self._at, ends, _LOOKED))
         until = cut(self._at, ends, self._sizes.most())
         if until == ends:
             self._landed(raw, ends)
             return
-        while self._landed(self._between(self._at, until), until) and until != ends:
+        while self._landed(self._records(self._at, until), until) and until != ends:
             until = cut(self._at, ends, self._sizes.most())
+
+    def _look(self, until: Offsets) -> None:
+        """See how large the first ones are: a start, or a burst after little, lands in one round where that is safe."""
+        size = F.sum(F.coalesce(F.octet_length("value"), F.lit(0)) + RECORD)
+        seen = self._records(self._at, until).agg(F.count("*").alias("n"), size.alias("bytes")).first()
+        if seen is not None:
+            self._sizes.looked(seen["n"], seen["bytes"])
 
     def _landed(self, records: DataFrame, until: Offsets) -> bool:
         took = self._play(records, until)
@@ -106,9 +152,9 @@ class Parts:
             self._at = until
         return took is not None
 
-    def _between(self, begin: Offsets, until: Offsets) -> DataFrame:
+    def _records(self, begin: Offsets, until: Offsets) -> DataFrame:
         """The records of Kafka from there up to there; the batch itself would read all of it for each part."""
-        topic, group = self._config.kafka.topic, self._config.kafka.topic("landing-parts")
+        topic = self._config.kafka.topic
         places = {topic(source): sorted(numbers) for source, numbers in until.items()}
         starts = {
             topic(source): {number: begin.get(source, {}).get(number, 0) for number in numbers}
@@ -116,12 +162,10 @@ class Parts:
         }
         return (
             self._spark.read.format("kafka")
-            .options(**spark_options(self._config.kafka) | spark_source_limits(self._config))
+            .options(**self._options)
             .option("assign", json.dumps(places))
             .option("startingOffsets", json.dumps(starts))
             .option("endingOffsets", json.dumps({topic(source): numbers for source, numbers in until.items()}))
-            # Else each part has consumers of its own, which keep what they have fetched for five minutes.
-            .option("kafka.group.id", group)
             .options(includeHeaders="true", failOnDataLoss="true")
             .load()
         )

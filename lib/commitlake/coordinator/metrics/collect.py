@@ -59,7 +59,7 @@ class Sources:
         counters: of this run.
         position: how far landing came.
         ends: the next offset of each partition in Kafka, by topic without prefix.
-        epoch: number of this start.
+        epoch: number of this start, or of the last time that all queries began again.
         failed: whether the forwarding of each topic of `topics.to_kafka` has failed.
         names: topics that are told by name.
     """
@@ -96,7 +96,7 @@ def of_rounds(sources: Sources) -> Iterable[Metric]:
     if sources.config.maintenance.interval_ms:
         text = "when maintenance ended last, or this run began"
         yield _one("maintained_timestamp_seconds", text, rounds.maintained_at / 1_000)
-    yield _one("epoch", "number of this start", sources.epoch)
+    yield _one("epoch", "number of this start, or of the last time that all queries began again", sources.epoch)
     yield _counted("rounds", "rounds", (), {(): rounds.count})
     yield _counted("round_records", "records that rounds landed", (), {(): rounds.records})
     took: dict[tuple[str, ...], float] = {("classify",): rounds.classify_s, ("write",): rounds.write_s}

@@ -302,10 +302,10 @@ class Ownership:
 
 
 def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ownership:
-    """Creates the tables, begins an epoch, and fences an older coordinator where there is no lock.
+    """Creates the tables and begins an epoch; `fence_older` follows.
 
     Args:
-        warehouse: gets a guard for its appends where there is no lock.
+        warehouse: the tables.
         lock: the lock that is held, None where there can be none.
         before: the epoch that this process has had so far, 0 at its start.
 
@@ -314,13 +314,26 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ow
     """
     if before and lock is None:
         check(warehouse, before)
-    is_new = lock is not None and not warehouse.holds("epochs") and not warehouse.holds("half")
-    warehouse.create()
+    is_new = warehouse.create() and lock is not None
     epoch = begin_epoch(warehouse, __version__, is_first=is_new)
-    if lock is not None:
-        lock.name_holder(epoch)
-        return Ownership(lock, epoch, is_new=epoch == FIRST_EPOCH)
-    warehouse.guard = EpochGuard(warehouse, epoch)
-    check(warehouse, epoch)  # a fence of the older of two would stop the newer
-    fence(warehouse, epoch, FENCED)
-    return Ownership(None, epoch)  # two may be the first
+    if lock is None:
+        return Ownership(None, epoch)  # two may be the first
+    lock.name_holder(epoch)
+    # Without a position nothing has landed; `epochs` alone may have been lost.
+    return Ownership(lock, epoch, is_new=epoch == FIRST_EPOCH and warehouse.rows("positions").isEmpty())
+
+
+def fence_older(warehouse: Warehouse, owner: Ownership) -> None:
+    """Ends the appends of an older coordinator where there is no lock; the next begin knows the epoch if it fails.
+
+    Args:
+        warehouse: gets a guard for its appends where there is no lock.
+        owner: of the epoch that has begun.
+
+    Raises:
+        FencedError: a newer coordinator has started meanwhile.
+    """
+    if owner.lock is None:
+        warehouse.guard = EpochGuard(warehouse, owner.epoch)
+        check(warehouse, owner.epoch)  # a fence of the older of two would stop the newer
+        fence(warehouse, owner.epoch, FENCED)

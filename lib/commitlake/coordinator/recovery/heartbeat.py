@@ -62,18 +62,23 @@ class Heartbeat:
             ended.set()
             thread.join()
             with suppress(Py4JError):
-                if self._is_own():
+                if not self._others():
                     self._files.delete(SIGN_OF_LIFE)
 
-    def _is_own(self) -> bool:
-        return (self._files.read(SIGN_OF_LIFE) or "").startswith(self._own)
+    def _others(self) -> str:
+        """The sign that stands there, where it is not this coordinator's: another's, or none."""
+        found = self._files.read(SIGN_OF_LIFE) or "none"
+        return "" if found.startswith(self._own) else found
 
     def _beat(self, ended: threading.Event, meet_other: Callable[[], None]) -> None:
+        others = ""
         for number in count():
             try:
-                if number and not self._is_own():
+                before, others = others, self._others() if number else ""
+                if others:
                     meet_other()
-                self._files.write(SIGN_OF_LIFE, f"{self._own}{number}")
+                if others in (before, "none"):  # never over the sign of one that lives
+                    self._files.write(SIGN_OF_LIFE, f"{self._own}{number}")
             except Exception as error:  # the file system may be away; the beats go on all the same
                 log.debug("no sign of life: %s", error)
             if ended.wait(self._after_s / _BEATS):
