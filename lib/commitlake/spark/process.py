@@ -93,7 +93,8 @@ class Stop:
 
     def wake(self) -> None:
         """End a `wait`, this one or the next."""
-        self._news.put(None)
+        if self._news.empty():  # who never waits leaves it there
+            self._news.put(None)
 
     def wait(self, seconds: float) -> None:
         """Wait until the flag is set, somebody calls `wake`, or the time is over."""

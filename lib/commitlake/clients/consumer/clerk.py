@@ -28,6 +28,7 @@ _WRITE_SHARE = 0.2
 _TURN_S = 0.02
 """Between two commits of how far a group came, for each group: one takes some 6 ms of a core."""
 _HELPERS = 16
+_NAMES = "commitlake-consumer-receipts", "commitlake-turns"
 
 
 class Clerk:
@@ -42,7 +43,7 @@ class Clerk:
         self._keepers: set[Keeper] = set()
         self._at_work: set[Keeper] = set()
         self._lock, self._news = threading.Lock(), threading.Event()
-        self._helpers = DaemonPool(_HELPERS, "commitlake-turns")
+        self._helpers = DaemonPool(_HELPERS, _NAMES[1])
         self._write_s = 0.0  # how long the last commit took
         self._thread: threading.Thread | None = None
         atexit.register(self._close_all, os.getpid())
@@ -50,10 +51,11 @@ class Clerk:
     def add(self, keeper: Keeper) -> None:
         """Work for one more."""
         with self._lock:
-            self._keepers.add(keeper)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="commitlake-consumer-receipts", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=_NAMES[0], daemon=True)
+                thread.start()  # where that fails the next one begins it; it waits for this lock
+                self._thread = thread
+            self._keepers.add(keeper)
 
     def remove(self, keeper: Keeper) -> None:
         """Work for one less."""
@@ -70,12 +72,22 @@ class Clerk:
         thread = self._thread
         return thread is not None and thread.is_alive()
 
+    def is_here(self) -> bool:
+        """Whether this thread is a clerk's or a helper's, which must not wait for one."""
+        return threading.current_thread().name.startswith(_NAMES)
+
     def _run(self) -> None:
-        while self._goes_on():
-            self._news.wait(self._pause_s())
-            self._news.clear()
-            self._write()
-            self._give_turns()
+        try:
+            while self._goes_on():
+                self._news.wait(self._pause_s())
+                self._news.clear()
+                self._write()
+                self._give_turns()
+        except BaseException as error:  # whatever it is, the iterators and `close` tell it
+            with self._lock:
+                self._thread = None
+            for keeper in list(self._keepers):
+                keeper.end(error)
 
     def _goes_on(self) -> bool:
         with self._lock:
@@ -88,15 +100,15 @@ class Clerk:
         return max(_WRITE_S, min(_LONGEST_S, wanted_s)) * random.uniform(0.9, 1)
 
     def _write(self) -> None:
-        taken = [(keeper, rows) for keeper in list(self._keepers) if (rows := keeper.take()) is not None]
+        found = [(keeper, *part) for keeper in list(self._keepers) if (part := keeper.take()) is not None]
         begun, failure = time.monotonic(), None
         try:
-            if taken:
-                self._appender.append(table_of(rows for _, rows in taken))
+            if found:
+                self._appender.append(table_of(rows for _, _, rows in found))
         except BaseException as error:  # whatever it is, the iterators and `close` tell it
             failure = error
-        for keeper, _ in taken:
-            keeper.written(failure)
+        for keeper, taken, _ in found:
+            keeper.written(taken, failure)
         self._write_s = time.monotonic() - begun
         if self._appender.wants_tidying():
             with suppress(RuntimeError):  # no thread can be started

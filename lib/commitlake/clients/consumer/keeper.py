@@ -14,7 +14,7 @@ from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipt, Receipts, Written, table_of
+from commitlake.clients.consumer.receipts import Receipts, Taken, Written, table_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -77,8 +77,7 @@ class Keeper:
         self._moved_at, self._pause_s = -float("inf"), 0.0
         self._owes_turn = self._has_written = False
         self._writing = threading.Lock()  # from the taking of receipts until they are written
-        self._taken: tuple[int, dict[int, Any], set[int], list[Receipt]] = 0, {}, set(), []
-        self._written: tuple[int, dict[int, Any], set[int]] = 0, {}, set()
+        self._written = Taken([], {}, set(), 0)  # the last time, without the receipts
         self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
         self._trouble, self._unwritten = Complaint(log), Complaint(log)
@@ -119,8 +118,9 @@ class Keeper:
         """
         self.abandon()
         self._clerk.hurry()
-        while not self._is_over.wait(_ALIVE_S) and self._clerk.is_alive():
-            pass
+        if not self._clerk.is_here():  # garbage collection closes a consumer in any thread
+            while not self._is_over.wait(_ALIVE_S) and self._clerk.is_alive():
+                pass
         self.raise_if_failed()
 
     def close_quietly(self) -> None:
@@ -132,8 +132,8 @@ class Keeper:
 
     def has_turn(self, pause_s: float) -> bool:
         """Whether a turn is due; one each `pause_s` may commit how far the group came."""
-        if self._has_to_leave() or self.is_late():
-            return True
+        if self.is_closed or self._has_to_leave() or self.is_late():
+            return not self.is_closed
         is_quiet = not (self._owes_turn or self._has_written or self.lanes.has_news() or set(self.queues) - self._known)
         self._pause_s = min(max(pause_s, self._change_s / _TURN_SHARE), self._lease_s)
         pause_s = min(self._pause_s, self._lease_s / 3)
@@ -148,18 +148,19 @@ class Keeper:
                 self._leaves_since = self._leaves_since or Complaint(log)  # patience begins now, not with an outage
                 self._trouble = self._leaves_since
                 if self._try(self._leave, is_patient=False):
-                    self._end()
+                    self.end()
                 return
             self._try(self._turn, is_patient=self._is_patient)
             if self._retention_ms and time.monotonic() > self._expire_at:
                 self._expire()
         except BaseException as error:  # whatever it is, the iterator and `close` tell it
-            self._end(error)
+            self.end(error)
 
     def _has_to_leave(self) -> bool:
         return self._is_abandoned or (self._is_draining and self.lanes.open == 0)
 
-    def _end(self, failure: BaseException | None = None) -> None:
+    def end(self, failure: BaseException | None = None) -> None:
+        """Do no more; a failure is told by the iterator and by `close`."""
         self._failure = self._failure or failure
         self.is_closed = True
         self._clerk.remove(self)
@@ -180,15 +181,13 @@ class Keeper:
 
     def _turn(self) -> None:
         """Move the cursors behind receipts that are written; see who lives; read what is due to this instance."""
-        queues, alive_at, was_member, was_late = set(self.queues), 0.0, False, self.is_late()
+        queues, alive_at, was_member = set(self.queues), 0.0, False
         self._last_turn, self._owes_turn = time.monotonic(), False
         if moves := self._last_turn - self._moved_at > self._pause_s:
             self._moved_at, self._has_written = self._last_turn, False
-        changes, cursors, held = self._written
-        if changes == self.lanes.changes:
-            held = held & self.lanes.held()
-        else:  # they are of other lanes
-            cursors, held = {}, self.lanes.held()
+        _, cursors, held, changes = self._written
+        if changes != self.lanes.changes:  # they are of other lanes, and the next ones come soon: no queue goes before
+            cursors, held = {}, self.lanes.queues()
         kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
@@ -210,8 +209,6 @@ class Keeper:
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
         has_new, self._owes_turn = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
-        if was_late:
-            self.lanes.put_off_only(kept)
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
@@ -237,44 +234,52 @@ class Keeper:
         """
         return assignment.first_rounds(state) == self._receipts.first_rounds
 
-    def take(self) -> Written | None:
-        """Receipts to write as rows, None where there are none, or not now; `written` follows.
+    def take(self) -> tuple[Taken, Written] | None:
+        """Receipts to write, and as rows; None where there are none, or not now. `written` follows.
 
-        Not while others may have the queues: the next turn tells, and then what puts their messages off is dropped.
+        Not while others may have the queues: the next turn tells which are lost.
         """
         pause_s = 0.9 * len(self._members) * _EACH_S
         if self.is_late() or not self.lanes.has_news() or time.monotonic() - self._wrote_at < pause_s:
             return None
-        return self._take() if self._writing.acquire(blocking=False) else None
-
-    def _take(self) -> Written | None:
-        changes, (receipts, cursors, held) = self.lanes.changes, self.lanes.take()
-        self._taken, failure = (changes, cursors, held, receipts), None
+        if not self._writing.acquire(blocking=False):
+            return None
+        taken = self.lanes.take()
         try:
-            if receipts:
-                return self._receipts.rows(receipts)
-        except Exception as error:  # it is of this group alone
-            failure = error
-        self.written(failure)
+            if taken.receipts:
+                return taken, self._receipts.rows(taken.receipts)
+        except BaseException as error:  # it is of this group alone
+            self.written(taken, error)
+        else:
+            self.written(taken)
         return None
 
-    def written(self, error: BaseException | None) -> None:
+    def written(self, taken: Taken, error: BaseException | None = None) -> None:
         """What was taken is in the table, or could not be written."""
-        changes, cursors, held, receipts = self._taken
-        if error is None:
-            self._unwritten.end()
-            self._wrote_at = time.monotonic()
-            self.lanes.note(self._receipts.not_simple(receipts))
-            self.lanes.written(receipts)
-            self._has_written |= (changes, cursors) != self._written[:2]
-            self._written = changes, cursors, held
-        else:
-            self.lanes.put_back(receipts)
-            self._unwritten.say(_TROUBLE, error)
-            is_patient = self._is_patient or self._has_to_leave() or self._unwritten.lasts_s() < _PATIENCE_S
-            if not (isinstance(error, TRANSIENT) and is_patient):
-                self._end(error)
-        self._writing.release()
+        try:
+            if error is None:
+                self._note(taken)
+            else:
+                self._put_back(error)
+        except BaseException as failure:
+            self.end(failure)
+        finally:
+            self._writing.release()
+
+    def _note(self, taken: Taken) -> None:
+        self._unwritten.end()
+        self._wrote_at = time.monotonic()
+        self.lanes.note(self._receipts.not_simple(taken.receipts))
+        self._has_written |= taken[1:] != self._written[1:]
+        self._written = taken._replace(receipts=[])
+        self.lanes.written()
+
+    def _put_back(self, error: BaseException) -> None:
+        self.lanes.put_back()
+        self._unwritten.say(_TROUBLE, error)
+        is_patient = self._is_patient or self._has_to_leave() or self._unwritten.lasts_s() < _PATIENCE_S
+        if not (isinstance(error, TRANSIENT) and is_patient):
+            self.end(error)
 
     def _show_life(self, members: Mapping[str, float]) -> float:
         """Show that this member lives, and see who else does, each time a third of the lease is over; when that was.
@@ -302,20 +307,18 @@ class Keeper:
         if self.is_late():
             self._turn()
         self._writing.acquire()
-        rows = self._take()
-        if rows is not None:
-            try:
-                self._receipts.append(table_of([rows]))
-            except BaseException as error:
-                self.written(error)
-                raise
-            self.written(None)
-        changes, cursors, _ = self._written
+        taken = self.lanes.take()
+        try:
+            if taken.receipts:
+                self._receipts.append(table_of([self._receipts.rows(taken.receipts)]))
+        except BaseException as error:
+            self.written(taken, error)
+            raise
+        self.written(taken)
 
         def to(before: assignment.State | None) -> assignment.State:
             state = before or self._first
-            is_ours = changes == self.lanes.changes and self._follows(state)
-            return assignment.leave(state, self._me, cursors if is_ours else {})
+            return assignment.leave(state, self._me, taken.cursors if self._follows(state) else {})
 
         self._group.change(to)
         self._group.beats.end(self._me)

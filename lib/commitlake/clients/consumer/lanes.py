@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.receipts import Attempt, Receipt
+from commitlake.clients.consumer.receipts import Attempt, Receipt, Taken
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
-from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, place_texts
+from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows
 
 _OBJECT_BYTES = 200
 _MOST_MOVED = 64
@@ -167,7 +167,7 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
         self._open: set[Handed] = set()
         self._has_moved = False  # whether a cursor has since the last `take`
-        self._receipts: list[Receipt] = []
+        self._receipts, self._at_work = list[tuple[Lane, Receipt]](), list[tuple[Lane, Receipt]]()
         self._lock = threading.RLock()  # garbage collection may end an iterator, which puts retries off, inside of it
         self.open = self.open_bytes = self.unwritten = self.finished = self.changes = 0
         self.due_ms = NEVER
@@ -177,10 +177,10 @@ class Lanes:
         with self._lock:
             return {queue: lane for queue, lane in self._lanes.items() if not lane.is_closing}
 
-    def held(self) -> set[int]:
-        """The queues that must be kept; all of them while receipts are not written."""
+    def queues(self) -> set[int]:
+        """Those that have a lane."""
         with self._lock:
-            return {queue for queue, lane in self._lanes.items() if self.unwritten or lane.is_held()}
+            return set(self._lanes)
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
         """Where more than so many bytes are finished behind open messages, the queues that have more than their share.
@@ -193,7 +193,7 @@ class Lanes:
             if sum(kept.values()) <= most_bytes:
                 return []
             lanes = [(q, lane.front()) for q, lane in self._lanes.items() if kept[q] > most_bytes // len(kept)]
-            return [(queue, _position(front)) for queue, front in lanes if front is not None and front.is_open]
+            return [(q, "-".join(map(str, it.place()))) for q, it in lanes if it is not None and it.is_open]
 
     def waiting(self) -> int:
         """How many messages wait for their next attempt."""
@@ -237,8 +237,9 @@ class Lanes:
                 self._count(handed, -1)
                 self.finished += 1
                 if outcome.state != "RETRY" or not handed.lane.is_lost:
-                    self._receipts.append(Receipt(handed.chosen.rows.of_receipts, handed.chosen.indexes, outcome))
-                    self.unwritten += len(handed.chosen.indexes)
+                    rows, indexes = handed.chosen
+                    self._receipts.append((handed.lane, Receipt(rows.of_receipts, indexes, outcome)))
+                    self.unwritten += len(indexes)
 
     def give_back(self, handed: Handed) -> bool:
         """Do no more about messages of a queue that another instance is due to read; False where none is."""
@@ -250,35 +251,35 @@ class Lanes:
             self._count(handed, -1)
             return True
 
-    def take(self) -> tuple[list[Receipt], dict[int, Any], set[int]]:
-        """Receipts to write, the cursors that hold once they are written, and the queues that must be kept."""
+    def take(self) -> Taken:
+        """What is to be written; `written` or `put_back` follows, before the next time.
+
+        No message of a lost queue is put off: who has it now may have done it, and a RETRY would bring it once more.
+        """
         with self._lock:
             self._settle()
             self._has_moved = False
-            taken, self._receipts = self._receipts, []
+            self._receipts = [it for it in self._receipts if it[1].outcome.state != "RETRY" or not it[0].is_lost]
+            self.unwritten = sum(len(receipt.indexes) for _, receipt in self._receipts)
+            self._at_work, self._receipts = self._receipts, []
             cursors = {queue: lane.cursor.to_json() for queue, lane in self._lanes.items()}
-            return taken, cursors, {queue for queue, lane in self._lanes.items() if lane.is_held()}
+            held = {queue for queue, lane in self._lanes.items() if lane.is_held()}
+            return Taken([receipt for _, receipt in self._at_work], cursors, held, self.changes)
 
-    def written(self, receipts: Iterable[Receipt]) -> None:
-        """Receipts that were taken are in the table."""
+    def written(self) -> None:
+        """What was taken is in the table."""
         with self._lock:
-            self.unwritten -= sum(len(each.indexes) for each in receipts)
+            self.unwritten -= sum(len(receipt.indexes) for _, receipt in self._at_work)
+            self._at_work = []
 
-    def put_back(self, receipts: list[Receipt]) -> None:
-        """Receipts that could not be written: they are the first to be taken next time."""
+    def put_back(self) -> None:
+        """What was taken could not be written: it is the first to be taken next time."""
         with self._lock:
-            self._receipts[:0] = receipts
+            self._receipts[:0], self._at_work = self._at_work, []
             self._has_moved = True
 
-    def put_off_only(self, queues: Collection[int]) -> None:
-        """Put no message of other queues off: who has them now may have done it, and a RETRY would bring it again."""
-        with self._lock:
-            kept = [each for each in self._receipts if each.outcome.state != "RETRY" or each.queue_id in queues]
-            self.unwritten += sum(len(each.indexes) for each in kept) - sum(len(it.indexes) for it in self._receipts)
-            self._receipts = kept
-
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
-        """Read what this instance owns now; whether any lane is new.
+        """Read what this instance owns now; whether any lane is new. Where lanes change or close there is news.
 
         Args:
             state: of the group.
@@ -293,7 +294,9 @@ class Lanes:
             for queue, lane in self._lanes.items():
                 lane.is_lost |= queue not in kept
                 lane.is_closing |= lane.is_lost or due[queue] != me
-            self.changes += bool(new) or len(kept) < len(self._lanes)
+            has_changed = bool(new) or len(kept) < len(self._lanes)
+            self.changes += has_changed
+            self._has_moved |= has_changed or any(lane.is_closing for lane in kept.values())
             self._lanes = kept | new
             self._set_due()
             return bool(new)
@@ -388,10 +391,6 @@ class Lanes:
 
 def _is_unfinished(each: Handed | Passed) -> bool:
     return isinstance(each, Handed) and not each.finished
-
-
-def _position(handed: Handed) -> str:
-    return str(place_texts(handed.chosen.rows.table.slice(handed.chosen.indexes[0], 1))[0])
 
 
 def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:

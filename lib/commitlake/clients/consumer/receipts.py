@@ -58,9 +58,8 @@ SELECT * FROM rows QUALIFY row_number() OVER (
     PARTITION BY source, source_queue, source_offset, source_index
     ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
 """
-
-
 Written = pa.Table | list[dict[str, Any]]
+"""Rows of a group, for `table_of`."""
 _FEW = 16
 
 
@@ -91,10 +90,21 @@ class Receipt(NamedTuple):
     indexes: Sequence[int]
     outcome: Attempt
 
-    @property
-    def queue_id(self) -> int:
-        """Of the messages: they are of one queue."""
-        return int(self.messages["queue_id"][self.indexes[0]].as_py())
+
+class Taken(NamedTuple):
+    """What is to be written, and what holds once that is done.
+
+    Attributes:
+        receipts: in the order in which messages were finished.
+        cursors: of all lanes, as JSON.
+        held: queues that must be kept.
+        changes: `Lanes.changes` at that time.
+    """
+
+    receipts: list[Receipt]
+    cursors: dict[int, Any]
+    held: set[int]
+    changes: int
 
 
 class Files(Snapshot):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from functools import cache
 
@@ -13,6 +14,8 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.config.object_store import storage_options
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options
+
+log = logging.getLogger(__name__)
 
 TRANSIENT = (DeltaError, OSError, pa.ArrowException, ConsumerError)
 """What a store raises that is away for a while; also what it raises for ever when it is broken."""
@@ -53,8 +56,8 @@ def compact(table: DeltaTable) -> None:
         table.optimize.compact()
         table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
         table.cleanup_metadata()
-    except DeltaError:
-        return
+    except (DeltaError, OSError) as error:
+        log.info("the small files of %s stay for now: %s", table.table_uri, error)
 
 
 class Appender:
@@ -65,7 +68,7 @@ class Appender:
 
     def __init__(self, place: str, options: dict[str, str] | None) -> None:
         self._place, self._options = place, options
-        self._turn = threading.Lock()
+        self._turn, self._tidying = threading.Lock(), threading.Lock()
         self._commits = self._files = 0  # since files were made few
 
     def append(self, rows: pa.Table) -> None:
@@ -85,8 +88,14 @@ class Appender:
             return is_due
 
     def tidy(self) -> None:
-        """Make few files of many, which may take a minute."""
-        compact(DeltaTable(self._place, storage_options=self._options))
+        """Make few files of many, which may take a minute; not where another thread does."""
+        if self._tidying.acquire(blocking=False):
+            try:
+                compact(DeltaTable(self._place, storage_options=self._options))
+            except (DeltaError, OSError) as error:
+                log.info("the small files of %s stay for now: %s", self._place, error)
+            finally:
+                self._tidying.release()
 
 
 @cache
