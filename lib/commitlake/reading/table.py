@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
@@ -176,16 +177,18 @@ class Snapshot:
             NoTableError: There is none.
             WarehouseError: It can't be read, or has a feature that is not known.
         """
+        refuse_fork()
         key = cls, place, tuple(sorted((options or {}).items()))
         with _making(key):
             found: Self | None = _SHARED.get(key)
             if found is None:
                 found = _SHARED[key] = cls(place, options)
                 return found
-        try:
+        with suppress(WarehouseError, DeltaError, OSError):  # opened anew, which may do, and else tells what is wrong
             found.refresh()
-        except (WarehouseError, DeltaError, OSError):  # opened anew, which may do, and else tells what is wrong
-            found = _SHARED[key] = cls(place, options)
+            if found._begins_the_log() and found.column_names() == found.schema.names:
+                return found
+        found = _SHARED[key] = cls(place, options)
         return found
 
     def is_fresh(self) -> bool:

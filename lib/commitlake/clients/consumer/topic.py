@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -24,8 +25,10 @@ from commitlake.reading.table import Options, Snapshot
 
 BUDGET = 4 << 20
 """Bytes of files that are looked at together: their keys are in memory, some 100 bytes a row."""
-_RECENT, _RECENT_BYTES = 64, 256 << 10
-"""Files, and bytes of one's rows, that stay in memory for other groups."""
+_MOST_RECENT, _RECENT_BYTES = 256, 256 << 10
+"""Files of all topics, and bytes of one's rows, that stay in memory for other groups."""
+_RECENT: dict[tuple[int, str], pa.Table] = {}
+_KEEPING, _NUMBERS = threading.Lock(), itertools.count()
 _HIGHEST = 1 << 62
 T = TypeVar("T")
 
@@ -46,8 +49,7 @@ class Files(Snapshot):
     def __init__(self, place: str, options: Options = None) -> None:
         super().__init__(place, options)
         self._listing: Listing | None = None
-        self._recent: dict[str, pa.Table] = {}
-        self._keeping = threading.Lock()
+        self._number = next(_NUMBERS)
 
     def listing(self) -> Listing:
         """The files of the snapshot; another one for each version."""
@@ -64,14 +66,14 @@ class Files(Snapshot):
     def keep(self, path: str, rows: pa.Table) -> None:
         """Keep all rows of a file for a while; a file never changes, but for the rows that a deletion vector takes."""
         if rows.nbytes <= _RECENT_BYTES and path not in self.deleted():
-            with self._keeping:
-                self._recent[path] = rows
-                if len(self._recent) > _RECENT:
-                    del self._recent[next(iter(self._recent))]
+            with _KEEPING:
+                _RECENT[self._number, path] = rows
+                if len(_RECENT) > _MOST_RECENT:
+                    del _RECENT[next(iter(_RECENT))]
 
     def recent(self, path: str) -> pa.Table | None:
         """All rows of a file, where they are at hand."""
-        return None if path in self.deleted() else self._recent.get(path)
+        return None if path in self.deleted() else _RECENT.get((self._number, path))
 
 
 class Topic:
