@@ -94,6 +94,21 @@ def test_receipts_that_can_not_be_made_are_no_clean_end(warehouse: Path, monkeyp
     assert len(rest(warehouse)) == 40
 
 
+def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, wrong = Receipts.rows, [{"attempt": "no number"}]
+    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.1)
+    bad, good = consumer(warehouse, group="a"), consumer(warehouse, group="b")
+    found = [next(bad), next(good)]
+    with monkeypatch.context() as patch, good:
+        patch.setattr(Receipts, "rows", lambda self, given: wrong if self._group == "a" else rows(self, given))
+        for each in found:
+            each.done()
+        wait_for(lambda: good._subscriptions[0]._member.lanes.unwritten == 0)
+        with pytest.raises(ConsumerError, match="no number"):
+            bad.close()
+    assert len(rest(warehouse, group="b")) == 39
+
+
 class NoClerk:
     """Lets a test say when receipts are written and turns are taken."""
 

@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.support.topic_table import message, write
+from tests.support.topic_table import message, table, write
 
 import commitlake
+from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer import tables
-from commitlake.clients.consumer.receipts import SCHEMA, Receipts
+from commitlake.clients.consumer.receipts import SCHEMA, Attempt, Receipt, Receipts, table_of
+from commitlake.clients.consumer.rows import Rows
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
 from commitlake.protocol.clock import now_ms
@@ -58,6 +60,18 @@ def test_retries_that_are_long_done_cost_nothing(tmp_path: Path) -> None:
     assert waiting(table) == [199_999]
     tables.compact(DeltaTable(f"{tmp_path}/w_receipts/receipts"))
     assert waiting(table) == [199_999]
+
+
+def test_few_receipts_become_the_same_rows_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages, at = Rows(table([message(0), message(1, batch=3, keys=None)])).of_receipts, 1_767_225_600_123
+    outcomes = Attempt("RETRY", 2, 1, at + 5_000, "why", at), Attempt("DONE", 1, 0, None, None, at)
+    given = [Receipt(messages, [0, 1], outcomes[0]), Receipt(messages, [1], outcomes[1])]
+    few = receipts(tmp_path / "w").rows(given)
+    assert isinstance(few, list)
+    monkeypatch.setattr(receipt_table, "_FEW", 0)
+    many = receipts(tmp_path / "w").rows(given)
+    assert isinstance(many, pa.Table)
+    assert table_of([few]).equals(table_of([many]))
 
 
 def test_of_several_receipts_the_highest_round_and_attempt_counts_in_any_order(tmp_path: Path) -> None:

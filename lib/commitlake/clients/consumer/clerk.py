@@ -14,8 +14,10 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from deltalake.exceptions import DeltaError
+
 from commitlake.clients.consumer import tables
-from commitlake.clients.consumer.receipts import table_of
+from commitlake.clients.consumer.receipts import Taken, Written, table_of
 from commitlake.clients.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:
@@ -101,18 +103,26 @@ class Clerk:
 
     def _write(self) -> None:
         found = [(keeper, *part) for keeper in list(self._keepers) if (part := keeper.take()) is not None]
-        begun, failure = time.monotonic(), None
-        try:
-            if found:
-                self._appender.append(table_of(rows for _, _, rows in found))
-        except BaseException as error:  # whatever it is, the iterators and `close` tell it
-            failure = error
-        for keeper, taken, _ in found:
-            keeper.written(taken, failure)
+        begun = time.monotonic()
+        if found:
+            self._append(found)
         self._write_s = time.monotonic() - begun
         if self._appender.wants_tidying():
             with suppress(RuntimeError):  # no thread can be started
                 self._helpers.submit(self._appender.tidy)
+
+    def _append(self, found: list[tuple[Keeper, Taken, Written]]) -> None:
+        failure = None
+        try:
+            self._appender.append(table_of(rows for _, _, rows in found))
+        except BaseException as error:  # whatever it is, the iterators and `close` tell it
+            failure = error
+        if len(found) > 1 and not isinstance(failure, DeltaError | OSError | None):
+            for each in found:  # it is not the store's, so it may be of one group alone
+                self._append([each])
+        else:
+            for keeper, taken, _ in found:
+                keeper.written(taken, failure)
 
     def _give_turns(self) -> None:
         """Let keepers take their turns, while the next receipts are written."""

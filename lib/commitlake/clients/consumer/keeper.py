@@ -132,8 +132,10 @@ class Keeper:
 
     def has_turn(self, pause_s: float) -> bool:
         """Whether a turn is due; one each `pause_s` may commit how far the group came."""
-        if self.is_closed or self._has_to_leave() or self.is_late():
-            return not self.is_closed
+        if self.is_closed:  # a moment ago
+            return False
+        if self._has_to_leave() or self.is_late():
+            return True
         is_quiet = not (self._owes_turn or self._has_written or self.lanes.has_news() or set(self.queues) - self._known)
         self._pause_s = min(max(pause_s, self._change_s / _TURN_SHARE), self._lease_s)
         pause_s = min(self._pause_s, self._lease_s / 3)
@@ -270,8 +272,8 @@ class Keeper:
         self._unwritten.end()
         self._wrote_at = time.monotonic()
         self.lanes.note(self._receipts.not_simple(taken.receipts))
-        self._has_written |= taken[1:] != self._written[1:]
-        self._written = taken._replace(receipts=[])
+        before, self._written = self._written, taken._replace(receipts=[])  # before a turn is told to look at it
+        self._has_written |= taken[1:] != before[1:]
         self.lanes.written()
 
     def _put_back(self, error: BaseException) -> None:

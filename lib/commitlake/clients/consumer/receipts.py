@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import duckdb
 import numpy as np
@@ -58,7 +58,7 @@ SELECT * FROM rows QUALIFY row_number() OVER (
     PARTITION BY source, source_queue, source_offset, source_index
     ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
 """
-Written = pa.Table | list[dict[str, Any]]
+Written: TypeAlias = pa.Table | list[dict[str, Any]]
 """Rows of a group, for `table_of`."""
 _FEW = 16
 
