@@ -33,7 +33,7 @@ from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
@@ -273,7 +273,9 @@ class TransactionMQProducer(DefaultMQProducer):
         send = partial(self._send_record, HALF, encoded, advice=_SEND_AGAIN)
         try:
             return HalfMessage(message, record, send(late=late))
-        except UncertainSend:
+        except FailedSend:
+            raise
+        except BaseException:  # uncertain, or interrupted by a signal handler
             self._never_committed.add(_attempt(record), ROLLBACK)
             raise
 
