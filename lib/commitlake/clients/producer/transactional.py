@@ -253,10 +253,14 @@ class TransactionMQProducer(DefaultMQProducer):
                     self._link, self.group, self._answer, self._executor, self._check_timeout_s
                 )
                 self._ignored = checks.ignored
-                checks.start()
-                if not self._running:  # a signal handler has shut down meanwhile, and knew nothing of these
-                    self._checks = None  # type: ignore[unreachable]
-                    checks.stop(time.monotonic())
+                is_begun = False
+                try:
+                    checks.start()
+                    is_begun = self._running  # a signal handler has shut down meanwhile, and knew nothing of these
+                finally:
+                    if not is_begun:  # nor where there is no thread: the next start is to begin them
+                        self._checks = None
+                        checks.stop(time.monotonic())
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
         """Send a half message after the first one of its transaction, None for that itself."""
