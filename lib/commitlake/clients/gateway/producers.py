@@ -13,7 +13,7 @@ from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.message import Message, SendResult
-from commitlake.clients.producer.on_loop import Lanes
+from commitlake.clients.producer.on_loop import SendLanes
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.clients.producer.transactional import NEVER_COMMITTED, ROLLBACK, TransactionMQProducer, log_lost
 from commitlake.protocol import wire
@@ -64,7 +64,7 @@ class Producers:
     """
 
     def __init__(self, link: KafkaLink) -> None:
-        self._link, self._pool, self._lanes = link, DaemonPool(THREADS, "commitlake-gateway"), Lanes()
+        self._link, self._pool, self._lanes = link, DaemonPool(THREADS, "commitlake-gateway"), SendLanes()
         self._of: Callable[[str], GroupProducer] = lru_cache(_GROUPS)(partial(GroupProducer, link=link))
 
     @property

@@ -71,7 +71,7 @@ class LoopExecutor(Executor):
                 future.set_exception(error)
 
 
-class Lanes:
+class SendLanes:
     """What sends of one sharding key wait for on an event loop: the end of those that came before."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class ProducerOnLoop(TransactionMQProducer):
             raise MQClientException(msg)
         self._threads, self._given = threads, executor
         self._loop: asyncio.AbstractEventLoop
-        self._lanes = Lanes()
+        self._lanes = SendLanes()
         self._make_pools()
 
     @property
@@ -126,7 +126,7 @@ class ProducerOnLoop(TransactionMQProducer):
         """To be called on the event loop, before `start` in a thread."""
         self._loop = asyncio.get_running_loop()
         self._executor = LoopExecutor(self._loop, CHECKS)
-        self._lanes = Lanes()
+        self._lanes = SendLanes()
         self._make_pools()
 
     def _make_pools(self) -> None:
