@@ -51,7 +51,7 @@ def test_a_coordinator_whose_launcher_was_killed_goes_on_until_a_signal_of_its_o
         os.kill(orphan.process.pid, signal.SIGKILL)
         orphan.process.wait()
         with coordinator(tmp_path, **given) as refused:
-            assert refused.end(300) == 2
+            assert refused.end(300) == 1
         named = re.search(r"pid (\d+)", refused.said)
         assert named, refused.said
         os.kill(int(named[1]), signal.SIGTERM)
