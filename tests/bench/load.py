@@ -83,7 +83,7 @@ class Sender:
         topic = [given.topic.encode()] + ([Field("topic", 4)] if given.topics > 1 else [])
         group = given.group.encode()
         own = {"UNIQ_KEY": _NAME, "PGROUP": [group]}
-        body = [BODY] if given.bytes == len(BODY) else [_NUMBER, os.urandom(given.bytes - _NUMBER.width)]
+        body: list[Part] = [BODY] if given.bytes == len(BODY) else [_NUMBER, os.urandom(given.bytes - _NUMBER.width)]
         self._half = Layout(body, headers={"REAL_TOPIC": topic, **own})
         self._at_once = min(_AT_ONCE, QUEUES * max(1, _BATCH // (given.bytes + len(BODY))))
         due = {"REAL_TOPIC": [given.delayed_topic.encode()], "TIMER_DELIVER_MS": [Field("due", 13)]}
