@@ -18,10 +18,14 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake import config
+from commitlake.clients.consumer import plan
+from commitlake.clients.consumer import topic as topic_module
+from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.overview import groups
 from commitlake.clients.consumer.topic import Topic
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.errors import WarehouseError
+from commitlake.reading.questions.overview import topics
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.table import Snapshot
 
@@ -95,6 +99,9 @@ def test_rows_that_a_deletion_vector_takes_out_are_seen_by_nobody(tmp_path: Path
         found = tables.rows(f"SELECT message_id FROM {tables.topic('orders')} ORDER BY batch_id")
         assert found["message_id"].to_pylist() == left
     assert groups(conf)["behind"].to_pylist() == [0]
+    write_deltalake(tmp_path / "destinations", pa.table({"topic": ["orders"]}))
+    with opened(str(tmp_path)) as tables:
+        assert topics(tables)["messages"].to_pylist() == [17]
 
 
 def test_rows_are_deleted_by_a_vector_while_a_consumer_reads(tmp_path: Path) -> None:
@@ -105,6 +112,23 @@ def test_rows_are_deleted_by_a_vector_while_a_consumer_reads(tmp_path: Path) -> 
         table_features.delete(tmp_path / "topics/orders", [0, 2])
         found += [each.message_id for each in messages]
     assert found == [f"m{number}" for number in range(40) if number not in (20, 22)]
+
+
+def test_a_file_that_loses_rows_while_it_is_read_goes_on_behind_the_last_row_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry that is not found, as of a message that was erased, brings the new version in the middle of a file."""
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 5_000)
+    monkeypatch.setattr(topic_module, "WINDOW_BYTES", 5_000)
+    write(tmp_path, "orders", [message(number, batch=number, body=b"." * 1_000) for number in range(20)])
+    reader, cursor, found = Topic(str(tmp_path / "topics/orders")), Cursor(), list[str]()
+    while (window := reader.next({0: cursor})) is not None:
+        found += window.rows["message_id"].to_pylist()
+        cursor.join(window.ends[0])
+        if found[-1] == window.rows["message_id"][-1].as_py() and len(found) == window.rows.num_rows:
+            table_features.delete(tmp_path / "topics/orders", [0, 1])
+            assert reader.refresh()
+    assert found == [f"m{number}" for number in range(20)]
 
 
 def test_columns_with_other_names_in_the_files_are_read_and_a_renamed_one_of_a_topic_is_named(tmp_path: Path) -> None:

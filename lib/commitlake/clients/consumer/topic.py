@@ -56,6 +56,7 @@ class Topic:
         """Go to the newest version; whether that is another one."""
         is_new = self._table.refresh()
         if is_new:
+            self._plan = None  # it counts rows of files, of which a deletion vector may have taken some out
             missing.refuse_columns(self._table.place, self._table.column_names(), NEEDED)
             self._finished &= set(self._table.files()["path"].to_pylist())
         return is_new
@@ -83,7 +84,6 @@ class Topic:
         try:
             return read()
         except FileNotFoundError:
-            self._plan = None
             self.refresh()
             return read()
 
