@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import threading
 from decimal import Decimal
@@ -72,6 +73,25 @@ def test_a_partition_may_be_of_any_type(tmp_path: Path, kind: str) -> None:
     with opened(str(tmp_path)) as tables:
         found = tables.rows(f"SELECT id, more FROM {tables.outside(str(place))} ORDER BY id").to_pylist()
     assert found == rows.to_pylist()
+
+
+def test_rows_of_a_partition_with_other_letters_are_taken_out_by_a_vector(tmp_path: Path) -> None:
+    """Spark writes such a directory, and its name in the log, as it is; deltalake escapes both."""
+    place = tmp_path / "business"
+    write_deltalake(place, pa.table({"id": ["17", "18"], "region": ["é b", "é b"]}), partition_by=["region"])
+    (file,) = place.glob("region=*/*.parquet")
+    (place / "region=é b").mkdir()
+    file.rename(place / "region=é b" / file.name)
+    log = place / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["path"] = f"region=é%20b/{file.name}"
+    log.write_text("\n".join(json.dumps(action, ensure_ascii=False) for action in actions))
+    table_features.delete(place, [0])
+    with opened(str(tmp_path)) as tables:
+        found = tables.rows(f"SELECT * FROM {tables.outside(str(place))}").to_pylist()
+    assert found == [{"id": "18", "region": "é b"}]
 
 
 @pytest.mark.parametrize("kind", ["double", "decimal(10,2)", "date", "short", "timestamp_ntz"])

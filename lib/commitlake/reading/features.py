@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -93,10 +94,12 @@ def deleted(table: DeltaTable, paths: Callable[[], Sequence[str]]) -> dict[str, 
     if vectors.num_rows:
         by_name: dict[str, list[str]] = {}
         for path in paths():
-            by_name.setdefault(path.rpartition("/")[2], []).append(path)
+            by_name.setdefault(unquote(path).rpartition("/")[2], []).append(path)
         for uri, is_left in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
             numbers = np.flatnonzero(~is_left.values.to_numpy(zero_copy_only=False).astype(bool))
-            (path,) = (path for path in by_name[uri.rpartition("/")[2]] if uri.endswith(path))
+            place = unquote(uri)  # Spark leaves letters such as é in a log as they are, in a URI they are escapes
+            same = by_name[place.rpartition("/")[2]]
+            (path,) = same if len(same) == 1 else (each for each in same if place.endswith(unquote(each)))
             found[path] = numbers
     return found
 
