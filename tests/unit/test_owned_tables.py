@@ -75,6 +75,14 @@ def test_a_partition_may_be_of_any_type(tmp_path: Path, kind: str) -> None:
     assert found == rows.to_pylist()
 
 
+def test_a_directory_above_a_table_that_is_named_like_a_partition_is_none(tmp_path: Path) -> None:
+    rows = pa.table({"id": ["17"], "state": ["PAID"], "region": ["eu"]})
+    place = tmp_path / "state=NEW" / "region=us" / "business"
+    write_deltalake(place, rows, partition_by=["region"])
+    with opened(str(tmp_path)) as tables:
+        assert tables.rows(f"SELECT * FROM {tables.outside(str(place))}").to_pylist() == rows.to_pylist()
+
+
 def test_rows_of_a_partition_with_other_letters_are_taken_out_by_a_vector(tmp_path: Path) -> None:
     """Spark writes such a directory, and its name in the log, as it is; deltalake escapes both."""
     place = tmp_path / "business"
