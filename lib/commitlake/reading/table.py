@@ -39,14 +39,18 @@ def location(warehouse: str, name: str) -> str:
     Raises:
         WarehouseError: deltalake can't read what is there.
     """
-    if warehouse.startswith(("schema:", "hdfs:", "dbfs:", "viewfs:")):
-        msg = f"warehouse: {warehouse} can't be read here; {NO_SPARK}"
-        raise WarehouseError(msg)
+    _refuse_for_spark(warehouse)
     topic = name.removeprefix(_TOPICS)
     older = None if topic == name else topic_names.older_path_name(topic)
     if older is not None and _is_table(place := f"{warehouse.rstrip('/')}/{_TOPICS}{older}"):
         return place
     return f"{warehouse.rstrip('/')}/{name if topic == name else _TOPICS + topic_names.path_name(topic)}"
+
+
+def _refuse_for_spark(warehouse: str) -> None:
+    if warehouse.startswith(("schema:", "hdfs:", "dbfs:", "viewfs:")):
+        msg = f"warehouse: {warehouse} can't be read here; {NO_SPARK}"
+        raise WarehouseError(msg)
 
 
 def _is_table(place: str) -> bool:
@@ -58,7 +62,12 @@ def _is_table(place: str) -> bool:
 
 
 def folders(place: str, options: Options = None) -> list[str]:
-    """Names of what is in a directory; none where it is not there."""
+    """Names of what is in a directory; none where it is not there.
+
+    Raises:
+        WarehouseError: deltalake can't read what is there.
+    """
+    _refuse_for_spark(place)
     from pyarrow import fs
 
     found = filesystem(place, options).get_file_info(fs.FileSelector("", allow_not_found=True))

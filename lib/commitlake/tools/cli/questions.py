@@ -119,7 +119,7 @@ def asked(question: Callable[[], pa.Table], **conditions: str | None) -> pa.Tabl
     try:
         return question()
     except duckdb.Error as error:
-        options = [f"--{name.replace('_', '-')}" for name, given in conditions.items() if given]
+        options = [f"--{name.replace('_', '-')}" for name, given in conditions.items() if given is not None]
         if not options:
             raise
         told = str(error).splitlines()[0]
