@@ -137,6 +137,7 @@ async def raises_in_a_coroutine(each: Any) -> None:
         (raises(ValueError("unknown \ud800")), "ValueError: unknown ?"),
         (raises(WordlessError()), "WordlessError"),
         (raises_in_a_coroutine, "ValueError: no such customer"),
+        (lambda each: each.retry(most=1, remark=ValueError("gone")), "gone"),
     ],
 )
 def test_whatever_an_exception_says_is_a_remark(tmp_path: Path, handle: Any, remark: str) -> None:
