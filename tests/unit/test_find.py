@@ -14,6 +14,7 @@ from tests.support import topic_table
 from typer.testing import CliRunner
 
 from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
+from commitlake.protocol.message_batch import Member, join, pack
 from commitlake.tables import TABLES
 from commitlake.tools.cli.app import app
 
@@ -81,3 +82,16 @@ def test_a_key_is_found_everywhere_in_time_order(warehouse: Path) -> None:
 def test_a_plain_message_is_found_and_what_nobody_has_sent_is_not(warehouse: Path) -> None:
     assert [(row["what"], row["message_id"]) for row in found(warehouse, "k2")[1]] == [("visible", "m2")]
     assert found(warehouse, "k") == (3, [])
+
+
+def test_a_key_within_a_batch_that_was_rejected_is_found(warehouse: Path) -> None:
+    members = [Member(b"\xff", {"UNIQ_KEY": "a", "KEYS": "b1"}), Member(b"", {"UNIQ_KEY": "b", "KEYS": "x b2"})]
+    joined, bad = join(members, "B"), {"source": "messages", "kafka_partition": 2, "reason": "BAD_BATCH"}
+    batch = ("BATCH", b"2")
+    values = [(joined.value, [batch, ("BATCH_HEAD", str(joined.head).encode())]), (pack(members), [batch])]
+    values += [(b"\xff", [batch, ("BATCH_HEAD", b"many")]), (None, [batch])]
+    rows = [{**bad, "kafka_offset": at, "value": value, "headers": own} for at, (value, own) in enumerate(values)]
+    written(warehouse, "rejected", *rows)
+    for key in ("b1", "b2"):
+        assert [row["place"] for row in found(warehouse, key)[1]] == ["messages-2-0", "messages-2-1"]
+    assert found(warehouse, "") == (3, [])
