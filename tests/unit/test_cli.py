@@ -431,4 +431,4 @@ def test_a_warehouse_that_is_not_there_or_only_for_spark_is_told(line: str, told
 
 def test_an_empty_condition_is_told() -> None:
     with pytest.raises(ConfigError, match=r"--where: .*; give a condition on columns of half and transactions"):
-        questions.asked(lambda: duckdb.sql("SELECT 1 WHERE ()").to_arrow_table(), where="")
+        questions.asked(lambda: duckdb.connect().execute("SELECT 1 WHERE ()").fetchall(), where="")

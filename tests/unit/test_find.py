@@ -88,7 +88,10 @@ def test_a_key_within_a_batch_that_was_rejected_is_found(warehouse: Path) -> Non
     members = [Member(b"\xff", {"UNIQ_KEY": "a", "KEYS": "b1"}), Member(b"", {"UNIQ_KEY": "b", "KEYS": "x b2"})]
     joined, bad = join(members, "B"), {"source": "messages", "kafka_partition": 2, "reason": "BAD_BATCH"}
     batch = ("BATCH", b"2")
-    values = [(joined.value, [batch, ("BATCH_HEAD", str(joined.head).encode())]), (pack(members), [batch])]
+    values: list[tuple[bytes | None, Any]] = [
+        (joined.value, [batch, ("BATCH_HEAD", str(joined.head).encode())]),
+        (pack(members), [batch]),
+    ]
     values += [(b"\xff", [batch, ("BATCH_HEAD", b"many")]), (None, [batch])]
     rows = [{**bad, "kafka_offset": at, "value": value, "headers": own} for at, (value, own) in enumerate(values)]
     written(warehouse, "rejected", *rows)
