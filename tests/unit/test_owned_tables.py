@@ -189,6 +189,18 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
         tables.topic("orders")
 
 
+@pytest.mark.parametrize("name", ["typeWidening", "vacuumProtocolCheck"])
+def test_a_feature_that_is_not_read_beside_deletion_vectors_is_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "orders", [message(1, batch=0)])
+    table_features.require(tmp_path / "topics/orders", name)
+    assert consumed(tmp_path) == ["m1"]
+    table_features.require(tmp_path / "topics/orders", "deletionVectors", name)
+    with pytest.raises(WarehouseError, match=f"that is not read here: {name} beside deletionVectors; read are"):
+        consumed(tmp_path, "new")
+    with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"{name} beside deletionVectors"):
+        tables.topic("orders")
+
+
 def test_a_topic_whose_column_is_renamed_while_it_is_read_is_told(tmp_path: Path) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
     reader = Topic(str(tmp_path / "topics/orders"))

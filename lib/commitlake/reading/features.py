@@ -16,6 +16,8 @@ from commitlake.errors import WarehouseError
 
 Numbers = npt.NDArray[np.integer[Any]]
 _READ = ("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck")
+_VECTORS, _WITHOUT_VECTORS = "deletionVectors", ("typeWidening", "vacuumProtocolCheck")
+"""deltalake gives no vectors of a table that has one of the latter."""
 _PHYSICAL = b"delta.columnMapping.physicalName"
 
 
@@ -25,7 +27,9 @@ def refuse_unknown(table: DeltaTable, place: str) -> None:
     Raises:
         WarehouseError: it names the features.
     """
-    unknown = sorted({name.removesuffix("-preview") for name in _named(table)} - {*_READ})
+    named = {name.removesuffix("-preview") for name in _named(table)}
+    unknown = sorted(named - {*_READ})
+    unknown += [f"{name} beside {_VECTORS}" for name in _WITHOUT_VECTORS if {name, _VECTORS} <= named]
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     unknown += ["columnMapping with delta.columnMapping.mode = id"] if mode == "id" else []
     if unknown:
@@ -87,7 +91,7 @@ def deleted(table: DeltaTable, paths: Callable[[], Sequence[str]]) -> dict[str, 
         table: at its version.
         paths: of its files, as its log names them.
     """
-    if "deletionVectors" not in _named(table):
+    if _VECTORS not in _named(table):
         return {}
     vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all()
     found: dict[str, Numbers] = {}
