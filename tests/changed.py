@@ -44,7 +44,8 @@ TESTS = {
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
     "reading": "spark/questions spark/owned_tables e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
-    "spark": "e2e/run_command e2e/launch e2e/cluster e2e/wheel e2e/notebook recovery/lock_outlives_python",
+    "spark": """e2e/run_command e2e/launch e2e/cluster e2e/wheel e2e/notebook recovery/lock_outlives_python
+        recovery/signals e2e/odd_machines""",
     "tables": """spark/tables spark/direct_append spark/staged_append spark/log_store recovery/kills_of_many_topics
         recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",

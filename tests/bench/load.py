@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import threading
 import time
@@ -23,7 +24,7 @@ from tests.bench.record_batches import Appended, Field, Layout, Part, Producer, 
 TICK_S = 0.1
 QUEUES = 4
 BODY = b"." * 256
-_AT_ONCE = 8_000
+_AT_ONCE, _BATCH = 8_000, 4 << 20
 _NUMBER = Field("number", 12)
 _NAME = (b"T", _NUMBER)
 
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--delayed-topic", default="reminders", help="destination of delayed messages")
     parser.add_argument("--delay-ms", type=int, default=10_000, help="delayed messages are due so long after now")
     parser.add_argument("--due-ms", type=int, default=0, help="or in the second from here on (ms since epoch, UTC)")
+    parser.add_argument("--bytes", type=int, default=len(BODY), help="of a transaction's body; not dots if other")
     parser.add_argument("--first", type=int, default=0, help="number of the first transaction")
     parser.add_argument("--log", type=Path, default=Path("/dev/null"))
     given = parser.parse_args()
@@ -81,7 +83,9 @@ class Sender:
         topic = [given.topic.encode()] + ([Field("topic", 4)] if given.topics > 1 else [])
         group = given.group.encode()
         own = {"UNIQ_KEY": _NAME, "PGROUP": [group]}
-        self._half = Layout([BODY], headers={"REAL_TOPIC": topic, **own})
+        body: list[Part] = [BODY] if given.bytes == len(BODY) else [_NUMBER, os.urandom(given.bytes - _NUMBER.width)]
+        self._half = Layout(body, headers={"REAL_TOPIC": topic, **own})
+        self._at_once = min(_AT_ONCE, QUEUES * max(1, _BATCH // (given.bytes + len(BODY))))
         due = {"REAL_TOPIC": [given.delayed_topic.encode()], "TIMER_DELIVER_MS": [Field("due", 13)]}
         self._message = Layout([BODY], headers={**due, **own})
         self._op = op_layout(group)
@@ -111,7 +115,7 @@ class Sender:
     def _transactions(self, count: int) -> list[str]:
         if count <= 0:
             return []
-        numbers = self.given.first + self.sent + np.arange(min(count, _AT_ONCE))
+        numbers = self.given.first + self.sent + np.arange(min(count, self._at_once))
         queues, lots = numbers % QUEUES, numbers * 7_919 % 1_000
         topics = numbers // QUEUES % self.given.topics
         halves = self._send("half", self._half.batches(queues, number=numbers, topic=topics))

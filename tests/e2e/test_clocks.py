@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
-from tests.support.polling import wait_for
+from tests.support.lake import Lake
+from tests.support.order_load import SETTINGS, OrderLoad
+from tests.support.polling import patience, wait_for
+from tests.support.running import coordinator
 
 from commitlake import config
 from commitlake.config import Config
@@ -19,6 +22,9 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.kafka import clock_skew, topics
 from commitlake.kafka.clock_skew import Skew
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.tools.audit.audit import audit
+
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
 
 @pytest.fixture
@@ -95,3 +101,31 @@ def test_without_append_times_in_settings_no_skew_is_measured(
     assert "message.timestamp.type=CreateTime" in warning
     shift(monkeypatch, 5)
     assert not topics.publish_settings(configured, []).is_certain
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+@pytest.mark.skipif(not FAKETIME, reason="libfaketime is not on this machine")
+def test_a_clock_that_jumps_by_an_hour_and_back_ends_nothing_early_or_twice(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's and Java's; Kafka's and the producers' is right."""
+    (ahead := tmp_path / "ahead").write_text("+0")
+    monkeypatch.setenv("LD_PRELOAD", str(FAKETIME[-1]))
+    monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(ahead))
+    monkeypatch.setenv("FAKETIME_CACHE_DURATION", "1")
+    monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    with Lake(broker.bootstrap_servers, "jumps.", tmp_path, **SETTINGS) as lake:
+        given = {key: value for key, value in lake.settings.items() if key not in ("warehouse", "checkpoints")}
+        with coordinator(tmp_path, **given) as running:
+            running.ready()
+            load = OrderLoad(lake, tmp_path)
+            with load.steadily():
+                for seconds in ("+3600", "+0", "-3600", "+0"):
+                    ahead.write_text(seconds)
+                    time.sleep(10)
+                    running.until(load.is_shown(), 240 * patience())
+            running.until(load.is_over, 300 * patience())
+            running.stop()
+        load.assert_outcome()
+        assert audit(spark, str(lake.tables)).is_well

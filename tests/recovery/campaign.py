@@ -7,8 +7,8 @@ comparison: Kafka's log and the producers' database against the ledger and the t
 their logs and a group of consumers (`table_streams`), rebuilds of what is open and a dump of the state store
 (`live_state`). Every fortieth round nothing goes wrong, and all must come to its end under steady traffic.
 
-A wrong clock is Python's only: the JVM's stays right. The disk is made full where a
-tmpfs can be mounted, so as root. How long things take grows with the load of the machine.
+A changed configuration lets pass what is sent. A wrong clock is Python's only: the JVM's stays right. The disk is made
+full where a tmpfs can be mounted, so as root. How long things take grows with the load of the machine.
 
 Each finding is printed once, with its round. The exit code is 0 when there was none. The same seed chooses the same
 faults and the same traffic; when exactly they meet differs from run to run.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.killing import KILLED, Run, Runs, delete_checkpoints, killed_at
+from tests.support.killing import KILLED, Run, Runs, cut_checkpoints, delete_checkpoints, killed_at
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 from tests.support.traffic import HASTY, Traffic
@@ -52,8 +52,7 @@ def test_kills_at_step_after_step_end_every_transaction_once(
         for number, (step, moment, nth) in enumerate(kills, 1):
             traffic.send()
             assert coordinators.killed_at(step, moment, nth, is_last=number == len(kills)) == KILLED, step
-            if number % 2 == 0:
-                delete_checkpoints(lake)
+            (delete_checkpoints if number % 2 == 0 else cut_checkpoints)(lake)
     traffic.settle(spark)
     traffic.assert_outcome()
 

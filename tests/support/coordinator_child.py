@@ -14,7 +14,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -48,6 +48,7 @@ class Plan:
         elsewhere: whether it takes the warehouse for one that is not on a local disk, where there is no lock.
         vacuums: whether a start looks for files to delete in all tables.
         pauses: how many s pass each time before all queries begin again; none: the first failure ends it.
+        changes: of the configuration, for this run only.
     """
 
     serves: bool = False
@@ -58,6 +59,7 @@ class Plan:
     elsewhere: bool = False
     vacuums: bool = True
     pauses: Sequence[float] = (0.5,) * 6
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def arm(self, patch: pytest.MonkeyPatch, jvm: int, scratch: str) -> None:
         """Lets all that happen in this process that is to go wrong."""
@@ -76,13 +78,14 @@ class Plan:
 
 def run(arguments: Sequence[str]) -> None:
     faulthandler.register(signal.SIGUSR1)  # a run that does not end is asked where it hangs
-    settings = config.from_mapping(json.loads(arguments[0]))
-    spark = session.build(settings, master="local[2]", short_lived=True)
+    given = json.loads(arguments[0])
+    spark = session.build(config.from_mapping(given), master="local[2]", short_lived=True)
     gateway: Any = SparkContext._gateway
     jvm = int(gateway.proc.pid)
     tell(f"JVM {jvm}")
     for line in sys.stdin:
-        tell(f"ENDED {coordinate(spark, settings, Plan(**json.loads(line)), jvm)}")
+        plan = Plan(**json.loads(line))
+        tell(f"ENDED {coordinate(spark, config.from_mapping({**given, **plan.changes}), plan, jvm)}")
 
 
 def coordinate(spark: SparkSession, settings: Config, plan: Plan, jvm: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,11 @@ from tests.support.faults import OTHERS, TABLES, WriteFault
 _DAY_MS = 86_400_000
 _MOMENTS = ("before", "after")
 _TARGETS = ("python", "jvm", "both")
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"topics.allowed": ["a", "b"]},
+    {"topics.dedup": {"a": {"by": "message_id", "window": "1d"}}},
+    {"topics.dedup": {"b": {"by": "message_id", "window": "5s"}}, "trigger_interval": "1s"},
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Misfortune:
         most: records that a landing takes.
         clock: as in `coordinator_child.Plan`.
         checkpoints: whether they are `deleted`, `older` ones, or those of the other query, `foreign`; "" for neither.
+        changes: of the configuration, for this round: what it allows and shows is what was sent.
     """
 
     serves: bool
@@ -53,12 +59,13 @@ class Misfortune:
     actions: list[Action] = field(default_factory=list)
     clock: Sequence[float] = ()
     checkpoints: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self) -> dict[str, Any]:
         """What the coordinator's process has to know."""
         writes = [asdict(each) for each in self.writes]
         how = {"serves": self.serves, "maintains": self.maintains, "most": self.most, "vacuums": False}
-        return {**how, "writes": writes, "clock": list(self.clock)}
+        return {**how, "writes": writes, "clock": list(self.clock), "changes": self.changes}
 
     @property
     def is_harmless(self) -> bool:
@@ -79,6 +86,7 @@ class Misfortune:
             wrong.append(f"clock {ahead_ms / _DAY_MS:+.0f} day from {begin_s:.0f} s for {seconds:.0f} s")
         if self.checkpoints:
             wrong.append(f"checkpoints {self.checkpoints}")
+        wrong += [f"{key} {value}" for key, value in self.changes.items()]
         return f"{way}; {', '.join(wrong) or 'nothing wrong'}"
 
 
@@ -102,6 +110,7 @@ class Fate:
             self._broker_killed: 1,
             self._clock: 1,
             self._checkpoints: 1,
+            self._configuration: 2,
             self._disk: 1,
         }
 
@@ -154,6 +163,9 @@ class Fate:
 
     def _checkpoints(self, found: Misfortune) -> None:
         found.checkpoints = self._chosen.choice(["deleted", "older", "foreign"])
+
+    def _configuration(self, found: Misfortune) -> None:
+        found.changes = self._chosen.choice(_CHANGES)
 
     def _disk(self, found: Misfortune) -> None:
         if self._has_disk:

@@ -122,6 +122,22 @@ def test_sends_of_one_sharding_key_go_out_in_the_order_they_were_begun(kafka: Ka
     assert kafka.sent("half") == bodies
 
 
+def test_a_batch_that_a_generator_makes_waits_for_its_sharding_key(kafka: Kafka) -> None:
+    async def serve() -> None:
+        sender = producer(kafka, threads=2)
+        await sender.start()
+        before = begun(sender.send(Message("orders", b"hang", sharding_key="a")))
+        await asyncio.to_thread(kafka.hangs.wait, 30)
+        behind = begun(sender.send(Message("orders", body, sharding_key="a") for body in "bc"))  # type: ignore[arg-type]
+        await asyncio.wait(behind, timeout=0.2)
+        kafka.go_on.set()
+        await asyncio.gather(*before, *behind)
+        await sender.shutdown(100)
+
+    asyncio.run(serve())
+    assert kafka.records[0][1] == b"hang"
+
+
 @pytest.mark.parametrize("has_one", [True, False])
 def test_a_send_for_which_no_thread_can_start_is_sent_by_another_or_never(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch, has_one: bool

@@ -10,18 +10,20 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from tests.support.namespace import Listener
 from tests.support.polling import wait_for
 
-from commitlake.clients.producer import DefaultMQProducer
+from commitlake.clients.producer import DefaultMQProducer, Message
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.engine import Queue, Result
-from commitlake.errors import FailedSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
+from commitlake.testing import InMemoryCoordinator
 
 RECORD = Encoded(None, b"", [])
 AT = Position(0, 5)
@@ -117,6 +119,34 @@ def test_a_send_may_be_interrupted_at_each_instruction_and_the_next_one_is_sent(
     assert client.chosen == 3
     assert engine.flush(1)  # at the shutdown of a producer beside others
     assert threading.main_thread() not in client.callers
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_transaction_of_which_a_send_was_interrupted_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """Nobody knows whether Kafka has what was interrupted; a decision takes what it does not list along."""
+    lake = InMemoryCoordinator()
+    with lake.producer("shop", Listener()) as producer:
+        transaction, send = producer.begin_transaction(), producer.engine.send
+
+        def interrupted(*given: Any) -> NoReturn:
+            send(*given)
+            raise TimeLimit
+
+        if not is_first:
+            transaction.send(Message("orders", "a book"))
+        monkeypatch.setattr(producer.engine, "send", interrupted)
+        with pytest.raises(TimeLimit):
+            transaction.send(Message("points", "+2"))
+        monkeypatch.setattr(producer.engine, "send", send)
+        with pytest.raises(RefusedSend, match="can only roll back"):
+            transaction.send(Message("points", "+2"))
+        with pytest.raises(MQClientException, match="may or may not be in Kafka"):
+            transaction.commit()
+        lake.advance("1h")
+    assert [lake.messages(topic) for topic in ("orders", "points")] == [[], []]
+    assert lake.pending == []
 
 
 def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_the_engine() -> None:

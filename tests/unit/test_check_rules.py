@@ -506,7 +506,10 @@ def test_a_driver_s_clock_that_is_a_day_ahead_decides_nothing(
         column = pa.array([said] * 8, pa.map_(pa.string(), pa.string()))
         half = half.set_column(half.schema.get_field_index("properties"), "properties", column)
         write_deltalake(str(warehouse / "half"), half, mode="overwrite")
-    resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), clock)
+    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": given}})
+    with opened(conf.warehouse) as tables:  # the doctor has only the clock of its machine, and writes nothing
+        assert doctor._rules(tables, conf).is_well
+    resolver = Resolver(conf, clock)
     sent: list[Any] = []
 
     def send(_: CheckRule, rows: list[Any]) -> Counter[str]:

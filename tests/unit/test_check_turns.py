@@ -6,9 +6,14 @@ import threading
 from functools import partial
 
 import pytest
+from tests.support.namespace import Listener
 from tests.support.polling import wait_for
 
+from commitlake.clients.producer import TransactionMQProducer, check_reader
 from commitlake.clients.producer.check_turns import READERS, CheckTurns, Turned
+from commitlake.config import KafkaConfig
+from commitlake.testing import InMemoryCoordinator
+from commitlake.testing.link import MemoryEngine, MemoryLink
 
 
 class Reader:
@@ -59,3 +64,39 @@ def test_each_reader_gets_its_turn() -> None:
         turns.add(partial(read, reader))
     wait_for(lambda: not turns._threads, why=lambda: begun)
     assert min(begun) >= 5
+
+
+def no_thread(_: threading.Thread) -> None:
+    msg = "can't start new thread"  # what CPython raises
+    raise RuntimeError(msg)
+
+
+def test_a_reader_for_which_no_thread_can_start_is_read_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, every = CheckTurns(), [Reader(Turned.WELL), Reader(Turned.WELL)]
+    turns.add(every[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        turns.add(every[1])
+    for number in range(1, 3):
+        for reader in every:
+            reader.let()
+        wait_for(partial(every[1].has_begun, number))
+    for reader in every:
+        reader.after = Turned.ENDS
+        reader.let()
+    wait_for(lambda: not turns._threads)
+
+
+def test_a_start_without_a_thread_for_checks_is_made_good_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, lake = CheckTurns(), InMemoryCoordinator()
+    monkeypatch.setattr(check_reader, "turns", lambda: turns)
+    producer = TransactionMQProducer("shop", Listener(), bootstrap_servers="memory:9092")
+    conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
+    producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, lake.append), lambda: lake.settings)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start new thread"):
+        patch.setattr(threading.Thread, "start", no_thread)
+        producer.start()
+    producer.start()
+    assert turns._readers == 1
+    producer.shutdown(0)
+    wait_for(lambda: not turns._threads)

@@ -457,7 +457,16 @@ def test_a_block_of_the_client_around_the_transaction(shop: Shop) -> None:
 
 
 def test_a_message_made_of_a_received_one_does_not_name_its_transaction() -> None:
-    assert Message("orders", "a copy", properties={TRANSACTION: "7391/1/745", "shop": "1"}).properties == {"shop": "1"}
+    received = {TRANSACTION: "7391/1/745", "shop": "1"}
+    copy, lake = Message("orders", "a copy", properties=received), Lake()
+    assert copy.properties == {"shop": "1"}
+    copy.properties |= received
+    with lake.producer(GROUP) as producer:
+        with producer.begin_transaction(is_answered=True) as transaction:
+            transaction.send(copy)
+        producer.send([copy])
+    assert lake.named == {}
+    assert [message.properties for message in lake.messages("orders")] == [{"shop": "1"}] * 2
 
 
 def test_other_connections_are_refused(shop: Shop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tests.support import topic_table
 from typer.testing import CliRunner
 
+import commitlake
 from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
 from commitlake.protocol.message_batch import Member, join, pack
 from commitlake.tables import TABLES
@@ -82,6 +84,20 @@ def test_a_key_is_found_everywhere_in_time_order(warehouse: Path) -> None:
 def test_a_plain_message_is_found_and_what_nobody_has_sent_is_not(warehouse: Path) -> None:
     assert [(row["what"], row["message_id"]) for row in found(warehouse, "k2")[1]] == [("visible", "m2")]
     assert found(warehouse, "k") == (3, [])
+
+
+def test_what_waits_for_its_time_is_found_also_by_a_clock_that_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, hour = time.time_ns(), 3_600_000_000_000
+    message = {"queue": 0, "message_id": "d", "topic": "orders", "keys": "k1", "deliver_at": (now + hour) // 1_000}
+    written(tmp_path, "delayed", *({**message, "queue_offset": at} for at in range(3)))
+    ended = {**message, "source": "messages", "resolved_at": now // 1_000}
+    del ended["keys"]
+    written(tmp_path, "deliveries", *({**ended, "queue_offset": at, "state": "RECALLED"} for at in (0, 2)))
+    for ahead in (0, 2 * hour):
+        monkeypatch.setattr(time, "time_ns", lambda by=ahead: now + by)
+        assert [row["queue_offset"] for row in commitlake.delayed({"warehouse": str(tmp_path)}, keys="k1")] == [1]
 
 
 def test_a_key_within_a_batch_that_was_rejected_is_found(warehouse: Path) -> None:

@@ -19,6 +19,7 @@ from commitlake.clients.gateway.producers import THREADS, Producers
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
 from commitlake.clients.producer.message import Message
+from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import Fault
 
@@ -119,6 +120,27 @@ def test_a_half_message_whose_client_has_gone_is_rolled_back() -> None:
     kafka.serve(work)
     assert [topic.rpartition(".")[2] for topic in sent] == ["half", "op"]
     assert kafka.coordinator.messages("orders") == []
+
+
+def test_messages_of_one_group_go_out_in_the_order_in_which_they_came() -> None:
+    kafka, sent = Kafka(), list[tuple[str, int]]()
+    send = kafka.engine.send
+
+    def slow_or_not(topic: str, queue: Any, record: wire.Encoded, timeout_ms: int) -> Any:
+        time.sleep(0 if int(record.value) % 3 else 0.002)
+        sent.append((topic, int(record.value)))
+        return send(topic, queue, record, timeout_ms)
+
+    async def work() -> None:
+        producers = Producers(kafka.link)
+        given = [Message("orders", str(number), sharding_key="customer-4") for number in range(200)]
+        plain = [producers.send("g", [each]) for each in given[:100]]
+        await asyncio.gather(*plain, *(producers.send_half("g", each) for each in given[100:]))
+        await asyncio.to_thread(producers._pool.stop, 10)
+
+    kafka.engine.send = slow_or_not  # type: ignore[method-assign]
+    asyncio.run(work())
+    assert [number for _, number in sent] == list(range(200))
 
 
 def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone() -> None:

@@ -69,6 +69,27 @@ async def test_silence_says_unknown_only_of_a_producer_that_has_a_checker(
 
 
 @awaited
+async def test_a_producer_that_got_no_thread_for_checks_gets_one_with_its_next_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, begun = Asked(monkeypatch), list[CheckAnswerer]()
+
+    def start(reader: CheckAnswerer) -> None:
+        begun.append(reader)
+        if len(begun) == 1:
+            msg = "can't start new thread"  # what CPython raises
+            raise RuntimeError(msg)
+
+    monkeypatch.setattr(CheckAnswerer, "start", start)
+    session = asked.connect("a")
+    assert "can't start new thread" in caplog.text
+    for _ in range(2):
+        asked.checks.join(session, "orders")
+    await asked.ask()
+    assert (len(begun), len(asked.told), session.groups) == (2, 1, 1)
+
+
+@awaited
 async def test_an_unknown_that_kafka_does_not_take_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(monkeypatch)
     asked.connect("a", has_checker=True)

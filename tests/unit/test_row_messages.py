@@ -57,3 +57,21 @@ def test_a_row_whose_tag_no_filter_can_select_is_unfit_and_takes_no_other_with_i
     assert len(unfit) == 1
     assert "row 0" in unfit[0]
     assert "no filter can select" in unfit[0]
+
+
+def test_rows_with_one_sharding_key_go_out_in_their_order_however_many_there_are(tmp_path: Path) -> None:
+    conf = {"warehouse": str(tmp_path / "warehouse"), "kafka.bootstrap_servers": "localhost:9092"}
+    to: Any = sink(conf, "orders", name="export", group="nightly")
+    lake, sent = InMemoryCoordinator(), dict[str, Any]()
+    keys = ["a", "b", "c", None]
+    with lake.producer("nightly") as producer:
+        rows = [row(body=str(number), sharding_key=keys[number % 4]) for number in range(5_000)]
+        to._send(producer, enumerate(rows), sent, [])
+        assert len(sent) <= 10
+        for transaction in sent.values():
+            transaction.commit()
+    shown = sorted(lake.messages("orders"), key=lambda message: int(message.position.split("-")[2]))
+    assert len(shown) == 5_000
+    for key in (b"a", b"b", b"c"):
+        numbers = [int(message.body) for message in shown if message.sharding_key == key]
+        assert numbers == sorted(numbers)

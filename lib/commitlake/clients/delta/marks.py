@@ -121,7 +121,9 @@ def _mark(table: DeltaTable, name: str) -> int | None:
     return None if found is None else int(found)
 
 
-def decision(places: Sequence[str], transaction_id: str, is_over: bool, options: Options = None) -> str | None:
+def decision(
+    places: Sequence[str], transaction_id: str, is_over: bool, options: Options = None, *, only_looks: bool = False
+) -> str | None:
     """COMMIT when all tables have its rows, ROLLBACK when one of them never will, None while that is open.
 
     Once given, an answer stays: rows do not go, and neither does a fence. Nothing is written under an id without
@@ -132,12 +134,13 @@ def decision(places: Sequence[str], transaction_id: str, is_over: bool, options:
         transaction_id: id of the transaction.
         is_over: whether to fence tables that have no rows of it yet.
         options: deltalake's `storage_options`.
+        only_looks: write nothing.
 
     Raises:
         WarehouseError: a table can't be read or written.
     """
     found = [mark(place, transaction_id, options) for place in places]
-    if (is_over or FENCED in found) and transaction_id.startswith(PREFIX):
+    if (is_over or FENCED in found) and transaction_id.startswith(PREFIX) and not only_looks:
         found = [fence(place, transaction_id, options) for place in places]
     if None in found and FENCED not in found:
         return None

@@ -148,7 +148,10 @@ class _Sink:
         sent: dict[str, Transaction],
         unfit: list[str],
     ) -> None:
-        """Send all rows as half messages, `MAX_HALF_MESSAGES` a transaction; what is unfit is told in `unfit`."""
+        """Send all rows as half messages, `MAX_HALF_MESSAGES` a transaction; what is unfit is told in `unfit`.
+
+        Several threads do, but one for all rows of a sharding key, whose order it keeps.
+        """
         told = properties([self._place], self._deadline_ms)
 
         def send(chunk: list[tuple[int, Any]]) -> None:
@@ -162,8 +165,13 @@ class _Sink:
                 except (RecordError, MQClientException) as error:
                     unfit.append(self._unfit(number, row, error))
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(send, _chunks(rows)):
+        def send_all(lane: list[tuple[int, Any]]) -> None:
+            for chunk in _chunks(lane):
+                send(chunk)
+
+        lanes = _lanes(list(rows))
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            for _ in pool.map(send_all, lanes):
                 pass
 
     def _unfit(self, number: int, row: Any, error: RecordError | MQClientException) -> str:
@@ -199,6 +207,16 @@ def _create(place: str) -> None:
     DeltaTable.create(
         place, pa.schema([("name", pa.string())]), mode="ignore", configuration=keep, storage_options=storage_options()
     )
+
+
+def _lanes(rows: list[tuple[int, Any]]) -> list[list[tuple[int, Any]]]:
+    """Rows that may be sent at the same time, each with its number: those of one sharding key are in one list."""
+    lanes: list[list[tuple[int, Any]]] = [[] for _ in range(max(1, min(_THREADS, len(rows) // MAX_HALF_MESSAGES)))]
+    for number, row in rows:
+        key = row["sharding_key"]
+        lane = number if key is None else hash(key if isinstance(key, str) else bytes(key))
+        lanes[lane % len(lanes)].append((number, row))
+    return lanes
 
 
 def _chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:

@@ -67,8 +67,13 @@ class Checks:
             if len(self._groups) >= _MOST_GROUPS:
                 log.warning("checks of %.100s are not answered here: there are %d groups already", group, _MOST_GROUPS)
                 return
-            self._groups[group] = _Group(self._reader(group))
-            self._groups[group].reader.start()
+            reader = self._reader(group)
+            try:
+                reader.start()
+            except RuntimeError as error:  # what brings the producer here is done, and its next call tries again
+                log.warning("checks of %.100s are not answered here now: %s", group, error)
+                return
+            self._groups[group] = _Group(reader)
         self._groups[group].sessions[session] = None
         session.groups += 1
 

@@ -13,6 +13,7 @@ from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.message import Message, SendResult
+from commitlake.clients.producer.on_loop import SendLanes
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.clients.producer.transactional import NEVER_COMMITTED, ROLLBACK, TransactionMQProducer, log_lost
 from commitlake.protocol import wire
@@ -63,7 +64,7 @@ class Producers:
     """
 
     def __init__(self, link: KafkaLink) -> None:
-        self._link, self._pool = link, DaemonPool(THREADS, "commitlake-gateway")
+        self._link, self._pool, self._lanes = link, DaemonPool(THREADS, "commitlake-gateway"), SendLanes()
         self._of: Callable[[str], GroupProducer] = lru_cache(_GROUPS)(partial(GroupProducer, link=link))
 
     @property
@@ -74,18 +75,20 @@ class Producers:
     async def send(self, group: str, messages: Sequence[Message]) -> SendResult:
         """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
         producer = self._of(group)
-        return await self._run(partial(producer.send, messages[0] if len(messages) == 1 else messages))
+        async with self._lanes.of(messages):
+            return await self._run(partial(producer.send, messages[0] if len(messages) == 1 else messages))
 
     async def send_half(self, group: str, message: Message) -> HalfMessage:
         """Send a half message; if whoever awaits this is gone before, it is not begun, or is rolled back."""
         producer = self._of(group)
-        sending = self._pool.submit(partial(producer.send_half, message))
-        try:
-            return await asyncio.shield(asyncio.wrap_future(sending))
-        except asyncio.CancelledError:
-            if not sending.cancel():
-                sending.add_done_callback(partial(_roll_back_sent, producer))
-            raise
+        async with self._lanes.of(message):
+            sending = self._pool.submit(partial(producer.send_half, message))
+            try:
+                return await asyncio.shield(asyncio.wrap_future(sending))
+            except asyncio.CancelledError:
+                if not sending.cancel():
+                    sending.add_done_callback(partial(_roll_back_sent, producer))
+                raise
 
     async def end(self, handle: TransactionHandle, decision: str, remark: str | None = None) -> None:
         """Send a decision; see `GroupProducer.end`."""

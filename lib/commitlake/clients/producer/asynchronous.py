@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from commitlake.clients.producer.default import listed
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.listener import failed
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
@@ -77,6 +78,7 @@ class AsyncTransactionMQProducer:
 
     async def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
         """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
+        message = message if isinstance(message, Message) else listed(message)
         return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout), message)
 
     async def send_message_in_transaction(self, message: Message, arg: object = None) -> TransactionSendResult:

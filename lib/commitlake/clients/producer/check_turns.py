@@ -43,13 +43,24 @@ class CheckTurns:
         self._changed = threading.Condition()
 
     def add(self, turn: Turn) -> None:
-        """Let a reader take turns until it says that it needs no more."""
+        """Let a reader take turns until it says that it needs no more.
+
+        Raises:
+            RuntimeError: no thread can be started, and there is none.
+        """
         with self._changed:
             if self._threads < min(READERS, self._readers + 1):
-                threading.Thread(target=self._serve, name=f"commitlake-checks-{self._threads}", daemon=True).start()
-                self._threads += 1
+                self._add_thread()
             self._readers += 1
             self._put(turn, has_failed=False)
+
+    def _add_thread(self) -> None:
+        try:
+            threading.Thread(target=self._serve, name=f"commitlake-checks-{self._threads}", daemon=True).start()
+            self._threads += 1
+        except RuntimeError:
+            if not self._threads:  # else the others have one reader more
+                raise
 
     def _put(self, turn: Turn, has_failed: bool) -> None:
         self._waiting.append((turn, has_failed))

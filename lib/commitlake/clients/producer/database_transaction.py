@@ -9,7 +9,7 @@ from commitlake.clients.producer.message import LocalTransactionState, Message, 
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.protocol.postgresql import TRANSACTION, Xact
+from commitlake.protocol.postgresql import Xact
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +53,10 @@ class DatabaseTransaction(Transaction):
                 self._database.check(self._last_sent)
             self._tries += 1
             self._database.sends(self._tries)
-            properties = message.properties if isinstance(message.properties, dict) else {}  # others are refused
-            properties[TRANSACTION] = str(self._xact)
-            try:
+            with message.named_by(str(self._xact)):
                 sent = super().send(message)
-                self._last_sent = self._tries
-                return sent
-            finally:  # it is that of this attempt: the same object may be sent in another transaction, or in none
-                del properties[TRANSACTION]
+            self._last_sent = self._tries
+            return sent
 
     def commit(self) -> None:
         """Commit the database's transaction, and make all messages visible; does nothing the second time.

@@ -131,7 +131,7 @@ class DefaultMQProducer:
         timeout = None if timeout is None else milliseconds("timeout", timeout)
         if isinstance(message, Message):
             return self._send_one(message, timeout)
-        return self._send_batch(_listed(message), timeout)
+        return self._send_batch(listed(message), timeout)
 
     def split(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
@@ -139,11 +139,11 @@ class DefaultMQProducer:
         Raises:
             RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
         """
-        listed = _listed(messages)
-        for each in listed:
+        every = listed(messages)
+        for each in every:
             topic_of(each)
         with self._refusing(tracing.reserved()) as maker:
-            return list(maker.split(listed))
+            return list(maker.split(every))
 
     def recall(self, recall_handle: str) -> str:
         """Recall a delayed message, and return its id.
@@ -244,7 +244,7 @@ class DefaultMQProducer:
             raise RefusedSend(msg, error.reason) from error
 
 
-def _listed(given: Any) -> list[Any]:
+def listed(given: Any) -> list[Any]:
     """What should be several messages."""
     return list(given) if isinstance(given, Iterable) else [given]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -103,6 +104,7 @@ class Message:
     message_id: str | None = field(default=None, kw_only=True)
     _made_transaction_id: str | None = field(default=None, kw_only=True, repr=False)
     _made_id: str | None = field(default=None, kw_only=True, repr=False)
+    _database: str | None = field(default=None, kw_only=True, repr=False)  # the transaction of it that a send is in
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -158,6 +160,15 @@ class Message:
         """Set the transaction id of one attempt; the next one gets another."""
         if transaction_id != self.chosen_transaction_id:
             self.transaction_id = self._made_transaction_id = transaction_id
+
+    @contextmanager
+    def named_by(self, database: str) -> Iterator[None]:
+        """While it is sent in this transaction of a database, by which its checks are answered."""
+        self._database = database
+        try:
+            yield
+        finally:  # the same object may be sent in another one, or in none
+            self._database = None
 
     def put_user_property(self, name: str, value: str) -> None:
         """Set a user property; `CHECK_IMMUNITY_TIME_IN_SECONDS` sets the immunity, as in RocketMQ.

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -71,6 +71,21 @@ class LoopExecutor(Executor):
                 future.set_exception(error)
 
 
+class SendLanes:
+    """What sends of one sharding key wait for on an event loop: the end of those that came before."""
+
+    def __init__(self) -> None:
+        self._locks = WeakValueDictionary[bytes, asyncio.Lock]()  # which let in who waits in the order they came
+
+    def of(self, message: object) -> AbstractAsyncContextManager[None]:
+        """The turn of a message, or of a batch by its first one."""
+        first = message[0] if isinstance(message, Sequence) and message else message
+        key = None
+        with suppress(RecordError):  # which the send raises
+            key = plain.sharding_key_of(first) if isinstance(first, Message) else None
+        return nullcontext() if key is None else self._locks.setdefault(key, asyncio.Lock())
+
+
 class ProducerOnLoop(TransactionMQProducer):
     """A producer whose listener and hooks are called on an event loop.
 
@@ -94,7 +109,7 @@ class ProducerOnLoop(TransactionMQProducer):
             raise MQClientException(msg)
         self._threads, self._given = threads, executor
         self._loop: asyncio.AbstractEventLoop
-        self._lanes = WeakValueDictionary[bytes, asyncio.Lock]()
+        self._lanes = SendLanes()
         self._make_pools()
 
     @property
@@ -111,7 +126,7 @@ class ProducerOnLoop(TransactionMQProducer):
         """To be called on the event loop, before `start` in a thread."""
         self._loop = asyncio.get_running_loop()
         self._executor = LoopExecutor(self._loop, CHECKS)
-        self._lanes = WeakValueDictionary()
+        self._lanes = SendLanes()
         self._make_pools()
 
     def _make_pools(self) -> None:
@@ -134,13 +149,7 @@ class ProducerOnLoop(TransactionMQProducer):
         Raises:
             FailedSend: the producer was shut down before its turn came, or has no thread.
         """
-        first = message[0] if isinstance(message, Sequence) and message else message
-        key = None
-        with suppress(RecordError):  # which the call raises
-            key = plain.sharding_key_of(first) if isinstance(first, Message) else None
-        if key is None:
-            return await asyncio.wrap_future(self._queued(call))
-        async with self._lanes.setdefault(key, asyncio.Lock()):  # which lets in who waits in the order they came
+        async with self._lanes.of(message):
             return await asyncio.wrap_future(self._queued(call))
 
     def _queued(self, call: Callable[[], T]) -> Future[T]:

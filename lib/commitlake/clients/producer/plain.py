@@ -17,6 +17,7 @@ from commitlake.protocol import headers
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS, duration_ms
 from commitlake.protocol.encoding import MAX_ID_LENGTH, plain_text, utf8
+from commitlake.protocol.postgresql import TRANSACTION
 
 if TYPE_CHECKING:
     from commitlake.clients.producer.message import Message
@@ -123,10 +124,11 @@ def sharding_key_of(message: Message) -> bytes | None:
 
 
 def properties_of(message: Message) -> dict[str, str]:
-    """The user properties of a message.
+    """The user properties of a message, and what names the database's transaction that it is sent in.
 
     Raises:
-        RecordError: they are no dict, to which a transaction adds what answers its checks; or one is no user property.
+        RecordError: they are no dict, to which `delta_transaction` adds what answers its checks; or one is no user
+            property.
     """
     given: object = message.properties
     if not isinstance(given, dict):
@@ -135,7 +137,8 @@ def properties_of(message: Message) -> dict[str, str]:
     found = dict(named(*each) for each in given.items())
     for name in headers.RESERVED_HEADERS.intersection(found):
         free(name)
-    return found
+    found.pop(TRANSACTION, None)  # of a received message: that one's transaction would answer
+    return found | ({TRANSACTION: message._database} if message._database else {})
 
 
 def named(name: object, value: object) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, SendStatus
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, HalfRecord
 
@@ -42,7 +42,7 @@ class Transaction:
         self._send_half, self._send_decision = send_half, send_decision
         self._halves: list[HalfMessage] = []
         self._ended: LocalTransactionState | None = None
-        self._uncertain: UncertainSend | None = None
+        self._uncertain: BaseException | None = None
         self._lock = threading.RLock()
 
     @property
@@ -55,16 +55,19 @@ class Transaction:
 
         Raises:
             FailedSend: nothing was sent, and the transaction goes on; a `RefusedSend` when it has ended.
-            UncertainSend: not acknowledged in time, and the transaction can only roll back.
+            UncertainSend: not acknowledged in time, and the transaction can only roll back. So it is when a signal
+                handler's exception has interrupted a send.
         """
         with self._lock:
             self._check_open()
             try:
                 half = self._send_half(message, self._halves[0] if self._halves else None)
-            except UncertainSend as error:
+                self._halves.append(half)
+            except FailedSend:
+                raise
+            except BaseException as error:  # also of a signal handler: a commit would take along what may be in Kafka
                 self._uncertain = error
                 raise
-            self._halves.append(half)
         return SendResult(
             send_status=SendStatus.SEND_OK,
             msg_id=half.record.msg_id,
@@ -77,7 +80,7 @@ class Transaction:
         """Make all messages visible; does nothing the second time.
 
         Raises:
-            MQClientException: it was rolled back, or is rolled back now because a send was uncertain.
+            MQClientException: it was rolled back, or is rolled back now because a send was uncertain or interrupted.
             FailedSend: the producer was shut down before, so the transaction is as open as it was.
         """
         with self._lock:

@@ -33,7 +33,7 @@ from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
@@ -253,10 +253,14 @@ class TransactionMQProducer(DefaultMQProducer):
                     self._link, self.group, self._answer, self._executor, self._check_timeout_s
                 )
                 self._ignored = checks.ignored
-                checks.start()
-                if not self._running:  # a signal handler has shut down meanwhile, and knew nothing of these
-                    self._checks = None  # type: ignore[unreachable]
-                    checks.stop(time.monotonic())
+                is_begun = False
+                try:
+                    checks.start()
+                    is_begun = self._running  # a signal handler has shut down meanwhile, and knew nothing of these
+                finally:
+                    if not is_begun:  # nor where there is no thread: the next start is to begin them
+                        self._checks = None
+                        checks.stop(time.monotonic())
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
         """Send a half message after the first one of its transaction, None for that itself."""
@@ -273,7 +277,9 @@ class TransactionMQProducer(DefaultMQProducer):
         send = partial(self._send_record, HALF, encoded, advice=_SEND_AGAIN)
         try:
             return HalfMessage(message, record, send(late=late))
-        except UncertainSend:
+        except FailedSend:
+            raise
+        except BaseException:  # uncertain, or interrupted by a signal handler
             self._never_committed.add(_attempt(record), ROLLBACK)
             raise
 

@@ -115,12 +115,12 @@ class Resolver:
         return sent
 
     def look(self) -> dict[str, int]:
-        """How many answers each rule would give now; none is sent."""
+        """How many answers each rule would give now; none is sent, and nothing is written to a table's log."""
         with self._tables() as tables:
             for rule in self.rules:
                 if rule.database:
                     _ask_nothing(rule)
-            return {rule.group: len(self._found(tables, rule)) for rule in self.rules}
+            return {rule.group: len(self._found(tables, rule, only_looks=True)) for rule in self.rules}
 
     @contextmanager
     def _tables(self) -> Iterator[Tables]:
@@ -136,12 +136,12 @@ class Resolver:
             tables.db.register(open_transactions.VIEW, pending)
             yield tables
 
-    def _found(self, tables: Tables, rule: CheckRule) -> list[Mapping[str, Any]]:
+    def _found(self, tables: Tables, rule: CheckRule, *, only_looks: bool = False) -> list[Mapping[str, Any]]:
         now = self._clock.now_ms()
         if rule.database:
             return by_database(tables, rule, now)
         if rule.table == DELTA_LOG:
-            return by_log(tables, rule, self._allowed[rule.group], now)
+            return by_log(tables, rule, self._allowed[rule.group], now, only_looks=only_looks)
         return decided(tables, rule, now)
 
     def run(self, stop: threading.Event) -> None:
@@ -206,14 +206,19 @@ def decided(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, Any]
     return [{**row, "decision": "COMMIT" if row["commits"] else "ROLLBACK"} for row in one]
 
 
-def by_log(tables: Tables, rule: CheckRule, allowed: AllowedPlaces, now: int) -> list[Mapping[str, Any]]:
-    """The transactions of `commitlake.delta_transaction` that the logs of their tables decide."""
+def by_log(
+    tables: Tables, rule: CheckRule, allowed: AllowedPlaces, now: int, *, only_looks: bool = False
+) -> list[Mapping[str, Any]]:
+    """The transactions of `commitlake.delta_transaction` that the logs of their tables decide.
+
+    Who only looks ends none whose deadline is over: he has another clock than the coordinator.
+    """
     found: list[Mapping[str, Any]] = []
     for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
         try:
-            is_over = now > deadline_of(row["deadline"])
+            is_over = now > deadline_of(row["deadline"]) and not only_looks
             places = [allowed.check(place) for place in places_of(row["places"])]
-            decision = marks.decision(places, row["transaction_id"], is_over)
+            decision = marks.decision(places, row["transaction_id"], is_over, only_looks=only_looks)
             if decision is None and is_over:
                 _warn_open(row["transaction_id"], NOT_OURS)
         except Exception as error:  # whatever one of them says, the others are answered

@@ -10,6 +10,7 @@ import pyarrow as pa
 from commitlake import config as configuration
 from commitlake.config import Conf
 from commitlake.protocol.clock import now_ms
+from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.recall_handle import encode_handle
 from commitlake.protocol.wire import RecallRecord
@@ -18,12 +19,12 @@ from commitlake.reading.table import Options
 
 COLUMNS = ("topic", "keys", "message_id", "producer_group", "queue", "queue_offset", "deliver_at")
 
-# What is due later and has an end was recalled.
+# What has no end yet. This machine's clock may be ahead of Kafka's, so what has just been due by it is looked at, too.
 _WAITING = f"""
 SELECT {", ".join(COLUMNS)} FROM delayed d
-WHERE deliver_at > {{now}} AND ($topic IS NULL OR topic = $topic)
+WHERE deliver_at > {{since}} AND ($topic IS NULL OR topic = $topic)
   AND ($keys IS NULL OR {HAS_KEY})
-  AND NOT EXISTS (SELECT 1 FROM deliveries e WHERE e.deliver_at > {{now}} AND e.source = 'messages'
+  AND NOT EXISTS (SELECT 1 FROM deliveries e WHERE e.deliver_at > {{since}} AND e.source = 'messages'
                   AND e.queue = d.queue AND e.queue_offset = d.queue_offset)
 ORDER BY deliver_at, queue, queue_offset
 """
@@ -35,7 +36,7 @@ def delayed(
     keys: str | None = None,
     storage_options: Options = None,
 ) -> list[dict[str, Any]]:
-    """Delayed messages that have landed and are due later, the first due first; needs no Spark.
+    """Delayed messages that have landed and wait for their time, the first due first; needs no Spark.
 
     Args:
         conf: the coordinator's configuration, the path of one, or its keys and values; `warehouse` counts.
@@ -57,7 +58,7 @@ def delayed(
 def waiting(tables: Tables, topic: str | None = None, keys: str | None = None) -> pa.Table:
     """The same as rows without handles."""
     tables.open("delayed", "deliveries")
-    return tables.rows(_WAITING.format(now=moment(now_ms())), topic=topic, keys=keys)
+    return tables.rows(_WAITING.format(since=moment(now_ms() - DAY_MS)), topic=topic, keys=keys)
 
 
 def recall_of(row: Mapping[str, Any]) -> RecallRecord:
