@@ -43,8 +43,9 @@ GIVEN = {
 def test_a_rule_becomes_sql_over_due_transactions_and_the_table() -> None:
     rule = rule_of("g", {**GIVEN, "match": "keys = id AND properties['shop'] = shop", "every": "5s"}, 6_000)
     assert rule.on == "d.keys = CAST(b.id AS VARCHAR) AND d.properties['shop'] = CAST(b.shop AS VARCHAR)"
-    assert rule.commit == "b.state = 'PAID'"
-    assert rule.rollback == "b.state = 'CANCELLED' OR ((b.commitlake_here IS NULL) AND d.age_ms > 600000)"
+    assert rule.commit == "CASE WHEN b.commitlake_here THEN b.state = 'PAID' END"
+    here = "CASE WHEN b.commitlake_here THEN b.state = 'CANCELLED' END"
+    assert rule.rollback == f"{here} OR ((b.commitlake_here IS NULL) AND d.age_ms > 600000)"
     assert rule.every_ms == 5_000
 
 
@@ -189,6 +190,26 @@ def test_a_rule_decides_what_its_table_knows_and_leaves_the_rest(warehouse: Path
         "absent": ("ROLLBACK", 1),
         "twice": ("COMMIT", 1),
     }
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *("state IS NULL", "NOT state IS NOT NULL", "state IS DISTINCT FROM 'NEW'", "coalesce(state, '') = ''", "true"),
+        "(state IS NULL OR id = 'x') AND age > '1m'",
+    ],
+)
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_where_the_table_has_no_row_only_absent_and_age_hold(
+    warehouse: Path, tmp_path: Path, condition: str, end: str
+) -> None:
+    write_deltalake(str(tmp_path / "orders"), pa.table({"id": ["paid"], "state": pa.nulls(1, pa.string())}))
+    given = {"table": f"delta:{tmp_path / 'orders'}", "match": "keys = id", end: condition}
+    (rule,) = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK).rules
+    with opened(str(warehouse)) as tables:
+        open_transactions.make(tables)
+        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
+    assert found == {"paid": end.upper()}
 
 
 def test_a_row_that_the_table_deleted_by_a_vector_is_absent(warehouse: Path, tmp_path: Path) -> None:

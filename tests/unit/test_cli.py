@@ -12,11 +12,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from tests.support.foreign import foreign_modules
 from typer.testing import CliRunner
 
 import commitlake
+from commitlake.errors import CommitLakeError, ConfigError
 from commitlake.spark import process, submit
 from commitlake.tools.cli import app, output, questions
 
@@ -409,3 +411,24 @@ def test_what_hangs_is_as_old_as_the_option_says_also_where_that_is_nothing(
 def test_a_filter_that_can_choose_nothing_is_refused_with_what_is_allowed(line: str, told: str) -> None:
     output = CliRunner().invoke(app.app, line.split()).output
     assert told in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("groups --set=warehouse=nosuch", "nosuch is not there; a relative path counts from the working directory"),
+        ("groups --set=warehouse=hdfs://x/y", "hdfs://x/y_receipts/group_logs can't be read here; without Spark"),
+        ("doctor --set=warehouse=hdfs://x/y", "hdfs://x/y can't be read here; without Spark"),
+        ("doctor --set=warehouse=schema:a.b", "schema:a.b can't be read here; without Spark"),
+    ],
+)
+def test_a_warehouse_that_is_not_there_or_only_for_spark_is_told(line: str, told: str) -> None:
+    done = CliRunner().invoke(app.app, line.split())
+    assert done.exit_code == 1
+    assert told in f"{done.output} {done.exception}"
+    assert isinstance(done.exception, SystemExit | CommitLakeError)
+
+
+def test_an_empty_condition_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"--where: .*; give a condition on columns of half and transactions"):
+        questions.asked(lambda: duckdb.connect().execute("SELECT 1 WHERE ()").fetchall(), where="")

@@ -175,6 +175,13 @@ def test_a_text_in_double_quotes_is_told(where: str) -> None:
         Filter(None, where)
 
 
+@pytest.mark.parametrize("where", ["region = eu", "n > 1 AND NOT (eu) = region", '"eu" = region'])
+def test_two_properties_that_are_compared_are_told(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing may fit, and all messages are passed for good."""
+    assert kept(where=where) == []
+    assert "; a text stands in single quotes" in caplog.text
+
+
 @pytest.mark.parametrize("word", ["select", "current_date", "from", "desc", "case"])
 def test_a_word_of_sql_as_a_name_is_told(word: str) -> None:
     with pytest.raises(ConsumerError, match=f'stands in double quotes: "{word}"'):

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,7 @@ async def raises_in_a_coroutine(each: Any) -> None:
         (raises(ValueError("unknown \ud800")), "ValueError: unknown ?"),
         (raises(WordlessError()), "WordlessError"),
         (raises_in_a_coroutine, "ValueError: no such customer"),
+        (lambda each: each.retry(most=1, remark=ValueError("gone")), "gone"),
     ],
 )
 def test_whatever_an_exception_says_is_a_remark(tmp_path: Path, handle: Any, remark: str) -> None:
@@ -296,6 +298,19 @@ def test_a_handler_that_is_a_coroutine_function_is_awaited(tmp_path: Path, kind:
     assert sorted(own.found) == sent
     assert own.most == 4
     assert left(tmp_path) == []
+
+
+def test_what_a_handler_gives_to_a_pool_of_its_own_is_waited_for_and_may_fail(tmp_path: Path) -> None:
+    write(tmp_path, "orders", [message(n, batch=0) for n in range(4)])
+
+    def work(each: Any) -> None:
+        time.sleep(0.1)
+        if each.message_id == "m2":
+            raise ValueError("no such customer")
+
+    with ThreadPoolExecutor(2) as pool:
+        consumer(tmp_path, follow=False).run(lambda each: pool.submit(work, each), most=1)
+    assert left(tmp_path) == [("m2", "DEAD", 1, "ValueError: no such customer")]
 
 
 def generator(each: Any) -> Any:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import commitlake
 from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
+from commitlake.protocol.message_batch import Member, join, pack
 from commitlake.tables import TABLES
 from commitlake.tools.cli.app import app
 
@@ -97,3 +98,19 @@ def test_what_waits_for_its_time_is_found_also_by_a_clock_that_is_ahead(
     for ahead in (0, 2 * hour):
         monkeypatch.setattr(time, "time_ns", lambda by=ahead: now + by)
         assert [row["queue_offset"] for row in commitlake.delayed({"warehouse": str(tmp_path)}, keys="k1")] == [1]
+
+
+def test_a_key_within_a_batch_that_was_rejected_is_found(warehouse: Path) -> None:
+    members = [Member(b"\xff", {"UNIQ_KEY": "a", "KEYS": "b1"}), Member(b"", {"UNIQ_KEY": "b", "KEYS": "x b2"})]
+    joined, bad = join(members, "B"), {"source": "messages", "kafka_partition": 2, "reason": "BAD_BATCH"}
+    batch = ("BATCH", b"2")
+    values: list[tuple[bytes | None, Any]] = [
+        (joined.value, [batch, ("BATCH_HEAD", str(joined.head).encode())]),
+        (pack(members), [batch]),
+    ]
+    values += [(b"\xff", [batch, ("BATCH_HEAD", b"many")]), (None, [batch])]
+    rows = [{**bad, "kafka_offset": at, "value": value, "headers": own} for at, (value, own) in enumerate(values)]
+    written(warehouse, "rejected", *rows)
+    for key in ("b1", "b2"):
+        assert [row["place"] for row in found(warehouse, key)[1]] == ["messages-2-0", "messages-2-1"]
+    assert found(warehouse, "") == (3, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import threading
 from decimal import Decimal
@@ -18,10 +19,14 @@ from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake import config
+from commitlake.clients.consumer import plan
+from commitlake.clients.consumer import topic as topic_module
+from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.overview import groups
 from commitlake.clients.consumer.topic import Topic
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.errors import WarehouseError
+from commitlake.reading.questions.overview import topics
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.table import Snapshot
 
@@ -70,6 +75,33 @@ def test_a_partition_may_be_of_any_type(tmp_path: Path, kind: str) -> None:
     assert found == rows.to_pylist()
 
 
+def test_a_directory_above_a_table_that_is_named_like_a_partition_is_none(tmp_path: Path) -> None:
+    rows = pa.table({"id": ["17"], "state": ["PAID"], "region": ["eu"]})
+    place = tmp_path / "state=NEW" / "region=us" / "business"
+    write_deltalake(place, rows, partition_by=["region"])
+    with opened(str(tmp_path)) as tables:
+        assert tables.rows(f"SELECT * FROM {tables.outside(str(place))}").to_pylist() == rows.to_pylist()
+
+
+def test_rows_of_a_partition_with_other_letters_are_taken_out_by_a_vector(tmp_path: Path) -> None:
+    """Spark writes such a directory, and its name in the log, as it is; deltalake escapes both."""
+    place = tmp_path / "business"
+    write_deltalake(place, pa.table({"id": ["17", "18"], "region": ["é b", "é b"]}), partition_by=["region"])
+    (file,) = place.glob("region=*/*.parquet")
+    (place / "region=é b").mkdir()
+    file.rename(place / "region=é b" / file.name)
+    log = place / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["path"] = f"region=é%20b/{file.name}"
+    log.write_text("\n".join(json.dumps(action, ensure_ascii=False) for action in actions))
+    table_features.delete(place, [0])
+    with opened(str(tmp_path)) as tables:
+        found = tables.rows(f"SELECT * FROM {tables.outside(str(place))}").to_pylist()
+    assert found == [{"id": "18", "region": "é b"}]
+
+
 @pytest.mark.parametrize("kind", ["double", "decimal(10,2)", "date", "short", "timestamp_ntz"])
 def test_a_column_that_the_owner_adds_to_a_topic_is_null_before(tmp_path: Path, kind: str) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
@@ -95,6 +127,9 @@ def test_rows_that_a_deletion_vector_takes_out_are_seen_by_nobody(tmp_path: Path
         found = tables.rows(f"SELECT message_id FROM {tables.topic('orders')} ORDER BY batch_id")
         assert found["message_id"].to_pylist() == left
     assert groups(conf)["behind"].to_pylist() == [0]
+    write_deltalake(tmp_path / "destinations", pa.table({"topic": ["orders"]}))
+    with opened(str(tmp_path)) as tables:
+        assert topics(tables)["messages"].to_pylist() == [17]
 
 
 def test_rows_are_deleted_by_a_vector_while_a_consumer_reads(tmp_path: Path) -> None:
@@ -105,6 +140,25 @@ def test_rows_are_deleted_by_a_vector_while_a_consumer_reads(tmp_path: Path) -> 
         table_features.delete(tmp_path / "topics/orders", [0, 2])
         found += [each.message_id for each in messages]
     assert found == [f"m{number}" for number in range(40) if number not in (20, 22)]
+
+
+@pytest.mark.parametrize("who", ["it", "another group of the process"])
+def test_a_file_that_loses_rows_while_it_is_read_goes_on_behind_the_last_row_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """A retry that is not found, as of a message that was erased, brings the new version in the middle of a file."""
+    monkeypatch.setattr(plan, "WINDOW_BYTES", 5_000)
+    monkeypatch.setattr(topic_module, "WINDOW_BYTES", 5_000)
+    write(tmp_path, "orders", [message(number, batch=number, body=b"." * 1_000) for number in range(20)])
+    reader, cursor, found = Topic(str(tmp_path / "topics/orders")), Cursor(), list[str]()
+    refreshed = reader if who == "it" else Topic(str(tmp_path / "topics/orders"))
+    while (window := reader.next({0: cursor})) is not None:
+        found += window.rows["message_id"].to_pylist()
+        cursor.join(window.ends[0])
+        if found[-1] == window.rows["message_id"][-1].as_py() and len(found) == window.rows.num_rows:
+            table_features.delete(tmp_path / "topics/orders", [0, 1])
+            assert refreshed.refresh()
+    assert found == [f"m{number}" for number in range(20)]
 
 
 def test_columns_with_other_names_in_the_files_are_read_and_a_renamed_one_of_a_topic_is_named(tmp_path: Path) -> None:
@@ -134,6 +188,18 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
     with pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
         consumed(tmp_path)
     with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
+        tables.topic("orders")
+
+
+@pytest.mark.parametrize("name", ["typeWidening", "vacuumProtocolCheck"])
+def test_a_feature_that_is_not_read_beside_deletion_vectors_is_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "orders", [message(1, batch=0)])
+    table_features.require(tmp_path / "topics/orders", name)
+    assert consumed(tmp_path) == ["m1"]
+    table_features.require(tmp_path / "topics/orders", "deletionVectors", name)
+    with pytest.raises(WarehouseError, match=f"that is not read here: {name} beside deletionVectors; read are"):
+        consumed(tmp_path, "new")
+    with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"{name} beside deletionVectors"):
         tables.topic("orders")
 
 

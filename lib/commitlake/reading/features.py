@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from commitlake.errors import WarehouseError
 
 Numbers = npt.NDArray[np.integer[Any]]
 _READ = ("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck")
+_VECTORS, _WITHOUT_VECTORS = "deletionVectors", ("typeWidening", "vacuumProtocolCheck")
+"""deltalake gives no vectors of a table that has one of the latter."""
 _PHYSICAL = b"delta.columnMapping.physicalName"
 
 
@@ -24,7 +27,9 @@ def refuse_unknown(table: DeltaTable, place: str) -> None:
     Raises:
         WarehouseError: it names the features.
     """
-    unknown = sorted({name.removesuffix("-preview") for name in _named(table)} - {*_READ})
+    named = {name.removesuffix("-preview") for name in _named(table)}
+    unknown = sorted(named - {*_READ})
+    unknown += [f"{name} beside {_VECTORS}" for name in _WITHOUT_VECTORS if {name, _VECTORS} <= named]
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     unknown += ["columnMapping with delta.columnMapping.mode = id"] if mode == "id" else []
     if unknown:
@@ -86,17 +91,19 @@ def deleted(table: DeltaTable, paths: Callable[[], Sequence[str]]) -> dict[str, 
         table: at its version.
         paths: of its files, as its log names them.
     """
-    if "deletionVectors" not in _named(table):
+    if _VECTORS not in _named(table):
         return {}
     vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all()
     found: dict[str, Numbers] = {}
     if vectors.num_rows:
         by_name: dict[str, list[str]] = {}
         for path in paths():
-            by_name.setdefault(path.rpartition("/")[2], []).append(path)
+            by_name.setdefault(unquote(path).rpartition("/")[2], []).append(path)
         for uri, is_left in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
             numbers = np.flatnonzero(~is_left.values.to_numpy(zero_copy_only=False).astype(bool))
-            (path,) = (path for path in by_name[uri.rpartition("/")[2]] if uri.endswith(path))
+            place = unquote(uri)  # Spark leaves letters such as é in a log as they are, in a URI they are escapes
+            same = by_name[place.rpartition("/")[2]]
+            (path,) = same if len(same) == 1 else (each for each in same if place.endswith(unquote(each)))
             found[path] = numbers
     return found
 

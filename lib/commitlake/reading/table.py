@@ -47,14 +47,18 @@ def location(warehouse: str, name: str) -> str:
     Raises:
         WarehouseError: deltalake can't read what is there.
     """
-    if warehouse.startswith(("schema:", "hdfs:", "dbfs:", "viewfs:")):
-        msg = f"warehouse: {warehouse} can't be read here; {NO_SPARK}"
-        raise WarehouseError(msg)
+    _refuse_for_spark(warehouse)
     topic = name.removeprefix(_TOPICS)
     older = None if topic == name else topic_names.older_path_name(topic)
     if older is not None and _is_table(place := f"{warehouse.rstrip('/')}/{_TOPICS}{older}"):
         return place
     return f"{warehouse.rstrip('/')}/{name if topic == name else _TOPICS + topic_names.path_name(topic)}"
+
+
+def _refuse_for_spark(warehouse: str) -> None:
+    if warehouse.startswith(("schema:", "hdfs:", "dbfs:", "viewfs:")):
+        msg = f"warehouse: {warehouse} can't be read here; {NO_SPARK}"
+        raise WarehouseError(msg)
 
 
 def _is_table(place: str) -> bool:
@@ -66,7 +70,12 @@ def _is_table(place: str) -> bool:
 
 
 def folders(place: str, options: Options = None) -> list[str]:
-    """Names of what is in a directory; none where it is not there."""
+    """Names of what is in a directory; none where it is not there.
+
+    Raises:
+        WarehouseError: deltalake can't read what is there.
+    """
+    _refuse_for_spark(place)
     from pyarrow import fs
 
     found = filesystem(place, options).get_file_info(fs.FileSelector("", allow_not_found=True))
@@ -273,18 +282,25 @@ class Snapshot:
         """Whether its rows are those of its files, under the names that they have there."""
         return not self.physical and not self.deleted()
 
-    def rows(self, path: str, constants: Mapping[str, Any], large: str = "") -> ParquetRows:
+    def rows(
+        self,
+        path: str,
+        constants: Mapping[str, Any],
+        large: str = "",
+        deleted: Mapping[str, features.Numbers] | None = None,
+    ) -> ParquetRows:
         """Rows of one of the files.
 
         Args:
             path: of the file, as in `files()`.
             constants: values of the columns by which the table is partitioned.
             large: a binary column whose values may be large.
+            deleted: what `deleted()` was, of a version that others may have left meanwhile; None for the one of now.
         """
         from commitlake.reading.parquet import ParquetRows
 
-        deleted = self.deleted().get(path)
-        return ParquetRows(self.open(path), self.schema, constants, large, deleted, self.physical)
+        gone = (self.deleted() if deleted is None else deleted).get(path)
+        return ParquetRows(self.open(path), self.schema, constants, large, gone, self.physical)
 
     def column_names(self) -> list[str]:
         """Names of columns at this version; `schema` stays that of the first one, which files of all versions fit."""

@@ -239,7 +239,8 @@ class Consumer:
         At the end it waits for the calls under way. A second signal ends it without them; their messages come again.
 
         Args:
-            handler: called with a message; what a coroutine function does is awaited, on an event loop of the run.
+            handler: called with a message; what a coroutine function does is awaited, on an event loop of the run, and
+                so is a `concurrent.futures.Future`.
             threads: how many calls there are at a time.
             most: attempts altogether.
             ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their

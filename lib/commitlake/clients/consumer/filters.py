@@ -7,6 +7,7 @@ there, the message is not wanted.
 
 from __future__ import annotations
 
+import logging
 from decimal import Decimal
 
 import duckdb
@@ -18,6 +19,8 @@ from sqlglot.errors import SqlglotError
 
 from commitlake.clients.consumer.tags import Tags, tags_of
 from commitlake.errors import ConsumerError
+
+log = logging.getLogger(__name__)
 
 _COLUMNS = ("tags", "keys")
 _COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
@@ -112,12 +115,15 @@ def _check_name(where: str, column: exp.Column) -> None:
         raise ConsumerError(msg)
     compared = _unwrapped(column)
     first = compared.this.unnest() if isinstance(compared, (*_COMPARED, exp.Like)) else column
-    if column.this.quoted and first is not column and isinstance(first, exp.Column):
+    if first is column or not isinstance(first, exp.Column):
+        return
+    if column.this.quoted:
         text = exp.Literal.string(column.name).sql()
         msg = (
             f"where: {where!r} compares with the property {column.sql()}, since a text stands in single quotes: {text}"
         )
         raise ConsumerError(msg)
+    log.warning("where: %r compares the properties %s and %s; a text stands in single quotes", where, first, column)
 
 
 def _unwrapped(node: exp.Expr) -> exp.Expr | None:

@@ -32,6 +32,8 @@ def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterat
 
     def call(message: ReceivedMessage) -> object:
         found = handler(message)
+        if isinstance(found, Future):  # of work that a pool of the handler's own does
+            return found.result()
         if not inspect.isawaitable(found):
             return found
         return asyncio.run_coroutine_threadsafe(_awaited(found), loop or own.get()).result()

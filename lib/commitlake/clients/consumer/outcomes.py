@@ -48,7 +48,8 @@ class Outcomes:
         if self._pid != os.getpid():
             raise ConsumerError(FORKED)
         if remark is not None:
-            remark = remark.encode(errors="replace").decode()  # an Arrow table takes no lone surrogate
+            # Also of an exception, say; and an Arrow table takes no lone surrogate.
+            remark = str(remark).encode(errors="replace").decode()
         if self._member.is_closed:
             log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
             return

@@ -41,6 +41,7 @@ class Listing(NamedTuple):
     paths: list[str]
     queues: list[int]
     names: list[str]
+    deleted: Mapping[str, Numbers]
 
 
 class Files(Snapshot):
@@ -60,12 +61,13 @@ class Files(Snapshot):
             files, found = self.files(), self._listing
             if found is None or found.files is not files:
                 paths, queues = (files[name].to_pylist() for name in ("path", "partition.queue_id"))
-                found = self._listing = Listing(files, statistics(files), paths, queues, self.column_names())
+                names, deleted = self.column_names(), self.deleted()
+                found = self._listing = Listing(files, statistics(files), paths, queues, names, deleted)
             return found
 
     def keep(self, path: str, rows: pa.Table) -> None:
-        """Keep all rows of a file for a while; a file never changes, but for the rows that a deletion vector takes."""
-        if rows.nbytes <= _RECENT_BYTES and path not in self.deleted():
+        """Keep all rows of a file for a while; it never changes, and a deletion vector has taken none of them."""
+        if rows.nbytes <= _RECENT_BYTES:
             with _KEEPING:
                 _RECENT[self._number, path] = rows
                 if len(_RECENT) > _MOST_RECENT:
@@ -73,7 +75,7 @@ class Files(Snapshot):
 
     def recent(self, path: str) -> pa.Table | None:
         """All rows of a file, where they are at hand."""
-        return None if path in self.deleted() else _RECENT.get((self._number, path))
+        return _RECENT.get((self._number, path))
 
 
 class Topic:
@@ -107,6 +109,7 @@ class Topic:
             self._table.refresh()
         is_new = self._table.listing() is not self._all
         if is_new:
+            self._plan = None  # it counts rows of files, of which a deletion vector may have taken some out
             self._take_files()
         return is_new
 
@@ -138,7 +141,6 @@ class Topic:
         try:
             return read()
         except FileNotFoundError:
-            self._plan = None
             self.refresh()
             return read()
 
@@ -253,7 +255,7 @@ class Topic:
 
     def _are_behind(self, files: pa.Table, reached: Mapping[int, Cursor]) -> npt.NDArray[np.bool_]:
         """Of which files the statistics alone tell that all rows are behind the cursors of their queues."""
-        known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._table.deleted()
+        known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._all.deleted
         ahead = [window.is_ahead(known, index, reached[queue]) for index, queue in enumerate(queues)]
         has_all = pc.and_(files["num_records"].is_valid(), _column(files, "min.visible_at").is_valid())
         is_kept = np.array([path not in deleted for path in files["path"].to_pylist()], bool)
@@ -312,12 +314,14 @@ class Topic:
             if file not in looked:
                 path, queue, size = self._all.paths[file], self._all.queues[file], self._all.known.size[file]
                 is_small = 0 < size <= BUDGET
-                table, rows = self._table.recent(path) if left > 0 else None, None
+                is_whole = path not in self._all.deleted
+                table, rows = self._table.recent(path) if left > 0 and is_whole else None, None
                 if table is None:
                     rows = self._rows(path, queue)
                     table = rows.take(np.arange(rows.count if is_small and left > 0 else 0), left)
                     if table.num_rows == rows.count:
-                        self._table.keep(path, table)
+                        if is_whole:
+                            self._table.keep(path, table)
                         rows = None
                 left -= table.nbytes
                 # Thousands of small files would be open at once; a large one is read on where it was left.
@@ -327,7 +331,7 @@ class Topic:
         return [looked[file] for file in files if file in looked]
 
     def _rows(self, path: str, queue: int) -> ParquetRows:
-        return self._table.rows(path, {"queue_id": queue}, "body")
+        return self._table.rows(path, {"queue_id": queue}, "body", self._all.deleted)
 
 
 def _part(table: pa.Table, rows: ParquetRows | None, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:

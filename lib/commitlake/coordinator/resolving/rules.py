@@ -24,7 +24,7 @@ from commitlake.protocol.durations import duration_ms
 POSTGRESQL = "postgresql://"
 _EXAMPLE = f"{POSTGRESQL}HOST/DATABASE?table=NAME"
 HALF_COLUMNS = ("keys", "message_id", "transaction_id")
-_ABSENT, _AGE = "absent", "age"
+_ABSENT, _AGE, _HERE = "absent", "age", "commitlake_here"
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,24 @@ def _condition(tree: exp.Expr) -> str:
         ms = duration_ms(node.name) if is_beside_age else None
         return node if ms is None else exp.Literal.number(ms)
 
-    sql = tree.transform(look_up).sql(dialect="duckdb")
-    return sql.replace(f"d.{_ABSENT}", "(b.commitlake_here IS NULL)").replace(f"d.{_AGE}", "d.age_ms")
+    sql = _unknown_without_row(tree).transform(look_up).sql(dialect="duckdb")
+    return sql.replace(f"d.{_ABSENT}", f"(b.{_HERE} IS NULL)").replace(f"d.{_AGE}", "d.age_ms")
+
+
+def _unknown_without_row(tree: exp.Expr) -> exp.Expr:
+    """Let each part that is not about `absent` or `age` alone be unknown where there is no row.
+
+    SQL's outer join has NULL there, so IS NULL and COALESCE, like TRUE, would end what may still be running.
+    """
+    if isinstance(tree, exp.Connector | exp.Not | exp.Paren):
+        found = tree.copy()
+        for name in ("this", "expression"):
+            if isinstance(part := tree.args.get(name), exp.Expr):
+                found.set(name, _unknown_without_row(part))
+        return found
+    names = {column.name for column in tree.find_all(exp.Column)}
+    is_of_row = not names or not names <= {_ABSENT, _AGE}
+    return exp.case().when(exp.column(_HERE), tree) if is_of_row else tree
 
 
 def _is_about_age(node: object) -> bool:

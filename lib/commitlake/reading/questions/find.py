@@ -31,12 +31,20 @@ SELECT m.stored_at AS "at", 'delayed' AS what, coalesce(d.state, 'WAITING') AS s
 FROM (SELECT * FROM delayed WHERE {_IS}) m LEFT JOIN deliveries d
   ON d.source = 'messages' AND d.queue = m.queue AND d.queue_offset = m.queue_offset
 """
+_HEAD = f"value[1:try(decode(headers['{headers.BATCH_HEAD}'])::INTEGER)]"
+_BATCH = f"try(decode(CASE WHEN headers['{headers.BATCH_HEAD}'] IS NULL THEN value ELSE {_HEAD} END))"
+_OF_BATCH = f"""
+nullif(array_to_string(list_concat(try({_BATCH} ->> '$.properties[*].{headers.KEYS}'),
+                                   try({_BATCH} ->> '$.messages[*].properties.{headers.KEYS}')), ' '), '')
+"""
+"""Keys of the members, in either form of a batch."""
 _REJECTED = f"""
 SELECT rejected_at AS "at", 'rejected' AS what, reason AS state,
        try(decode(headers['{headers.REAL_TOPIC}'])) AS topic, try(decode(headers['{headers.UNIQ_KEY}'])) AS message_id,
        try(decode(headers['{headers.TRANSACTION_ID}'])) AS transaction_id,
        concat_ws('-', source, kafka_partition, kafka_offset) AS place, detail
-FROM (SELECT *, try(decode(headers['{headers.KEYS}'])) AS keys FROM rejected) WHERE {_IS}
+FROM (SELECT *, CASE WHEN headers['{headers.BATCH}'] IS NULL THEN try(decode(headers['{headers.KEYS}']))
+                  ELSE {_OF_BATCH} END AS keys FROM rejected) WHERE {_IS}
 """
 _VISIBLE = f"""
 SELECT visible_at AS "at", 'visible' AS what, NULL::VARCHAR AS state, $topic AS topic, message_id, transaction_id,

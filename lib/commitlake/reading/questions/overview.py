@@ -79,7 +79,7 @@ def topics(tables: Tables) -> pa.Table:
     for name, _ in tables.of_topics():
         files = tables.files(f"topics/{name}")
         newest = tables.greatest(f"topics/{name}", "visible_at")
-        counts = {"messages": pc.sum(files["num_records"]).as_py(), "bytes": pc.sum(files["size_bytes"]).as_py()}
+        counts = {"messages": tables.count(f"topics/{name}"), "bytes": pc.sum(files["size_bytes"]).as_py()}
         found.append({"topic": name, **counts, "files": files.num_rows, "newest": newest})
     kinds = [
         ("messages", pa.int64()),

@@ -73,6 +73,12 @@ class Tables:
         self.open(name)
         return self._open[name].files()
 
+    def count(self, name: str) -> int:
+        """How many rows a table has, by the statistics of its files."""
+        self.open(name)
+        found = pc.sum(self._open[name].files()["num_records"], min_count=0).as_py()
+        return int(found) - sum(map(len, self._open[name].deleted().values()))
+
     def log_length(self, name: str) -> int:
         """How many files the log of a table has."""
         self.open(name)
@@ -126,7 +132,7 @@ class Tables:
         empty = f"empty {name}"
         self.db.register(empty, table.schema.empty_table())
         sources = [f"SELECT * FROM {quoted(empty)}"]
-        if has_scheme(table.place) or not table.is_plain():
+        if has_scheme(table.place) or not table.is_plain() or _has_other_names(table):
             arrow = table.dataset() if table.is_plain() else Stream(table, columns)
             self.db.register(f"arrow {name}", arrow)
             sources = [f'SELECT * FROM "arrow {name}"']
@@ -164,6 +170,11 @@ def opened(warehouse: str, options: Options = None) -> Iterator[Tables]:
     with duckdb.connect(":memory:") as db:
         db.execute("SET TimeZone = 'UTC'")
         yield Tables(db, warehouse, options)
+
+
+def _has_other_names(table: Snapshot) -> bool:
+    """Whether DuckDB would take a directory above a partitioned table, such as `state=raw`, for one of its columns."""
+    return bool(table.partitions) and "=" in table.place
 
 
 def _files(table: Snapshot, empty: duckdb.DuckDBPyRelation) -> str:

@@ -14,7 +14,8 @@ from commitlake.clients.consumer import unfinished as unfinished_messages
 from commitlake.clients.consumer.group import kept_receipts
 from commitlake.clients.consumer.rows import place_of
 from commitlake.config import Config
-from commitlake.errors import ConsumerError
+from commitlake.config.locations import not_there
+from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import duration_ms
 from commitlake.tools.cli import output
@@ -39,6 +40,9 @@ def unfinished(
 def groups(settings: Config, topic: str | None, group: str | None, as_json: bool) -> int:
     """Show groups of consumers: all, or those of a name or a topic."""
     found = overview.groups(settings)
+    if not found.num_rows and (absent := not_there(settings.warehouse)):
+        msg = f"warehouse: {absent}"
+        raise NoTableError(msg)
     for name, wanted in (("topic", topic), ("consumer_group", group)):
         found = found if wanted is None else found.filter(pc.equal(found[name], wanted))
     return show(found, _MOST, as_json)

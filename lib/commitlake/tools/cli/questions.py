@@ -23,7 +23,7 @@ from commitlake.tools.cli import output
 FOUND, NOTHING = 0, 3
 _CLEAR = "\x1b[2J\x1b[H"
 _WATCH_S = 2.0
-_NO_KEY = "no transaction has the key; `commitlake find KEY` looks among all other messages, too"
+_NO_KEY = "no transaction of those asked for has the key; `commitlake find KEY` looks among all messages"
 _OTHERS = "a message sent without one is in its topic's table, one with a delay in `commitlake delayed` until it is due"
 
 
@@ -119,7 +119,7 @@ def asked(question: Callable[[], pa.Table], **conditions: str | None) -> pa.Tabl
     try:
         return question()
     except duckdb.Error as error:
-        options = [f"--{name.replace('_', '-')}" for name, given in conditions.items() if given]
+        options = [f"--{name.replace('_', '-')}" for name, given in conditions.items() if given is not None]
         if not options:
             raise
         told = str(error).splitlines()[0]
