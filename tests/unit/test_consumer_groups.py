@@ -595,7 +595,7 @@ def test_groups_of_a_process_share_files_commits_and_threads(warehouse: Path, mo
             each.done()
         place = f"{warehouse}_receipts/receipts"
         wait_for(lambda: len(DeltaTable(place).to_pyarrow_table()) == len(found))
-        assert DeltaTable(place).version() < 20
+        assert DeltaTable(place).version() < len(groups)
 
 
 def test_of_many_who_ask_for_the_newest_version_one_looks_for_all(
