@@ -134,6 +134,8 @@ def test_a_prefix_and_a_check_topic_fit_into_a_name_together() -> None:
         ("topics: {max: 1}\ntransaction: {}\ntopics:\n  max_queues: 2", "line 3, column 1: the key topics is there"),
         ("transaction:\n  timeout: 1s\n  'timeout': 2s", "line 3, column 3: the key timeout is there"),
         ("topics: {max: 1}\ntopics.max: 2", "topics.max: it is given twice"),
+        ("kafka: {options: {a.b: 1}}\nkafka.options.a.b: 2", "kafka.options.a.b: it is given twice"),
+        ("kafka.options: {a: 1}\nkafka: {options: {a: 2}}", "kafka.options.a: it is given twice"),
         ("checks:\n  on: {table: delta-log}", "line 2, column 3: the key on is no text to YAML; write it in quotes"),
         ("checks: {007: {table: delta-log}}", "the key 007 is no text"),
         ("checks: {1:30: {table: delta-log}}", "the key 1:30 is no text"),
@@ -213,6 +215,8 @@ def test_kafka_options_may_come_one_by_one() -> None:
     found = config.from_mapping({"kafka": {"options": {"security.protocol": "SSL", "request.timeout.ms": 5_000}}})
     assert found.kafka.options == {"security.protocol": "SSL", "request.timeout.ms": "5000"}
     assert load("kafka.options.client.id=a=b").kafka.options == {"client.id": "a=b"}
+    both = config.from_mapping({"kafka.options.client.id": "a", "kafka": {"options": {"security.protocol": "SSL"}}})
+    assert both.kafka.options == {"client.id": "a", "security.protocol": "SSL"}
 
 
 def test_a_secret_is_never_shown() -> None:

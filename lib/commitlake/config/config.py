@@ -208,6 +208,8 @@ def _flatten(values: Mapping[str, object], above: str = "") -> dict[str, object]
         is_section = any(key.name.startswith(f"{name}.") for key in KEYS)
         if isinstance(value, Mapping) and name not in MAPS:
             _add(flat, _flatten(value, f"{name}."))
+        elif isinstance(value, Mapping) and name == OPTIONS_KEY:
+            _add(flat, {f"{name}.{option}": each for option, each in value.items()})
         elif not (is_section and value is None):  # a section with nothing below it
             _add(flat, {name: value})
     return flat
