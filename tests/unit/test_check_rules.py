@@ -49,6 +49,11 @@ def test_a_rule_becomes_sql_over_due_transactions_and_the_table() -> None:
     assert rule.every_ms == 5_000
 
 
+@pytest.mark.parametrize("condition", ["absent AND NOT age < '6s'", "NOT absent AND age > '1s'", "age >= '6s'"])
+def test_a_condition_that_holds_for_no_young_transaction_without_a_row_is_one(condition: str) -> None:
+    assert "age_ms" in rule_of("g", {**GIVEN, "rollback": condition}, 6_000).rollback
+
+
 def test_rules_on_a_warehouse_that_only_spark_can_read_are_an_error_at_the_start() -> None:
     conf = from_mapping({"warehouse": "hdfs://lake/w", "checks": {"g": GIVEN}})
     with pytest.raises(ConfigError, match=r"checks: .*hdfs://lake/w can't be read here"):
@@ -58,9 +63,14 @@ def test_rules_on_a_warehouse_that_only_spark_can_read_are_an_error_at_the_start
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rollback": "absent"}, "'absent' is not allowed without an age"),
-        ({"rollback": "absent OR age > '10m'"}, "'absent' is not allowed without an age"),
-        ({"rollback": "absent AND age > '5s'"}, r"at least transaction.timeout \(6000ms\)"),
+        ({"rollback": "absent"}, "it holds without a row at an age of 0ms"),
+        ({"rollback": "absent OR age > '10m'"}, "it holds without a row at an age of 0ms"),
+        ({"rollback": "absent AND age > '5s'"}, r"at an age of 5001ms, and before transaction.timeout \(6000ms\)"),
+        ({"rollback": "NOT (absent AND age > '10m')"}, "it holds without a row at an age of 0ms"),
+        ({"rollback": "age BETWEEN '2s' AND '3s' OR state = 'X'"}, "it holds without a row at an age of 2000ms"),
+        ({"commit": "state = 'X' OR NOT (absent AND (age < '1s' OR age > '6s'))"}, "without a row at an age of 1000ms"),
+        ({"rollback": "absent AND older(age, '10m')"}, "rollback: .* can't be read: Catalog Error"),
+        ({"rollback": "age > 5"}, "give a text with a unit"),
         ({"rollback": "absent AND age > 'long'"}, "give a text with a unit"),
         ({"commit": "SELECT 1"}, "is no condition"),
         ({"commit": "state ="}, "can't be read"),

@@ -6,11 +6,12 @@ the table, on `absent` (it has no such row) and on `age` (of the half message, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
+import duckdb
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -99,7 +100,7 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> CheckRule:
     _check_password(name, given.get("password"))
     conditions = [_parsed(f"{name}.{each}", given.get(each, "false")) for each in ("commit", "rollback")]
     for each, tree in zip(("commit", "rollback"), conditions, strict=True):
-        _check_absent(f"{name}.{each}", tree, timeout_ms)
+        _check_without_row(f"{name}.{each}", tree, timeout_ms)
     named = {column.name for tree in conditions for column in tree.find_all(exp.Column)} - {_ABSENT, _AGE}
     return CheckRule(
         group=group,
@@ -207,21 +208,27 @@ def _qualified(tree: exp.Expr) -> str:
     return tree.copy().transform(qualify).sql(dialect="duckdb")
 
 
-def _condition(tree: exp.Expr) -> str:
+def _if_there(part: exp.Expr) -> exp.Expr:
+    return exp.case().when(exp.column(_HERE), part)
+
+
+def _condition(tree: exp.Expr, of_row: Callable[[exp.Expr], exp.Expr] = _if_there) -> str:
     """A condition over `b`, `absent` and `age`; a missing row makes all else unknown."""
 
     def look_up(node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.Column):
             return exp.column(node.name, table="d" if node.name in (_ABSENT, _AGE) else "b")
-        is_beside_age = isinstance(node, exp.Literal) and node.is_string and _is_about_age(node.parent)
-        ms = duration_ms(node.name) if is_beside_age else None
+        ms = duration_ms(node.name) if isinstance(node, exp.Literal) and _is_about_age(node.parent) else None
+        if ms is None and isinstance(node, exp.Literal) and _is_age_compared(node.parent):
+            msg = f"age is compared with {node.sql()}; give a text with a unit, such as '10m'"
+            raise ConfigError(msg)
         return node if ms is None else exp.Literal.number(ms)
 
-    sql = _unknown_without_row(tree).transform(look_up).sql(dialect="duckdb")
+    sql = _by_row(tree, of_row).transform(look_up).sql(dialect="duckdb")
     return sql.replace(f"d.{_ABSENT}", f"(b.{_HERE} IS NULL)").replace(f"d.{_AGE}", "d.age_ms")
 
 
-def _unknown_without_row(tree: exp.Expr) -> exp.Expr:
+def _by_row(tree: exp.Expr, of_row: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
     """Let each part that is not about `absent` or `age` alone be unknown where there is no row.
 
     SQL's outer join has NULL there, so IS NULL and COALESCE, like TRUE, would end what may still be running.
@@ -230,40 +237,38 @@ def _unknown_without_row(tree: exp.Expr) -> exp.Expr:
         found = tree.copy()
         for name in ("this", "expression"):
             if isinstance(part := tree.args.get(name), exp.Expr):
-                found.set(name, _unknown_without_row(part))
+                found.set(name, _by_row(part, of_row))
         return found
     names = {column.name for column in tree.find_all(exp.Column)}
-    is_of_row = not names or not names <= {_ABSENT, _AGE}
-    return exp.case().when(exp.column(_HERE), tree) if is_of_row else tree
+    return of_row(tree) if not names or not names <= {_ABSENT, _AGE} else tree
 
 
 def _is_about_age(node: object) -> bool:
     return isinstance(node, exp.Expr) and any(column.name == _AGE for column in node.find_all(exp.Column))
 
 
-def _check_absent(name: str, tree: exp.Expr, timeout_ms: int) -> None:
-    """Every `absent` needs an age beside it, beyond which no local transaction runs any more."""
-    for column in tree.find_all(exp.Column):
-        if column.name != _ABSENT:
-            continue
-        beside = column.find_ancestor(exp.And)
-        ages = [] if beside is None else _least_ages(beside)
-        if not ages or max(ages) < timeout_ms:
-            msg = (
-                f"{name}: 'absent' is not allowed without an age beside it of at least transaction.timeout "
-                f"({timeout_ms}ms): the local transaction may still run; write absent AND age > '10m'"
-            )
-            raise ConfigError(msg)
+def _is_age_compared(node: object) -> bool:
+    return isinstance(node, exp.Binary) and isinstance(node, exp.Predicate) and _is_about_age(node)
 
 
-def _least_ages(both: exp.Expr) -> list[int]:
-    """Ages in ms that `age > '10m'` and the like ask for, among the members of an AND."""
-    found = []
-    for each in both.flatten():
-        if isinstance(each, exp.GT | exp.GTE) and isinstance(each.this, exp.Column) and each.this.name == _AGE:
-            ms = duration_ms(each.expression.name)
-            if ms is None:
-                msg = f"age is compared with {each.expression.sql()}; give a text with a unit, such as '10m'"
-                raise ConfigError(msg)
-            found.append(ms)
-    return found
+def _check_without_row(name: str, tree: exp.Expr, timeout_ms: int) -> None:
+    """Where there is no row, a condition may hold only at an age beyond which no local transaction runs any more.
+
+    By its value just below and above each age that it names, as NOT may turn all of it round.
+    """
+    named = [duration_ms(each.name) or 0 for each in tree.find_all(exp.Literal)]
+    ages = {ms + by for ms in (0, timeout_ms, *named) for by in (-1, 0, 1) if 0 <= ms + by < timeout_ms}
+    rows = f"(SELECT NULL AS {_HERE}) b, (SELECT unnest({sorted(ages)}::BIGINT[]) AS age_ms) d"
+    condition = _condition(tree, lambda _: exp.null())
+    try:
+        with duckdb.connect(":memory:") as db:
+            ((age_ms,),) = db.execute(f"SELECT min(age_ms) FROM {rows} WHERE {condition}").fetchall()
+    except duckdb.Error as error:
+        msg = f"{name}: {tree.sql()} can't be read: {str(error).splitlines()[0]}; give a condition"
+        raise ConfigError(msg) from error
+    if age_ms is not None:
+        msg = (
+            f"{name}: it holds without a row at an age of {age_ms}ms, and before transaction.timeout ({timeout_ms}ms) "
+            "the local transaction may still run; write absent AND age > '10m'"
+        )
+        raise ConfigError(msg)
