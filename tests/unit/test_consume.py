@@ -182,18 +182,21 @@ def refused() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"start": datetime(2026, 1, 1)}, "has no time zone"  # noqa: DTZ001
     yield {"poll": "soon"}, "poll: 'soon' is not allowed"
     yield {"where": "SELECT"}, "where: 'SELECT'"
+    yield {"storage_options": "x"}, "storage_options: give a map"
+    yield {"storage_options": {"timeout": 5}}, "storage_options: give a map"
 
 
 @pytest.mark.parametrize(("arguments", "told"), list(refused()))
 def test_arguments_that_can_not_be_used_are_refused(warehouse: Path, arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConsumerError, match=told):
+    with pytest.raises((ConsumerError, ConfigError), match=told):
         consumer(warehouse, **arguments)
 
 
-def test_a_duration_that_is_none_leaves_the_message_open(warehouse: Path) -> None:
-    with consumer(warehouse) as messages, pytest.raises(ConsumerError, match="after: '5' is not allowed"):
+@pytest.mark.parametrize("arguments", [{"after": "5"}, {"most": "3"}, {"most": True}])
+def test_a_retry_that_can_not_be_leaves_the_message_open(warehouse: Path, arguments: dict[str, Any]) -> None:
+    with consumer(warehouse) as messages, pytest.raises(ConsumerError, match=r"(after: '5'|most: .*) is not allowed"):
         for each in messages:
-            each.retry(after="5")
+            each.retry(**arguments)
     assert len(ids(warehouse)) == 12
 
 

@@ -199,10 +199,17 @@ def test_of_a_key_in_two_queues_only_what_goes_elsewhere_is_let_go(tmp_path: Pat
     assert not failing.finished
 
 
-@pytest.mark.parametrize("arguments", [{"threads": 0}, {"most": 0}, {"pauses": ["soon"]}, {"pauses": []}])
+@pytest.mark.parametrize(
+    "arguments", [{"threads": 0}, {"threads": True}, {"most": 0}, {"most": "3"}, {"pauses": ["soon"]}, {"pauses": []}]
+)
 def test_arguments_of_a_run_are_checked(tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ConsumerError, match="is not allowed"):
         consumer(tmp_path).run(print, **arguments)
+
+
+def test_an_asyncio_consumer_is_made_of_a_consumer() -> None:
+    with pytest.raises(ConsumerError, match="consumer: 'orders' is not allowed; give what"):
+        commitlake.AsyncConsumer("orders")  # type: ignore[arg-type]
 
 
 def test_messages_of_a_key_stay_in_order_across_retries_and_others_do_not_wait(tmp_path: Path) -> None:

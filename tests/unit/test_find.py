@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql.pandas.types import to_arrow_schema
-from tests.support import topic_table
+from tests.support import table_features, topic_table
 from typer.testing import CliRunner
 
 import commitlake
 from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
+from commitlake.errors import WarehouseError
 from commitlake.protocol.message_batch import Member, join, pack
 from commitlake.tables import TABLES
 from commitlake.tools.cli.app import app
@@ -79,6 +80,13 @@ def test_a_key_is_found_everywhere_in_time_order(warehouse: Path) -> None:
     ]
     assert rows[4]["topic"] == "secret"
     assert rows[0]["at"] == "2026-01-01T00:00:00.000Z"
+
+
+def test_a_topic_whose_owner_renamed_a_column_is_told(warehouse: Path) -> None:
+    table_features.rename(warehouse / "topics/orders", "keys", "business_keys")
+    told = CliRunner().invoke(app, ["find", "k1", f"--set=warehouse={warehouse}"])
+    assert isinstance(told.exception, WarehouseError)
+    assert str(told.exception).startswith(f"the table at {warehouse}/topics/orders lacks the columns keys; nobody may")
 
 
 def test_a_plain_message_is_found_and_what_nobody_has_sent_is_not(warehouse: Path) -> None:

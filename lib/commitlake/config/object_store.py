@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from commitlake.errors import ConfigError
+
 _ENDPOINT = "AWS_ENDPOINT_URL"
 
 
@@ -27,6 +29,13 @@ def storage_options(
         given: what the caller was given, which counts.
         environment: variables. Who wrote `http://` there chose an endpoint without TLS, which deltalake would refuse
             without AWS_ALLOW_HTTP.
+
+    Raises:
+        ConfigError: what was given is no map of texts to texts.
     """
+    options = {} if given is None else given
+    if not isinstance(options, Mapping) or not all(isinstance(each, str) for pair in options.items() for each in pair):
+        msg = "storage_options: give a map of deltalake's options to texts, such as {'AWS_REGION': 'eu-central-1'}"
+        raise ConfigError(msg)
     plain = environment.get(_ENDPOINT, "").lower().startswith("http://")
-    return {**({"allow_http": "true"} if plain else {}), **(given or {})} or None
+    return {**({"allow_http": "true"} if plain else {}), **options} or None

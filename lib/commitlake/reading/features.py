@@ -60,6 +60,21 @@ def columns(table: DeltaTable, place: str) -> tuple[pa.Schema, dict[str, str]]:
     return schema, dict(filter(None, map(_renamed, fields)))
 
 
+def refuse_columns(place: str, names: Iterable[str], needed: Iterable[str]) -> None:
+    """Refuse a topic that lacks columns.
+
+    Raises:
+        WarehouseError: its owner has renamed or dropped one.
+    """
+    gone = sorted({*needed} - {*names})
+    if gone:
+        msg = (
+            f"the table at {place} lacks the columns {', '.join(gone)}; nobody may rename or drop columns of a topic: "
+            "rename them back, or restore the version before"
+        )
+        raise WarehouseError(msg)
+
+
 def refuse_clone(paths: pa.ChunkedArray, place: str) -> None:
     """Refuse a table whose log names files of another one.
 

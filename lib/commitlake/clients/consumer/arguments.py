@@ -28,6 +28,18 @@ def seconds(name: str, given: object) -> float:
     return ms / 1_000
 
 
+def whole(name: str, given: object) -> int:
+    """A whole number from 1.
+
+    Raises:
+        ConsumerError: it is none.
+    """
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        msg = f"{name}: {given!r:.100} is not allowed; give a whole number from 1"
+        raise ConsumerError(msg)
+    return given
+
+
 def start_ms(given: Start) -> int | None:
     """Where a group begins, ms since epoch, UTC: 0 for the first message, None for the newest.
 

@@ -13,6 +13,7 @@ from commitlake.clients.consumer.consume import Consumer
 from commitlake.clients.consumer.handlers import Handler
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES
+from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import stopped_by_signals
 
@@ -27,9 +28,15 @@ class AsyncConsumer:
 
     Args:
         consumer: what it reads with, and nobody else.
+
+    Raises:
+        ConsumerError: it is none.
     """
 
     def __init__(self, consumer: Consumer) -> None:
+        if not isinstance(consumer, Consumer):
+            msg = f"consumer: {consumer!r:.100} is not allowed; give what commitlake.consume returns"
+            raise ConsumerError(msg)
         self._consumer, self._turn = consumer, asyncio.Lock()  # of tasks that share it
         self._asked: asyncio.Future[ReceivedMessage | None] | None = None
 

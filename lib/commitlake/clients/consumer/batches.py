@@ -43,7 +43,7 @@ class MessageBatch:
         """Hand them over again later; see `ReceivedMessage.retry`.
 
         Raises:
-            ConsumerError: `after` is no duration.
+            ConsumerError: `after` is no duration, or `most` no whole number from 1.
         """
         self._outcomes.retry(self._handed, after, most, remark)
 

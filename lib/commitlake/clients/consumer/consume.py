@@ -23,6 +23,7 @@ from commitlake.clients.consumer.outcomes import FORKED
 from commitlake.clients.consumer.runner import PAUSES, Runner
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
 from commitlake.clients.consumer.tags import Tags
+from commitlake.config import object_store
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.reading.forks import refuse_fork
@@ -75,12 +76,13 @@ def consume(
     """
     settings, wanted = configuration.of(conf), Filter(tags, where)
     poll_s, lease_s = seconds("poll", poll), seconds("lease", lease)
+    options = object_store.storage_options(storage_options)
     begin_ms, name = start_ms(start), checked_group(group)
     plans = {
         each: ReadOptions(
             location(settings.warehouse, f"topics/{each}"),
             *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
-            *(settings.receipts_retention_ms, storage_options),
+            *(settings.receipts_retention_ms, options),
         )
         for each in topics_of(topic)
     }

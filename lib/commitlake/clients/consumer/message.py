@@ -98,7 +98,7 @@ class ReceivedMessage:
             remark: why, for the receipt.
 
         Raises:
-            ConsumerError: `after` is no duration.
+            ConsumerError: `after` is no duration, or `most` no whole number from 1.
         """
         self._outcomes.retry([self.handed], after, most, remark)
 

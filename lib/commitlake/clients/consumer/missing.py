@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from pathlib import Path
 
 from commitlake.config.locations import is_local, local_path, not_there
 from commitlake.config.terminal import printable
-from commitlake.errors import WarehouseError
 from commitlake.protocol.topic_names import from_path_name
 
 _WAIT = "wait: the first row of a topic becomes visible some seconds after its commit"
@@ -30,21 +28,6 @@ def no_row(place: str) -> str:
         place: of the topic's table.
     """
     return f"the table at {place} has no row: what was sent is pending, delayed or rolled back, or {_WAIT}"
-
-
-def refuse_columns(place: str, names: Sequence[str], needed: Sequence[str]) -> None:
-    """Refuse a topic that lacks columns.
-
-    Raises:
-        WarehouseError: its owner has renamed or dropped one.
-    """
-    gone = sorted({*needed} - {*names})
-    if gone:
-        msg = (
-            f"the table at {place} lacks the columns {', '.join(gone)}; nobody may rename or drop columns of a topic: "
-            "rename them back, or restore the version before"
-        )
-        raise WarehouseError(msg)
 
 
 def _instead(place: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 import weakref
 
-from commitlake.clients.consumer.arguments import seconds
+from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.keeper import Keeper
 from commitlake.clients.consumer.lanes import Handed
 from commitlake.clients.consumer.receipts import Attempt
@@ -60,7 +60,7 @@ class Outcomes:
     def retry(self, handed: list[Handed], after: Duration, most: int, remark: str | None) -> None:
         """Note that messages are to come again, or no more after `most` attempts."""
         due = now_ms() + int(seconds("after", after) * 1_000)
-        if handed[0].attempt >= most:
+        if handed[0].attempt >= whole("most", most):
             self.finish(handed, "DEAD", remark=remark)
         else:
             self.finish(handed, "RETRY", due, remark)

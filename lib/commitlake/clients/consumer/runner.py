@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
-from commitlake.clients.consumer.arguments import seconds
+from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.handlers import Handler, not_called
 from commitlake.clients.consumer.message import ReceivedMessage
@@ -68,15 +68,12 @@ class Runner:
         ordered: bool,
         stop: Stop,
     ) -> None:
-        for name, value in (("threads", threads), ("most", most)):
-            if not isinstance(value, int) or value < 1:
-                msg = f"{name}: {value!r} is not allowed; give a whole number from 1"
-                raise ConsumerError(msg)
         if not pauses:
             msg = f"pauses: {pauses!r} is not allowed; give at least one, such as 1s"
             raise ConsumerError(msg)
         self._pauses_s = [seconds("pauses", pause) for pause in pauses]
-        self._handler, self._threads, self._most, self._pauses = handler, threads, most, tuple(pauses)
+        self._handler, self._pauses = handler, tuple(pauses)
+        self._threads, self._most = whole("threads", threads), whole("most", most)
         self._ordered, self._stop = ordered, stop
         self._lines: dict[Hashable, Line] = {}
         self._lock = threading.Lock()

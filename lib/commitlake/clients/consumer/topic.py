@@ -20,6 +20,7 @@ from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
 from commitlake.clients.consumer.rows import NEEDED, ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.errors import NoTableError
+from commitlake.reading import features
 from commitlake.reading.parquet import Numbers, ParquetRows
 from commitlake.reading.table import Options, Snapshot
 
@@ -115,7 +116,7 @@ class Topic:
 
     def _take_files(self) -> None:
         self._all = self._table.listing()
-        missing.refuse_columns(self._table.place, self._all.names, NEEDED)
+        features.refuse_columns(self._table.place, self._all.names, NEEDED)
         self._left: Sequence[int] = range(len(self._all.paths))
         self._finished &= set(self._all.paths)
 

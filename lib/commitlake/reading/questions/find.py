@@ -46,6 +46,16 @@ SELECT rejected_at AS "at", 'rejected' AS what, reason AS state,
 FROM (SELECT *, CASE WHEN headers['{headers.BATCH}'] IS NULL THEN try(decode(headers['{headers.KEYS}']))
                   ELSE {_OF_BATCH} END AS keys FROM rejected) WHERE {_IS}
 """
+_SHOWN = (
+    "keys",
+    "message_id",
+    "source",
+    "source_index",
+    "source_offset",
+    "source_queue",
+    "transaction_id",
+    "visible_at",
+)
 _VISIBLE = f"""
 SELECT visible_at AS "at", 'visible' AS what, NULL::VARCHAR AS state, $topic AS topic, message_id, transaction_id,
        concat_ws('-', source, source_queue, source_offset, source_index) AS place, NULL::VARCHAR AS detail
@@ -74,7 +84,7 @@ def find(tables: Tables, receipts: str, keys: str) -> pa.Table:
     ended.make(tables)
     tables.make("keyed", _HALVES, keys=keys)
     parts = [tables.rows(sql, keys=keys) for sql in (_OF_HALVES, _DELAYED, _REJECTED)]
-    for topic, view in tables.of_topics():
+    for topic, view in tables.of_topics(_SHOWN):
         parts.append(tables.rows(_VISIBLE.format(view=view), keys=keys, topic=topic))
     with suppress(NoTableError):  # no consumer has run
         parts.append(tables.rows(_RECEIPTS.format(view=tables.outside(receipts)), keys=keys))

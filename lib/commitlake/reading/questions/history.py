@@ -51,6 +51,7 @@ FROM rejected WHERE source <> 'messages' AND CASE WHEN source = 'half'
     THEN coalesce(headers['{headers.TRANSACTION_ID}'], headers['{headers.UNIQ_KEY}']) ELSE key END = encode($id)
 ) ORDER BY "at", step, queue, place
 """
+_SHOWN = ("batch_id", "source", "source_offset", "source_queue", "transaction_id", "visible_at")
 _VISIBLE = """
 SELECT source_queue, source_offset, visible_at, batch_id FROM {view}
 WHERE source = 'half' AND source_offset BETWEEN $low AND $high AND transaction_id = $id
@@ -121,7 +122,7 @@ def _visible(
     found = {}
     for topic in {row["topic"] for row in halves}:
         offsets = [row["queue_offset"] for row in halves if row["topic"] == topic]
-        view = tables.topic(topic)
+        view = tables.topic(topic, _SHOWN)
         if view is not None:
             sql = _VISIBLE.format(view=view)
             for row in tables.rows(sql, id=transaction_id, low=min(offsets), high=max(offsets)).to_pylist():

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from commitlake.config.locations import has_scheme, not_there
 from commitlake.errors import NoTableError, WarehouseError
-from commitlake.reading import damage
+from commitlake.reading import damage, features
 from commitlake.reading.table import Options, Snapshot, Stream, location
 
 
@@ -48,17 +48,18 @@ class Tables:
                 self._make(name, found)
                 self._open[name] = found
 
-    def topic(self, topic: str) -> str | None:
+    def topic(self, topic: str, needed: Collection[str] = ()) -> str | None:
         """Make a view of a topic's table, and return its name; None when there is no such table.
 
         Raises:
-            WarehouseError: it can't be read.
+            WarehouseError: it can't be read, or lacks a column that is needed.
         """
         name = f"topics/{topic}"
         try:
             self.open(name)
         except NoTableError:
             return None
+        features.refuse_columns(self._open[name].place, self._open[name].schema.names, needed)
         return quoted(name)
 
     def outside(self, place: str, columns: Collection[str] | None = None) -> str:
@@ -114,14 +115,14 @@ class Tables:
         found = self.rows("SELECT DISTINCT topic FROM destinations ORDER BY topic")
         return list(found["topic"].to_pylist())
 
-    def of_topics(self) -> Iterator[tuple[str, str]]:
+    def of_topics(self, needed: Collection[str] = ()) -> Iterator[tuple[str, str]]:
         """Each of these topics, and a view of its table.
 
         Raises:
-            WarehouseError: one of them is not there, or can't be read.
+            WarehouseError: one of them is not there, can't be read, or lacks a column that is needed.
         """
         for topic in self.listed_topics():
-            view = self.topic(topic)
+            view = self.topic(topic, needed)
             if view is None:
                 place = location(self._warehouse, f"topics/{topic}")
                 msg = f"there is no table at {place}, which `destinations` lists; {damage.REMEDY}"
