@@ -181,15 +181,18 @@ def test_a_store_of_receipts_that_is_away_for_a_while_ends_nothing(
 ) -> None:
     place = Path(f"{warehouse}_receipts")
     found: list[Any] = []
-    with running(consumer(warehouse), found.append):
-        wait_for(lambda: len(found) == 40)
+    groups = [running(consumer(warehouse, group=name), found.append) for name in ("points", "b", "c")]
+    with groups[0], groups[1], groups[2]:
+        wait_for(lambda: len(found) == 120)
         os.rename(place, f"{place}-away")
         for each in found:
             each.done()
         time.sleep(2.5)
         assert not place.exists()
         os.rename(f"{place}-away", place)
-    assert "cannot write what group and consumer did" in caplog.text
+        wait_for(lambda: "it works again" in caplog.text)
+    told = [line.partition(",")[0] for line in caplog.messages]
+    assert told == ["cannot write what group and consumer did", "it works again"], "not for each group, nor twice"
     assert rest(warehouse) == []
 
 

@@ -80,7 +80,7 @@ class Keeper:
         self._written = Taken([], {}, set(), 0)  # the last time, without the receipts
         self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
-        self._trouble, self._unwritten = Complaint(log), Complaint(log)
+        self._trouble, self._unwritten = self._complaint(), self._complaint()
         self._leaves_since: Complaint | None = None
         self._failure: BaseException | None = None
         self._is_over, self._is_draining, self._is_abandoned = threading.Event(), False, False
@@ -147,7 +147,7 @@ class Keeper:
         """Take a turn, or leave the group where that is due."""
         try:
             if self._has_to_leave():
-                self._leaves_since = self._leaves_since or Complaint(log)  # patience begins now, not with an outage
+                self._leaves_since = self._leaves_since or self._complaint()  # patience begins now, not with an outage
                 self._trouble = self._leaves_since
                 if self._try(self._leave, is_patient=False):
                     self.end()
@@ -157,6 +157,10 @@ class Keeper:
                 self._expire()
         except BaseException as error:  # whatever it is, the iterator and `close` tell it
             self.end(error)
+
+    def _complaint(self) -> Complaint:
+        """One of an outage, of which all groups of the process that write to one store tell together."""
+        return Complaint(log, self._receipts.appender)
 
     def _has_to_leave(self) -> bool:
         return self._is_abandoned or (self._is_draining and self.lanes.open == 0)

@@ -102,8 +102,10 @@ class Subscription:
         self._lanes: dict[int, Lane] = {}
         self._empty: dict[int, Lane] | None = None
         """In which the last look found nothing; None where it found something, or did not come to it."""
-        self._trouble, self._crowd, self._behind = Complaint(log), Complaint(log), Complaint(log)
-        self._again_trouble = Complaint(log)  # of its own: what can't be found again holds up no new message
+        self._crowd, self._behind = Complaint(log), Complaint(log)
+        self._trouble = Complaint(log, plan.place)  # all groups of the process tell of an outage together
+        # Of its own: what can't be found again holds up no new message.
+        self._again_trouble = Complaint(log, (plan.place, "again"))
         self._is_unbounded = False
         self.has_read = False
         """Whether the last look found rows, wanted or not."""
