@@ -56,11 +56,13 @@ def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind_but_json(
 
 @pytest.mark.soak
 def test_available_now_works_off_what_is_there_and_exits_0(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    lake = Lake(broker.bootstrap_servers, "now.", tmp_path)
+    place = tmp_path / "a,b"
+    place.mkdir()
+    lake = Lake(broker.bootstrap_servers, "now.", place)
     lake.op("COMMIT", "t", lake.half("t"))
     lake.close()
     where = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "now."}
-    with coordinator(tmp_path, "--available-now", kafka__queues=2, **where) as running:
+    with coordinator(place, "--available-now", kafka__queues=2, **where) as running:
         assert running.end(150) == 0, running.said
         assert [row["body"] for row in lake.topic("orders")] == [b"t"]
         assert DeltaTable(str(running.warehouse / "epochs")).to_pyarrow_table().num_rows == 1

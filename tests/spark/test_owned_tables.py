@@ -16,15 +16,24 @@ SWITCH = "'delta.enableDeletionVectors' = true, 'delta.appendOnly' = false"
 MAPPED = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = true)"
 
 
-def test_rows_that_spark_deletes_by_vectors_are_seen_by_nobody(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["classic", "v2"])
+def test_rows_that_spark_deletes_by_vectors_are_seen_by_nobody(
+    spark: SparkSession, tmp_path: Path, policy: str
+) -> None:
     for batch in range(2):
         write(tmp_path, "orders", [message(10 * batch + n, batch=batch, queue=n % 2) for n in range(10)])
     table = f"delta.`{tmp_path}/topics/orders`"
-    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SWITCH})")
+    checkpoints = f"'delta.checkpointPolicy' = '{policy}', 'delta.checkpointInterval' = 1"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SWITCH}, {checkpoints})")
     spark.sql(f"DELETE FROM {table} WHERE source_offset % 4 = 1")
     spark.sql(f"DELETE FROM {table} WHERE source_offset = 3")
     left = [f"m{number}" for number in range(20) if number % 4 != 1 and number != 3]
     assert spark.read.format("delta").load(f"{tmp_path}/topics/orders").count() == len(left)
+    log = tmp_path / "topics/orders/_delta_log"
+    named = {len(each.name.split(".")) for each in log.glob("[0-9]*.checkpoint.*")}
+    assert named == {4 if policy == "v2" else 3}, "with a UUID: deltalake writes no such checkpoint"
+    for commit in sorted(log.glob(f"{'[0-9]' * 20}.json"))[:-1]:
+        commit.unlink()  # as cleaned up in time: a checkpoint stands for them
     with commitlake.consume({"warehouse": str(tmp_path)}, "orders", group="g", follow=False) as messages:
         assert [each.message_id for each in messages] == left
     with opened(str(tmp_path)) as tables:

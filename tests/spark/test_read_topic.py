@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 def conf(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, object]]:
-    """Two committed transactions in a batch each, one rolled back, one open, and three normal messages."""
-    with Lake(broker.bootstrap_servers, "read-topic.", tmp_path_factory.mktemp("read-topic")) as lake:
+    """Two committed transactions in a batch each, one rolled back, one open, and three normal messages.
+
+    In a directory with a comma, which separates paths to Hadoop.
+    """
+    with Lake(broker.bootstrap_servers, "read-topic.", tmp_path_factory.mktemp("read,topic")) as lake:
         lake.op("COMMIT", "t0", lake.half("t0", tags="tag0", msg_id="t0"))
         lake.run(spark)
         lake.op("COMMIT", "t1", lake.half("t1", tags="tag1", msg_id="t1"))
