@@ -34,8 +34,9 @@ class AsyncConsumer:
     """
 
     def __init__(self, consumer: Consumer) -> None:
-        if not isinstance(consumer, Consumer):
-            msg = f"consumer: {consumer!r:.100} is not allowed; give what commitlake.consume returns"
+        given: object = consumer
+        if not isinstance(given, Consumer):
+            msg = f"consumer: {given!r:.100} is not allowed; give what commitlake.consume returns"
             raise ConsumerError(msg)
         self._consumer, self._turn = consumer, asyncio.Lock()  # of tasks that share it
         self._asked: asyncio.Future[ReceivedMessage | None] | None = None
