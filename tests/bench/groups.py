@@ -25,7 +25,7 @@ from tests.support.topic_table import message, write
 import commitlake
 from commitlake.clients.consumer.assignment import EMPTY
 from commitlake.clients.consumer.group import kept_state
-from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.tables import Appender
 
 QUEUES = 4
 _LOOK_S, _SETTLE_S = 0.02, 10.0
@@ -131,14 +131,14 @@ class Late:
 
     def __init__(self) -> None:
         self.found = found = list[float]()
-        append = Receipts.append
+        append = Appender.append
 
-        def noted(self: Receipts, rows: pa.Table) -> None:
+        def noted(self: Appender, rows: pa.Table) -> None:
             append(self, rows)
             now = time.time()
             found.extend(now - each.timestamp() for each in rows["at"].to_pylist())
 
-        Receipts.append = noted  # type: ignore[method-assign]
+        Appender.append = noted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

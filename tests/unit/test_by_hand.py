@@ -16,9 +16,9 @@ import pytest
 from tests.support.namespace import Listener
 from tests.support.polling import wait_for
 
+from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer import DefaultMQProducer, Message
 from commitlake.clients.producer.by_hand import ByHand
-from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.engine import Queue, Result
 from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol.encoding import Position

@@ -9,7 +9,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from commitlake.coordinator.metrics.collect import of_consumers
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import opened
+from commitlake.reading.table import Snapshot
 from commitlake.tools import doctor
 from commitlake.tools.cli import consumers
 from commitlake.tools.cli.app import app
@@ -475,7 +477,7 @@ def test_instances_that_run_follow_a_rewind_also_when_their_turn_after_its_commi
         if (
             fails
             and rewound.is_set()
-            and threading.current_thread().name.startswith("commitlake-consumer")
+            and threading.current_thread().name.startswith("commitlake-turns")
             and not failed.is_set()
         ):
             failed.set()
@@ -575,3 +577,55 @@ def test_where_changes_of_the_state_are_slow_receipts_come_first(
         written = DeltaTable(f"{tmp_path}_receipts/receipts").version()
         assert written > 2 * len(changes)
     assert next(consumer(tmp_path)).message_id == f"m{count}", "the cursor is written at the end"
+
+
+def test_groups_of_a_process_share_files_commits_and_threads(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one 500 groups would open each file 500 times, write as many commits, and have a thread each."""
+    opened, paths = Snapshot.open, list[str]()
+    monkeypatch.setattr(Snapshot, "open", lambda table, path: paths.append(path) or opened(table, path))  # type: ignore[func-returns-value]
+    with ExitStack() as stack:
+        groups = [stack.enter_context(consumer(warehouse, group=f"g{number}", lease="60s")) for number in range(40)]
+        found = [next(group) for group in groups for _ in range(40)]
+        rows = [path for path in paths if path.endswith(".parquet") and "queue_id=" in path]
+        assert len(rows) == len(set(rows)) == 4
+        names = [each.name for each in threading.enumerate()]
+        assert names.count("commitlake-consumer-receipts") == 1
+        assert len([name for name in names if name.startswith("commitlake")]) < len(groups)
+        for each in found:
+            each.done()
+        place = f"{warehouse}_receipts/receipts"
+        wait_for(lambda: len(DeltaTable(place).to_pyarrow_table()) == len(found))
+        assert DeltaTable(place).version() < len(groups)
+
+
+def test_of_many_who_ask_for_the_newest_version_one_looks_for_all(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, look = list[float](), Snapshot._refresh
+
+    def slow(table: Snapshot) -> bool:
+        looks.append(time.monotonic())
+        time.sleep(0.2)
+        return look(table)
+
+    monkeypatch.setattr(Snapshot, "_refresh", slow)
+    table = Snapshot.shared(f"{warehouse}/topics/orders")
+    assert Snapshot.shared(f"{warehouse}/topics/orders") is table
+    looks.clear()
+    barrier = threading.Barrier(20)
+
+    def ask() -> None:
+        barrier.wait(60)
+        table.refresh()
+
+    write(warehouse, "orders", [message(100, batch=100)])
+    before = table.files().num_rows
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(lambda _: ask(), range(20)))
+    assert 1 <= len(looks) < 10
+    assert table.files().num_rows == before + 1
+    looks.clear()
+    assert not table.refresh(time.monotonic() - 60)
+    assert looks == []
+    assert not table.refresh()
+    assert len(looks) == 1

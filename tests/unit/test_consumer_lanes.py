@@ -34,7 +34,7 @@ def handed_again(lanes: Lanes) -> Handed:
 
 
 def turn(lanes: Lanes, state: dict[str, Any]) -> dict[str, Any]:
-    _, cursors, held = lanes.take()
+    _, cursors, held, _ = lanes.take()
     after = assignment.turn(state, "a", set(), {0, 1}, held, cursors)
     lanes.follow(after, "a", held & assignment.owned(after, "a").keys())
     return after
@@ -60,7 +60,7 @@ def test_a_message_of_a_queue_that_was_lost_is_not_put_off() -> None:
     lanes.follow({"members": {"a": 15, "b": 15}, "queues": {"0": {"owner": "b", "cursor": None}}}, "a", set())
     lanes.finish(first, Attempt("RETRY", 1, 0, 1, None, 1))
     lanes.finish(second, Attempt("DONE", 1, 0, None, None, 1))
-    receipts, _, _ = lanes.take()
+    receipts = lanes.take().receipts
     assert [each.outcome.state for each in receipts] == ["DONE"]
     assert (lanes.open, lanes.unwritten) == (0, 1)
 

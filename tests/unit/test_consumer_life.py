@@ -18,7 +18,7 @@ from tests.support.consumers import consumer, rest, running
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
-from commitlake.clients.consumer import assignment, keeper, subscription
+from commitlake.clients.consumer import assignment, clerk, keeper, subscription
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.receipts import SCHEMA, Receipts
 from commitlake.clients.consumer.unfinished import unfinished
@@ -214,7 +214,7 @@ def test_a_run_to_the_end_has_the_queues_of_an_instance_that_was_killed(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, lease_s: int, turn_s: float
 ) -> None:
     kill_one(warehouse, lease_s)
-    monkeypatch.setattr(keeper, "_WRITE_S", turn_s)
+    monkeypatch.setattr(clerk, "_WRITE_S", turn_s)
     assert len(rest(warehouse, lease="1s")) == 40
 
 

@@ -22,6 +22,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import commitlake
 from tests.support.consumers import consumer
+from commitlake.clients.consumer.topic import Topic
 from commitlake.errors import ConsumerError
 
 place = Path(sys.argv[1])
@@ -33,6 +34,9 @@ def kill():
 def sink():
     kafka = {"bootstrap_servers": "nowhere:9092"}
     commitlake.sink({"warehouse": place, "kafka": kafka}, "orders", name="sink", group="jobs")
+
+def orders():
+    return Topic(f"{place}/topics/orders")
 
 def child(call):
     if (pid := os.fork()) == 0:
@@ -125,6 +129,7 @@ def test_the_child_of_a_fork_within_a_loop_ends_by_a_signal(warehouse: Path) -> 
         ("next(consumer(place)).done(); child(lambda: next(consumer(place)))", "forked from one that used deltalake"),
         ("list(consumer(place, follow=False)); child(lambda: commitlake.delayed({'warehouse': place}))", "deltalake"),
         ("sink(); child(sink)", "forked from one that used deltalake"),
+        ("topic = orders(); child(orders)", "forked from one that used deltalake"),
     ],
 )
 def test_in_the_child_of_a_fork_a_consumer_says_what_to_do(warehouse: Path, program: str, told: str) -> None:

@@ -7,12 +7,14 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 from tests.support.topic_table import SCHEMA, compact, message, write
 
 import commitlake
@@ -194,6 +196,37 @@ def test_a_table_that_was_made_again_is_not_mixed_with_the_one_before(
             reader.refresh()
         with pytest.raises(WarehouseError, match="was deleted and made again"):
             reader.next({0: Cursor()})
+
+
+def test_who_begins_beside_another_has_the_table_of_now(tmp_path: Path) -> None:
+    """Others of the process hold a snapshot of it, whose columns and table stay as they were."""
+    place = tmp_path / "topics" / "orders"
+    write(tmp_path, "orders", [message(0)])
+    first = Topic(str(place))
+    DeltaTable(str(place)).alter.add_columns([Field("more", PrimitiveType("string"))])
+    second = Topic(str(place))
+    assert second.schema.names == [*first.schema.names, "more"]
+    shutil.rmtree(place)
+    for number in range(2):
+        write(tmp_path, "orders", [message(number)])  # up to the same version
+    assert DeltaTable(str(place)).version() == 2
+    assert Topic(str(place)).id != second.id
+
+
+def test_rows_that_are_kept_for_other_groups_are_bounded_however_many_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[Any, pa.Table] = {}
+    monkeypatch.setattr(topic_module, "_RECENT", kept)
+    monkeypatch.setattr(topic_module, "_MOST_RECENT", 3)
+    readers = []
+    for name in ("orders", "bills"):
+        write(tmp_path, name, [message(n, batch=0, queue=n) for n in range(2)])
+        readers.append(Topic(str(tmp_path / "topics" / name)))
+        window = readers[-1].next({0: Cursor(), 1: Cursor()})
+        assert window is not None
+        assert window.rows["message_id"].to_pylist() == ["m0", "m1"]
+    assert len(kept) == 3
 
 
 def test_a_table_whose_first_commits_are_gone_from_its_log_is_the_same(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -13,11 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.support.topic_table import message, write
+from tests.support.topic_table import message, table, write
 
 import commitlake
+from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer import tables
-from commitlake.clients.consumer.receipts import SCHEMA, Receipts
+from commitlake.clients.consumer.receipts import SCHEMA, Attempt, Receipt, Receipts, table_of
+from commitlake.clients.consumer.rows import Rows
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
 from commitlake.protocol.clock import now_ms
@@ -59,6 +60,18 @@ def test_retries_that_are_long_done_cost_nothing(tmp_path: Path) -> None:
     assert waiting(table) == [199_999]
     tables.compact(DeltaTable(f"{tmp_path}/w_receipts/receipts"))
     assert waiting(table) == [199_999]
+
+
+def test_few_receipts_become_the_same_rows_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages, at = Rows(table([message(0), message(1, batch=3, keys=None)])).of_receipts, 1_767_225_600_123
+    outcomes = Attempt("RETRY", 2, 1, at + 5_000, "why", at), Attempt("DONE", 1, 0, None, None, at)
+    given = [Receipt(messages, [0, 1], outcomes[0]), Receipt(messages, [1], outcomes[1])]
+    few = receipts(tmp_path / "w").rows(given)
+    assert isinstance(few, list)
+    monkeypatch.setattr(receipt_table, "_FEW", 0)
+    many = receipts(tmp_path / "w").rows(given)
+    assert isinstance(many, pa.Table)
+    assert table_of([few]).equals(table_of([many]))
 
 
 def test_of_several_receipts_the_highest_round_and_attempt_counts_in_any_order(tmp_path: Path) -> None:
@@ -127,22 +140,6 @@ def test_a_question_holds_no_more_than_it_shows_and_knows_dead_letters(tmp_path:
     assert asked(place, tags="it's") == ["m7", "m100"]
     assert asked(place, where="KEYS = 'k205'") == ["m205"]
     assert len(asked(place)) == 102
-
-
-def test_receipts_of_many_groups_of_a_process_are_written_together(tmp_path: Path) -> None:
-    """Each with a commit of its own lose most of a race for the next version, and after 15 rounds give up."""
-    groups = [receipts(tmp_path / "w", f"g{number}") for number in range(100)]
-    barrier = threading.Barrier(100)
-
-    def write(number: int) -> None:
-        for turn in range(3):
-            barrier.wait(60)
-            groups[number].append(rows(range(turn, turn + 1), "RETRY", 1, group=f"g{number}"))
-
-    with ThreadPoolExecutor(100) as pool:
-        list(pool.map(write, range(100)))
-    assert [waiting(group) for group in groups] == [[0, 1, 2]] * 100
-    assert DeltaTable(f"{tmp_path}/w_receipts/receipts").version() < 150
 
 
 def test_each_that_waits_for_a_commit_is_told_its_failure(tmp_path: Path) -> None:

@@ -142,20 +142,22 @@ def test_rows_are_deleted_by_a_vector_while_a_consumer_reads(tmp_path: Path) -> 
     assert found == [f"m{number}" for number in range(40) if number not in (20, 22)]
 
 
+@pytest.mark.parametrize("who", ["it", "another group of the process"])
 def test_a_file_that_loses_rows_while_it_is_read_goes_on_behind_the_last_row_that_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     """A retry that is not found, as of a message that was erased, brings the new version in the middle of a file."""
     monkeypatch.setattr(plan, "WINDOW_BYTES", 5_000)
     monkeypatch.setattr(topic_module, "WINDOW_BYTES", 5_000)
     write(tmp_path, "orders", [message(number, batch=number, body=b"." * 1_000) for number in range(20)])
     reader, cursor, found = Topic(str(tmp_path / "topics/orders")), Cursor(), list[str]()
+    refreshed = reader if who == "it" else Topic(str(tmp_path / "topics/orders"))
     while (window := reader.next({0: cursor})) is not None:
         found += window.rows["message_id"].to_pylist()
         cursor.join(window.ends[0])
         if found[-1] == window.rows["message_id"][-1].as_py() and len(found) == window.rows.num_rows:
             table_features.delete(tmp_path / "topics/orders", [0, 1])
-            assert reader.refresh()
+            assert refreshed.refresh()
     assert found == [f"m{number}" for number in range(20)]
 
 

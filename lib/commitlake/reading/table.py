@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -31,6 +36,9 @@ _PARTITION = "partition."
 _TOPICS = "topics/"
 _FIRST_COMMIT = f"_delta_log/{0:020}.json"
 Options = Mapping[str, str] | None
+LATELY_S = 1.0
+"""A look of longer ago is not new enough for anybody."""
+_SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
 def location(warehouse: str, name: str) -> str:
@@ -131,6 +139,12 @@ def file_time_ms(place: str, name: str, options: Options = None) -> int | None:
     return None if found.mtime_ns is None else int(found.mtime_ns) // 1_000_000
 
 
+@cache
+def _making(key: Hashable) -> threading.Lock:
+    """Held by who makes a shared snapshot."""
+    return threading.Lock()
+
+
 class Snapshot:
     """A snapshot of a table, which `refresh` renews.
 
@@ -152,6 +166,7 @@ class Snapshot:
     def __init__(self, place: str, options: Options = None) -> None:
         self.place = str(local_path(place)) if is_local(place) else place
         self._options = dict(options or {})
+        begun_s = time.monotonic()
         self.delta = delta_table(self.place, self._options)
         features.refuse_unknown(self.delta, self.place)
         self.id = str(self.delta.metadata().id)
@@ -160,13 +175,57 @@ class Snapshot:
         self._version = self.delta.version()
         self._actions: pa.Table | None = None
         self._deleted: Mapping[str, features.Numbers] | None = None
+        self._lock, self._is_looking = threading.RLock(), False
+        self._begun_s, self._took_s = begun_s, time.monotonic() - begun_s
 
-    def refresh(self) -> bool:
-        """Go to the newest version; whether that is another one.
+    @classmethod
+    def shared(cls, place: str, options: Options = None) -> Self:
+        """The one of this process for a table, at its newest version; it goes when nobody holds it.
+
+        Raises:
+            NoTableError: There is none.
+            WarehouseError: It can't be read, or has a feature that is not known.
+        """
+        refuse_fork()
+        key = cls, place, tuple(sorted((options or {}).items()))
+        with _making(key):
+            found: Self | None = _SHARED.get(key)
+            if found is None:
+                found = _SHARED[key] = cls(place, options)
+                return found
+        with suppress(WarehouseError, DeltaError, OSError):  # opened anew, which may do, and else tells what is wrong
+            found.refresh()
+            if found._begins_the_log() and found.column_names() == found.schema.names:
+                return found
+        found = _SHARED[key] = cls(place, options)
+        return found
+
+    def is_fresh(self) -> bool:
+        """Whether a look is under way, or was a moment ago: so looks take a tenth of the time, however many ask."""
+        return self._is_looking or self._begun_s > time.monotonic() - min(LATELY_S, 10 * self._took_s)
+
+    def refresh(self, after_s: float | None = None) -> bool:
+        """Go to the newest version; whether that is another one. Of many who ask at once one does it for all.
+
+        Args:
+            after_s: a look that began after this, by the monotonic clock, is new enough; None for now.
 
         Raises:
             WarehouseError: The table was deleted and made again.
         """
+        after_s = time.monotonic() if after_s is None else after_s
+        with self._lock:
+            if self._begun_s > after_s:
+                return False
+            begun_s, self._is_looking = time.monotonic(), True
+            try:
+                is_new = self._refresh()
+            finally:
+                self._is_looking = False
+            self._begun_s, self._took_s = begun_s, time.monotonic() - begun_s
+            return is_new
+
+    def _refresh(self) -> bool:
         try:
             self.delta.update_incremental()
         except DeltaError:  # such as of a log that is shorter now
@@ -200,35 +259,48 @@ class Snapshot:
         `path`, `size_bytes`, `modification_time`, `num_records`, `partition.<column>`, and statistics such as
         `min.batch_id` where the table has them.
         """
-        if self._actions is None:
-            actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
-            found = pa.RecordBatchReader.from_stream(actions).read_all()
-            features.refuse_clone(found["path"], self.place)
-            self._actions = features.by_logical_names(found, self.physical)
-        return self._actions
+        if (known := self._actions) is not None:
+            return known
+        with self._lock:
+            if self._actions is None:
+                actions = self.delta.get_add_actions(flatten=True)  # `pa.table` of it would load pandas, for 0.3 s
+                found = pa.RecordBatchReader.from_stream(actions).read_all()
+                features.refuse_clone(found["path"], self.place)
+                self._actions = features.by_logical_names(found, self.physical)
+            return self._actions
 
     def deleted(self) -> Mapping[str, features.Numbers]:
         """Numbers of the rows that deletion vectors take out of files, by the file's `path`."""
-        if self._deleted is None:
-            self._deleted = features.deleted(self.delta, self.files()["path"].to_pylist)
-        return self._deleted
+        if (known := self._deleted) is not None:
+            return known
+        with self._lock:
+            if self._deleted is None:
+                self._deleted = features.deleted(self.delta, self.files()["path"].to_pylist)
+            return self._deleted
 
     def is_plain(self) -> bool:
         """Whether its rows are those of its files, under the names that they have there."""
         return not self.physical and not self.deleted()
 
-    def rows(self, path: str, constants: Mapping[str, Any], large: str = "") -> ParquetRows:
+    def rows(
+        self,
+        path: str,
+        constants: Mapping[str, Any],
+        large: str = "",
+        deleted: Mapping[str, features.Numbers] | None = None,
+    ) -> ParquetRows:
         """Rows of one of the files.
 
         Args:
             path: of the file, as in `files()`.
             constants: values of the columns by which the table is partitioned.
             large: a binary column whose values may be large.
+            deleted: what `deleted()` was, of a version that others may have left meanwhile; None for the one of now.
         """
         from commitlake.reading.parquet import ParquetRows
 
-        deleted = self.deleted().get(path)
-        return ParquetRows(self.open(path), self.schema, constants, large, deleted, self.physical)
+        gone = (self.deleted() if deleted is None else deleted).get(path)
+        return ParquetRows(self.open(path), self.schema, constants, large, gone, self.physical)
 
     def column_names(self) -> list[str]:
         """Names of columns at this version; `schema` stays that of the first one, which files of all versions fit."""

@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from commitlake.config.terminal import escape_other_letters
@@ -78,15 +79,30 @@ class Stop:
     """A flag for signal handlers.
 
     Not a `threading.Event`: what the signal interrupts may hold the event's lock, for example the handler of another
-    signal that came just before, and `set` would wait for it for ever.
+    signal that came just before, and `set` would wait for it for ever. A `put` of this queue may come inside another.
     """
 
     def __init__(self) -> None:
         self._is_set = False
+        self._news: SimpleQueue[None] = SimpleQueue()
 
     def set(self, *_: object) -> None:
         """Set the flag."""
         self._is_set = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End a `wait`, this one or the next."""
+        if self._news.empty():  # who never waits leaves it there
+            self._news.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the flag is set, somebody calls `wake`, or the time is over."""
+        if not self._is_set:
+            with suppress(Empty):
+                self._news.get(timeout=seconds)
+                while True:
+                    self._news.get_nowait()
 
     def is_set(self) -> bool:
         """Whether a signal has come."""

@@ -32,7 +32,6 @@ from commitlake.spark.process import Stop, stopped_by_signals
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_LOOK_S = 0.05
 
 
 def consume(
@@ -51,7 +50,7 @@ def consume(
     """Read the committed messages of a topic, or of several, for a group of consumers.
 
     At least once: a message comes again when its instance ends before `done` was called and written, which takes up to
-    a second. Instances of a group share the topic by queue.
+    a second, or a few where a process has hundreds of groups. Instances of a group share the topic by queue.
 
     Args:
         conf: the coordinator's configuration, the path of one, or its keys and values; of them
@@ -350,5 +349,7 @@ def _rounds(subscriptions: tuple[Subscription, ...], kind: Callable[[Subscriptio
 
 def _wait(subscriptions: tuple[Subscription, ...], stop: Stop, wait_s: float) -> None:
     until = time.monotonic() + wait_s
-    while time.monotonic() < until and not stop.is_set() and not any(each.is_due() for each in subscriptions):
-        time.sleep(min(_LOOK_S, wait_s))
+    while (left_s := until - time.monotonic()) > 0 and not stop.is_set():
+        if any([each.is_due() for each in subscriptions]):
+            return
+        stop.wait(min(left_s, *(each.due_in_s() for each in subscriptions)))

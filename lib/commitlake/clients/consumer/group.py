@@ -98,6 +98,8 @@ class Group:
             try:
                 if self._table.version() == version:  # `to` may have read a later one
                     self._replace(before, after)
+                    if self._table.version() == version + 1:  # and no other one came before it
+                        self._read = version + 1, after
                     self._tidy()
                     return state
             except CommitFailedError:

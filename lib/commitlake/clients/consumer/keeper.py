@@ -1,8 +1,7 @@
-"""Keeps the promises of one instance, in a thread of its own: writes receipts, moves cursors, shows that it lives."""
+"""Keeps the promises of one instance: writes receipts, moves cursors, shows that it lives. A `Clerk` says when."""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import random
 import threading
@@ -11,28 +10,30 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from commitlake.clients.consumer import assignment
+from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipt, Receipts
+from commitlake.clients.consumer.receipts import Receipts, Taken, Written, table_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
+from commitlake.reading.table import LATELY_S
 
 log = logging.getLogger(__name__)
 
-_WRITE_S, _EACH_S = 1.0, 0.05
-"""The time between two turns, and how much of it each instance of the group needs: a commit takes 10 to 30 ms."""
+_EACH_S = 0.05
+"""Of the time between two commits, for each instance of the group: a commit takes 10 to 30 ms."""
 _LOOK_S = 10.0
 """How often to look for messages that an administrator sends again."""
-_WRITE_SHARE, _TURN_SHARE, _LOOK_SHARE = 0.2, 0.1, 0.02
-"""Of the time, at most, that goes into receipts, into changes of the group's state, and into these looks: hundreds of
-groups share a machine, and a store may be slow. Receipts come first, each 3 s at least."""
-_LONGEST_S = 3.0
+_TURN_SHARE, _LOOK_SHARE = 0.1, 0.02
+"""Of the time, at most, that goes into changes of the group's state, and into these looks: a store may be slow."""
 _EXPIRE_S = 3_600.0
 """How often to delete old receipts."""
 _PATIENCE_S = 10.0
 """How long a store may be away from a consumer that is to end."""
+_ALIVE_S = 1.0
+_TROUBLE = "cannot write what group and consumer did, and try again: %s"
 
 
 class Keeper:
@@ -47,6 +48,7 @@ class Keeper:
         lease_s: silence after which others take its queues.
         first: the state when the group has none, with the topic's `table`.
         queues: the queues of the topic.
+        lanes: what it reads; none yet.
         is_patient: wait for a store that is away, for as long as it takes.
         retention_ms: age at which receipts of messages that are done are deleted; 0: never.
     """
@@ -59,10 +61,11 @@ class Keeper:
         lease_s: float,
         first: assignment.State,
         queues: Collection[int],
+        lanes: Lanes,
         is_patient: bool,
         retention_ms: int,
     ) -> None:
-        self.lanes, self.queues, self.is_closed = Lanes(), queues, False
+        self.lanes, self.queues, self.is_closed = lanes, queues, False
         self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
@@ -70,16 +73,20 @@ class Keeper:
         self._is_settled, self._known = False, set[int]()
         self._gone: set[str] = set()
         self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
-        self._write_s = self._change_s = self._look_s = 0.0  # how long the last one took
-        self._owes_turn = False
+        self._change_s = self._look_s = 0.0  # how long the last one took
+        self._moved_at, self._pause_s = -float("inf"), 0.0
+        self._owes_turn = self._has_written = False
+        self._writing = threading.Lock()  # from the taking of receipts until they are written
+        self._written = Taken([], {}, set(), 0)  # the last time, without the receipts
+        self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
-        self._trouble = Complaint(log)
-        self._failure: Exception | None = None
-        self._close, self._is_draining, self._is_abandoned = threading.Event(), False, False
-        self._try(self._turn, is_patient=is_patient)  # the thread goes on where it fails
-        self._thread = threading.Thread(target=self._run, name=f"commitlake-consumer-{me}", daemon=True)
-        self._thread.start()
-        atexit.register(self._close_quietly)
+        self._trouble, self._unwritten = Complaint(log), Complaint(log)
+        self._leaves_since: Complaint | None = None
+        self._failure: BaseException | None = None
+        self._is_over, self._is_draining, self._is_abandoned = threading.Event(), False, False
+        self._try(self._turn, is_patient=is_patient)  # the clerk goes on where it fails
+        self._clerk = clerk(receipts.appender)
+        self._clerk.add(self)
 
     def is_late(self) -> bool:
         """Whether others may have taken the queues meanwhile; the next turn tells."""
@@ -90,7 +97,7 @@ class Keeper:
         return self._is_settled
 
     def raise_if_failed(self) -> None:
-        """Raise the error that ended the thread."""
+        """Raise the error that ended the work."""
         if self._failure is not None:
             msg = f"the consumer can't write what it did: {self._failure}; what was not written comes again"
             raise ConsumerError(msg) from self._failure
@@ -109,52 +116,65 @@ class Keeper:
         Raises:
             ConsumerError: that was not possible.
         """
-        self._close.set()
-        self._thread.join()
+        self.abandon()
+        self._clerk.hurry()
+        if not self._clerk.is_here():  # garbage collection closes a consumer in any thread
+            while not self._is_over.wait(_ALIVE_S) and self._clerk.is_alive():
+                pass
         self.raise_if_failed()
 
-    def _close_quietly(self) -> None:
+    def close_quietly(self) -> None:
+        """The same; a failure is logged."""
         try:
             self.close()
         except ConsumerError as error:
             log.error("%s", error)
 
-    def _run(self) -> None:
-        try:
-            while not self._close.wait(self._pause_s()) and not self._is_abandoned:
-                if self._is_draining and self.lanes.open == 0:
-                    break
-                if self._has_turn():
-                    self._try(self._turn, is_patient=self._is_patient)
-                elif self.lanes.has_news():
-                    self._try(self._write_only, is_patient=self._is_patient)
-                if self._retention_ms and time.monotonic() > self._expire_at:
-                    self._expire()
-            self._trouble = Complaint(log)  # patience begins now, not with an outage of before
-            while not self._try(self._leave, is_patient=False):
-                time.sleep(0.5)
-        except Exception as error:  # whatever it is, the iterator and `close` tell it
-            self._failure = error
-        self.is_closed = True
-        atexit.unregister(self._close_quietly)
-
-    def _pause_s(self) -> float:
-        busy_s = min(_LONGEST_S, self._write_s / _WRITE_SHARE)
-        return max(_WRITE_S, len(self._members) * _EACH_S, busy_s) * random.uniform(0.9, 1)
-
-    def _has_turn(self) -> bool:
-        is_quiet = not (self._owes_turn or self.lanes.has_news() or set(self.queues) - self._known)
-        pause_s = min(self._change_s / _TURN_SHARE, self._lease_s / 3)
+    def has_turn(self, pause_s: float) -> bool:
+        """Whether a turn is due; one each `pause_s` may commit how far the group came."""
+        if self.is_closed:  # a moment ago
+            return False
+        if self._has_to_leave() or self.is_late():
+            return True
+        is_quiet = not (self._owes_turn or self._has_written or self.lanes.has_news() or set(self.queues) - self._known)
+        self._pause_s = min(max(pause_s, self._change_s / _TURN_SHARE), self._lease_s)
+        pause_s = min(self._pause_s, self._lease_s / 3)
         if is_quiet:  # who stands by looks more seldom, and not at the same moment as the others
             pause_s = self._lease_s / 5 if self._me in self._members else self._lease_s / 3 * random.uniform(1, 1.2)
         return time.monotonic() - self._last_turn > pause_s
+
+    def take_turn(self) -> None:
+        """Take a turn, or leave the group where that is due."""
+        try:
+            if self._has_to_leave():
+                self._leaves_since = self._leaves_since or Complaint(log)  # patience begins now, not with an outage
+                self._trouble = self._leaves_since
+                if self._try(self._leave, is_patient=False):
+                    self.end()
+                return
+            self._try(self._turn, is_patient=self._is_patient)
+            if self._retention_ms and time.monotonic() > self._expire_at:
+                self._expire()
+        except BaseException as error:  # whatever it is, the iterator and `close` tell it
+            self.end(error)
+
+    def _has_to_leave(self) -> bool:
+        return self._is_abandoned or (self._is_draining and self.lanes.open == 0)
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """Do no more; a failure is told by the iterator and by `close`."""
+        self._failure = self._failure or failure
+        self.is_closed = True
+        self._clerk.remove(self)
+        self._is_over.set()
+        self.lanes.wake()
 
     def _try(self, step: Any, *, is_patient: bool) -> bool:
         """Do it; whether the store let it. One that is away is tried again."""
         try:
             step()
         except TRANSIENT as error:
-            self._trouble.say("cannot write what group and consumer did, and try again: %s", error)
+            self._trouble.say(_TROUBLE, error)
             if not is_patient and self._trouble.lasts_s() > _PATIENCE_S:
                 raise
             return False
@@ -162,10 +182,14 @@ class Keeper:
         return True
 
     def _turn(self) -> None:
-        """Write receipts, then the cursors behind them; see who lives; read what is due to this instance."""
-        cursors, held = self._write()
+        """Move the cursors behind receipts that are written; see who lives; read what is due to this instance."""
         queues, alive_at, was_member = set(self.queues), 0.0, False
         self._last_turn, self._owes_turn = time.monotonic(), False
+        if moves := self._last_turn - self._moved_at > self._pause_s:
+            self._moved_at, self._has_written = self._last_turn, False
+        _, cursors, held, changes = self._written
+        if changes != self.lanes.changes:  # they are of other lanes, and the next ones come soon: no queue goes before
+            cursors, held = {}, self.lanes.queues()
         kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
@@ -176,6 +200,8 @@ class Keeper:
             kept.clear()
             kept.update(mine & assignment.owned(state, self._me).keys())
             was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
+            if not (moves or self._gone) and assignment.is_balanced(state, self._me):
+                places = {}  # no queue goes to another instance
             return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)
@@ -188,12 +214,17 @@ class Keeper:
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
-            begun = time.monotonic()
-            self.lanes.set_waiting(self._receipts.waiting())
-            self._last_look = time.monotonic()
-            self._look_s = self._last_look - begun
+            self._look(None if has_new else time.monotonic() - LATELY_S)
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
         self._is_settled = all(map(self._reads, map(owners.get, queues)))
+
+    def _look(self, after_s: float | None) -> None:
+        """See what waits, and not less than was written here: neither while that is done, nor of before."""
+        with self._writing:
+            begun = time.monotonic()
+            self.lanes.set_waiting(self._receipts.waiting(after_s and max(after_s, self._wrote_at)))
+        self._last_look = time.monotonic()
+        self._look_s = self._last_look - begun
 
     def _reads(self, owner: str | None) -> bool:
         return owner is not None and (owner == self._me or self._watch.has_seen_alive(owner))
@@ -205,34 +236,52 @@ class Keeper:
         """
         return assignment.first_rounds(state) == self._receipts.first_rounds
 
-    def _write(self) -> tuple[dict[int, Any], set[int]]:
-        """Write receipts; the cursors that hold now, and the queues that must be kept."""
-        receipts, cursors, held = self.lanes.take()
-        begun = time.monotonic()
-        try:
-            self.lanes.note(self._receipts.write(self._still_mine(receipts)))
-        except BaseException:
-            self.lanes.put_back(receipts)
-            raise
-        self.lanes.written(receipts)
-        self._write_s = time.monotonic() - begun
-        return cursors, held
+    def take(self) -> tuple[Taken, Written] | None:
+        """Receipts to write, and as rows; None where there are none, or not now. `written` follows.
 
-    def _write_only(self) -> None:
-        """Write receipts; the cursors behind them wait for the next turn."""
-        self._owes_turn = True
-        self._write()
-        self._show_life(self._members)
-
-    def _still_mine(self, receipts: list[Receipt]) -> list[Receipt]:
-        """Without what puts messages off whose queues others took while this process stood still: they have them now.
-
-        Theirs may be done already, and a RETRY of the same attempt would bring it once more.
+        Not while others may have the queues: the next turn tells which are lost.
         """
-        if not self.is_late():
-            return receipts
-        mine = assignment.owned(self._group.read() or self._first, self._me)
-        return [each for each in receipts if each.outcome.state != "RETRY" or each.queue_id in mine]
+        pause_s = 0.9 * len(self._members) * _EACH_S
+        if self.is_late() or not self.lanes.has_news() or time.monotonic() - self._wrote_at < pause_s:
+            return None
+        if not self._writing.acquire(blocking=False):
+            return None
+        taken = self.lanes.take()
+        try:
+            if taken.receipts:
+                return taken, self._receipts.rows(taken.receipts)
+        except BaseException as error:  # it is of this group alone
+            self.written(taken, error)
+        else:
+            self.written(taken)
+        return None
+
+    def written(self, taken: Taken, error: BaseException | None = None) -> None:
+        """What was taken is in the table, or could not be written."""
+        try:
+            if error is None:
+                self._note(taken)
+            else:
+                self._put_back(error)
+        except BaseException as failure:
+            self.end(failure)
+        finally:
+            self._writing.release()
+
+    def _note(self, taken: Taken) -> None:
+        self._unwritten.end()
+        self._wrote_at = time.monotonic()
+        self.lanes.note(self._receipts.not_simple(taken.receipts))
+        before, self._written = self._written, taken._replace(receipts=[])  # before a turn is told to look at it
+        self._has_written |= taken[1:] != before[1:]
+        self.lanes.written()
+
+    def _put_back(self, error: BaseException) -> None:
+        self.lanes.put_back()
+        self._unwritten.say(_TROUBLE, error)
+        is_patient = self._is_patient or self._has_to_leave() or self._unwritten.lasts_s() < _PATIENCE_S
+        if not (isinstance(error, TRANSIENT) and is_patient):
+            self.end(error)
 
     def _show_life(self, members: Mapping[str, float]) -> float:
         """Show that this member lives, and see who else does, each time a third of the lease is over; when that was.
@@ -257,11 +306,21 @@ class Keeper:
             log.info("receipts are not deleted before the next hour: %s", error)
 
     def _leave(self) -> None:
-        cursors, _ = self._write()
+        if self.is_late():
+            self._turn()
+        self._writing.acquire()
+        taken = self.lanes.take()
+        try:
+            if taken.receipts:
+                self._receipts.append(table_of([self._receipts.rows(taken.receipts)]))
+        except BaseException as error:
+            self.written(taken, error)
+            raise
+        self.written(taken)
 
         def to(before: assignment.State | None) -> assignment.State:
             state = before or self._first
-            return assignment.leave(state, self._me, cursors if self._follows(state) else {})
+            return assignment.leave(state, self._me, taken.cursors if self._follows(state) else {})
 
         self._group.change(to)
         self._group.beats.end(self._me)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.receipts import Attempt, Receipt
+from commitlake.clients.consumer.receipts import Attempt, Receipt, Taken
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
-from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, place_texts
+from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows
 
 _OBJECT_BYTES = 200
 _MOST_MOVED = 64
@@ -49,8 +49,7 @@ class Handed:
 
     def value(self, column: str) -> Any:
         """A value of the message, or of the first one."""
-        rows, indexes = self.chosen
-        return rows.value(column, indexes[0])
+        return self.chosen.rows.value(column, self.chosen.indexes[0])
 
     def place(self) -> Place:
         """What identifies the message, or the first one."""
@@ -159,22 +158,29 @@ class Lanes:
         unwritten: messages whose receipts are not written yet.
         finished: how many were finished so far.
         due_ms: when the next message may be due again, ms since epoch, UTC.
+        changes: how often queues came or went.
+        wake: tells whoever waits for messages to look again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self.wake = wake
         self._lanes: dict[int, Lane] = {}
         self._open: set[Handed] = set()
-        self._has_moved = False
-        """Whether a cursor has since the last `take`."""
-        self._receipts: list[Receipt] = []
+        self._has_moved = False  # whether a cursor has since the last `take`
+        self._receipts, self._at_work = list[tuple[Lane, Receipt]](), list[tuple[Lane, Receipt]]()
         self._lock = threading.RLock()  # garbage collection may end an iterator, which puts retries off, inside of it
-        self.open = self.open_bytes = self.unwritten = self.finished = 0
+        self.open = self.open_bytes = self.unwritten = self.finished = self.changes = 0
         self.due_ms = NEVER
 
     def reading(self) -> dict[int, Lane]:
         """The lanes as they are now."""
         with self._lock:
             return {queue: lane for queue, lane in self._lanes.items() if not lane.is_closing}
+
+    def queues(self) -> set[int]:
+        """Those that have a lane."""
+        with self._lock:
+            return set(self._lanes)
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
         """Where more than so many bytes are finished behind open messages, the queues that have more than their share.
@@ -187,7 +193,7 @@ class Lanes:
             if sum(kept.values()) <= most_bytes:
                 return []
             lanes = [(q, lane.front()) for q, lane in self._lanes.items() if kept[q] > most_bytes // len(kept)]
-            return [(queue, _position(front)) for queue, front in lanes if front is not None and front.is_open]
+            return [(q, "-".join(map(str, it.place()))) for q, it in lanes if it is not None and it.is_open]
 
     def waiting(self) -> int:
         """How many messages wait for their next attempt."""
@@ -232,7 +238,7 @@ class Lanes:
                 self.finished += 1
                 if outcome.state != "RETRY" or not handed.lane.is_lost:
                     rows, indexes = handed.chosen
-                    self._receipts.append(Receipt(rows.of_receipts, indexes, outcome))
+                    self._receipts.append((handed.lane, Receipt(rows.of_receipts, indexes, outcome)))
                     self.unwritten += len(indexes)
 
     def give_back(self, handed: Handed) -> bool:
@@ -245,28 +251,35 @@ class Lanes:
             self._count(handed, -1)
             return True
 
-    def take(self) -> tuple[list[Receipt], dict[int, Any], set[int]]:
-        """Receipts to write, the cursors that hold once they are written, and the queues that must be kept."""
+    def take(self) -> Taken:
+        """What is to be written; `written` or `put_back` follows, before the next time.
+
+        No message of a lost queue is put off: who has it now may have done it, and a RETRY would bring it once more.
+        """
         with self._lock:
             self._settle()
             self._has_moved = False
-            taken, self._receipts = self._receipts, []
+            self._receipts = [it for it in self._receipts if it[1].outcome.state != "RETRY" or not it[0].is_lost]
+            self.unwritten = sum(len(receipt.indexes) for _, receipt in self._receipts)
+            self._at_work, self._receipts = self._receipts, []
             cursors = {queue: lane.cursor.to_json() for queue, lane in self._lanes.items()}
-            return taken, cursors, {queue for queue, lane in self._lanes.items() if lane.is_held()}
+            held = {queue for queue, lane in self._lanes.items() if lane.is_held()}
+            return Taken([receipt for _, receipt in self._at_work], cursors, held, self.changes)
 
-    def written(self, receipts: Iterable[Receipt]) -> None:
-        """Receipts that were taken are in the table."""
+    def written(self) -> None:
+        """What was taken is in the table."""
         with self._lock:
-            self.unwritten -= sum(len(each.indexes) for each in receipts)
+            self.unwritten -= sum(len(receipt.indexes) for _, receipt in self._at_work)
+            self._at_work = []
 
-    def put_back(self, receipts: list[Receipt]) -> None:
-        """Receipts that could not be written: they are the first to be taken next time."""
+    def put_back(self) -> None:
+        """What was taken could not be written: it is the first to be taken next time."""
         with self._lock:
-            self._receipts[:0] = receipts
+            self._receipts[:0], self._at_work = self._at_work, []
             self._has_moved = True
 
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
-        """Read what this instance owns now; whether any lane is new.
+        """Read what this instance owns now; whether any lane is new. Where lanes change or close there is news.
 
         Args:
             state: of the group.
@@ -281,6 +294,9 @@ class Lanes:
             for queue, lane in self._lanes.items():
                 lane.is_lost |= queue not in kept
                 lane.is_closing |= lane.is_lost or due[queue] != me
+            has_changed = bool(new) or len(kept) < len(self._lanes)
+            self.changes += has_changed
+            self._has_moved |= has_changed or any(lane.is_closing for lane in kept.values())
             self._lanes = kept | new
             self._set_due()
             return bool(new)
@@ -322,9 +338,10 @@ class Lanes:
             self._set_due()
 
     def _set_due(self) -> None:
-        self.due_ms = min(
-            (lane.retries.due_ms() for lane in self._lanes.values() if not lane.is_closing), default=NEVER
-        )
+        before, lanes = self.due_ms, [lane for lane in self._lanes.values() if not lane.is_closing]
+        self.due_ms = min((lane.retries.due_ms() for lane in lanes), default=NEVER)
+        if self.due_ms < before:
+            self.wake()
 
     def _count(self, handed: Handed, sign: int) -> None:
         rows, indexes = handed.chosen
@@ -374,10 +391,6 @@ class Lanes:
 
 def _is_unfinished(each: Handed | Passed) -> bool:
     return isinstance(each, Handed) and not each.finished
-
-
-def _position(handed: Handed) -> str:
-    return str(place_texts(handed.chosen.rows.table.slice(handed.chosen.indexes[0], 1))[0])
 
 
 def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import duckdb
 import numpy as np
@@ -49,7 +50,7 @@ SCHEMA = pa.schema(
         ("at", pa.timestamp("us", "UTC")),
     ]
 )
-_STATS = "attempt,round,due_at,source_offset,batch_id,at"
+_STATS = "state,attempt,round,due_at,source_offset,batch_id,at"
 STATES = ("RETRY", "DEAD", "DONE")
 """Of two receipts of one attempt, which happens when it was handed over twice, the higher one counts."""
 _LAST = f"""
@@ -57,6 +58,9 @@ SELECT * FROM rows QUALIFY row_number() OVER (
     PARTITION BY source, source_queue, source_offset, source_index
     ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
 """
+Written: TypeAlias = pa.Table | list[dict[str, Any]]
+"""Rows of a group, for `table_of`."""
+_FEW = 16
 
 
 class Attempt(NamedTuple):
@@ -86,10 +90,39 @@ class Receipt(NamedTuple):
     indexes: Sequence[int]
     outcome: Attempt
 
-    @property
-    def queue_id(self) -> int:
-        """Of the messages: they are of one queue."""
-        return int(self.messages["queue_id"][self.indexes[0]].as_py())
+
+class Taken(NamedTuple):
+    """What is to be written, and what holds once that is done.
+
+    Attributes:
+        receipts: in the order in which messages were finished.
+        cursors: of all lanes, as JSON.
+        held: queues that must be kept.
+        changes: `Lanes.changes` at that time.
+    """
+
+    receipts: list[Receipt]
+    cursors: dict[int, Any]
+    held: set[int]
+    changes: int
+
+
+class Files(Snapshot):
+    """The table for all groups of this process."""
+
+    _all: pa.Table | None = None
+    _numbers: Mapping[str, list[int]]
+
+    def of_group(self, group: str) -> pa.Table:
+        """The files that have receipts of a group."""
+        with self._lock:
+            files = self.files()
+            if files is not self._all:
+                numbers: dict[str, list[int]] = {}
+                for number, name in enumerate(files["partition.consumer_group"].to_pylist()):
+                    numbers.setdefault(name, []).append(number)
+                self._all, self._numbers = files, numbers
+            return files.take(pa.array(self._numbers.get(group, []), pa.int64()))
 
 
 class Receipts:
@@ -103,6 +136,7 @@ class Receipts:
 
     Attributes:
         first_rounds: those of first attempts, of each reading. A message that was done at one needs no thought.
+        appender: of this process for the table.
     """
 
     def __init__(
@@ -111,29 +145,42 @@ class Receipts:
         self.first_rounds = first_rounds
         self._place, self._group, self._topic, self._options = place, group, topic, options
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
-        self._appender = tables.appender(place, options)
-        self._table = Snapshot(place, options)
+        self.appender = tables.appender(place, options)
+        self._table = Files.shared(place, options)
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
 
-    def write(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
-        """Append receipts, in one commit; return as rows those that are more than done at the first attempt."""
-        if not receipts:
-            return []
-        rows = pa.concat_tables(
+    def rows(self, receipts: Sequence[Receipt]) -> Written:
+        """Receipts as rows for `table_of`; there is at least one.
+
+        Few of them without Arrow: it lets go of Python's lock, for which a thread waits long among hundreds.
+        """
+        if sum(len(each.indexes) for each in receipts) <= _FEW:
+            return [row for each in receipts for row in _dicts(self._group, self._topic, each)]
+        return pa.concat_tables(
             rows_of(self._group, self._topic, *_taken(part), [each.outcome for each in part])
             for part in _by_rows(receipts)
         )
-        self.append(rows)
-        return list(rows.filter(self._is_not_simple()).to_pylist())
+
+    def not_simple(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
+        """Those that are more than done at the first attempt, as rows."""
+        simple = {("DONE", 1, first) for first in self.first_rounds}
+        found = [each for each in receipts if each.outcome[:3] not in simple]
+        return list(table_of([self.rows(found)]).to_pylist()) if found else []
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema."""
-        self._appender.append(rows)
+        self.appender.append(rows)
+        if self.appender.wants_tidying():
+            self.appender.tidy()
 
-    def waiting(self) -> list[dict[str, Any]]:
-        """Receipts of the messages that wait for their next attempt, in the order in which they are due."""
-        return [row for row in self._newest() if row["state"] == "RETRY"]
+    def waiting(self, after_s: float | None = None) -> list[dict[str, Any]]:
+        """Receipts of the messages that wait for their next attempt, in the order in which they are due.
+
+        Args:
+            after_s: see `Snapshot.refresh`.
+        """
+        return [row for row in self._newest(after_s) if row["state"] == "RETRY"]
 
     def dead(self) -> list[dict[str, Any]]:
         """Receipts of the group's dead letters, the oldest first."""
@@ -179,24 +226,24 @@ class Receipts:
     def _delta(self) -> DeltaTable:
         return DeltaTable(self._place, storage_options=storage_options(self._options))
 
-    def _newest(self) -> list[dict[str, Any]]:
+    def _newest(self, after_s: float | None = None) -> list[dict[str, Any]]:
         """The newest receipt of each message that waits or is a dead letter, by due time.
 
         Files never change, so of new ones only their rows count. Those that compaction has put in the place of others
         can't be told from these: then all is read again.
         """
-        self._table.refresh()
-        files = self._table.files()
-        files = files.filter(pc.equal(files["partition.consumer_group"], self._group))
+        self._table.refresh(after_s)
+        files = self._table.of_group(self._group)
         paths = set(files["path"].to_pylist())
         if self._seen - paths:
             self._seen, self._open = set(), {}
         new = files.filter(pa.array([path not in self._seen for path in files["path"].to_pylist()], pa.bool_()))
+        new = new.filter(self._may_count(new))
         if new.num_rows:
             rows = self._table.dataset(new).scanner(filter=self._mine() & self._is_not_simple())
             for row in _last_of_each(rows, and_done=bool(self._seen)):
                 self._take_in(row)
-            self._seen = paths
+        self._seen = paths
         return sorted(self._open.values(), key=lambda row: row["due_at"] or row["at"])
 
     def _mine(self) -> pads.Expression:
@@ -205,6 +252,15 @@ class Receipts:
     def _is_not_simple(self) -> pads.Expression:
         is_first = (pads.field("attempt") == 1) & pads.field("round").isin(list(self.first_rounds))
         return (pads.field("state") != "DONE") | ~is_first
+
+    def _may_count(self, files: pa.Table) -> pa.Array:
+        """In which files there may be receipts that `_is_not_simple`, by their statistics."""
+        if "min.state" not in files.column_names:  # of an earlier version's table
+            return pa.repeat(pa.scalar(True), files.num_rows)
+        simple = {"state": ["DONE"], "attempt": [1], "round": list(self.first_rounds)}
+        alike = [pc.equal(files[f"min.{name}"], files[f"max.{name}"]) for name in simple]
+        right = [pc.is_in(files[f"min.{name}"], pa.array(values)) for name, values in simple.items()]
+        return pc.invert(reduce(pc.and_, [*alike, *right]).fill_null(False))
 
     def _take_in(self, row: dict[str, Any]) -> None:
         place = place_of(row)
@@ -215,6 +271,28 @@ class Receipts:
             self._open.pop(place, None)
         else:
             self._open[place] = row
+
+
+def table_of(parts: Iterable[Written]) -> pa.Table:
+    """Rows of several groups."""
+    tables, few = list[pa.Table](), list[dict[str, Any]]()
+    for part in parts:
+        if isinstance(part, list):
+            few += part
+        else:
+            tables.append(part)
+    return pa.concat_tables([*tables, pa.Table.from_pylist(few, SCHEMA)])
+
+
+def _dicts(group: str, topic: str, receipt: Receipt) -> Iterator[dict[str, Any]]:
+    messages, outcome = receipt.messages, receipt.outcome
+    own = {
+        **{"consumer_group": group, "topic": topic, "instance": INSTANCE, "remark": outcome.remark},
+        **{"state": outcome.state, "attempt": outcome.attempt, "round": outcome.round},
+        **{"due_at": None if outcome.due_ms is None else _time(outcome.due_ms), "at": _time(outcome.at_ms)},
+    }
+    for index in receipt.indexes:
+        yield {**{name: messages[name][index].as_py() for name in messages.column_names}, **own}
 
 
 def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Attempt]) -> pa.Table:

@@ -37,12 +37,15 @@ class Rows:
         self.keys = keys_of(self.table)
         self.of_receipts = self.table.select(RECEIPT_COLUMNS)
         self.open = 0
+        self._columns: dict[str, pa.ChunkedArray] = {}
         self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
-        self._columns = {name: self.table[name] for name in self.table.column_names}
 
     def value(self, column: str, row: int) -> Any:
         """One value."""
-        return self._columns[column][row].as_py()
+        values = self._columns.get(column)
+        if values is None:
+            values = self._columns[column] = self.table[column]
+        return values[row].as_py()
 
 
 class Chosen(NamedTuple):

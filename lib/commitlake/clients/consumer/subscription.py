@@ -19,7 +19,7 @@ from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.keeper import Keeper
-from commitlake.clients.consumer.lanes import Handed, Lane
+from commitlake.clients.consumer.lanes import Handed, Lane, Lanes
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.outcomes import Outcomes
 from commitlake.clients.consumer.plan import Window
@@ -42,7 +42,7 @@ MOST_KEPT_BYTES = 512 << 20
 """Of messages that are finished behind one that is open; a restart gets them again."""
 MOST_WAITING = 50_000
 """Messages that wait for their next attempt, some 5 kB each: a handler whose database is away fails for all."""
-_LOOK_S, _STALLED_S = 0.01, 5.0
+_LOOK_S, _LATE_S, _STALLED_S = 0.01, 0.5, 5.0
 _AGAIN_MOST = 1_000
 """Less than may be open: a batch of them is handed over as a whole."""
 _PUT_OFF_MS = 2_000
@@ -54,6 +54,9 @@ class Flag(Protocol):
 
     def is_set(self) -> bool:
         """Whether to stop."""
+
+    def wake(self) -> None:
+        """End a wait for news."""
 
 
 class ReadOptions(NamedTuple):
@@ -130,7 +133,10 @@ class Subscription:
         group.refuse_other_table(first, table.id)
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
         name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
-        self._member = Keeper(group, kept, name, plan.lease_s, first, table.queues(), plan.follow, plan.retention_ms)
+        lanes = Lanes(self._stop.wake)
+        self._member = Keeper(
+            group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, plan.retention_ms
+        )
         self._outcomes = Outcomes(self.topic, self._member)
         return True
 
@@ -151,6 +157,12 @@ class Subscription:
             return False
         self._member.raise_if_failed()
         return self._member.lanes.due_ms <= now_ms() and not self._member.is_late()
+
+    def due_in_s(self) -> float:
+        """When to ask `is_due` again, unless told to before."""
+        if self._member is None or self._member.is_late():
+            return _LATE_S
+        return max(_LOOK_S, (self._member.lanes.due_ms - now_ms()) / 1_000)
 
     def raise_if_failed(self) -> None:
         """Raise the error that ended the member."""
@@ -270,7 +282,7 @@ class Subscription:
 
     def _window(self, topic: Topic, cursors: Mapping[int, Any]) -> Window | None:
         window = topic.next(cursors) if cursors else None
-        if window is None and topic.refresh() and cursors:
+        if window is None and topic.refresh(of_late=self._plan.follow) and cursors:
             window = topic.next(cursors)
         return window
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from concurrent.futures import Future
 from functools import cache
 
 import pyarrow as pa
@@ -15,9 +15,12 @@ from commitlake.config.object_store import storage_options
 from commitlake.errors import ConsumerError
 from commitlake.reading.table import Options
 
+log = logging.getLogger(__name__)
+
 TRANSIENT = (DeltaError, OSError, pa.ArrowException, ConsumerError)
 """What a store raises that is away for a while; also what it raises for ever when it is broken."""
-_COMPACT_EVERY = 200
+_COMPACT_EVERY, _MOST_FILES = 200, 10_000
+"""Commits, or files that they write, one for each group: 10 000 take 20 s of a core."""
 _COMMIT_TRIES = 100
 """Of an append, which only the commits of other processes come before."""
 
@@ -53,49 +56,46 @@ def compact(table: DeltaTable) -> None:
         table.optimize.compact()
         table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
         table.cleanup_metadata()
-    except DeltaError:
-        return
+    except (DeltaError, OSError) as error:
+        log.info("the small files of %s stay for now: %s", table.table_uri, error)
 
 
 class Appender:
-    """Appends rows to a table for all of this process: what comes while a commit is under way goes into the next one.
+    """Appends rows to a table for all of this process, one commit at a time.
 
-    With a commit for each group of consumers, a hundred of them race for the next version of one log, and lose.
+    With a hundred at a time all race for the next version of the log, and most lose.
     """
 
     def __init__(self, place: str, options: dict[str, str] | None) -> None:
         self._place, self._options = place, options
-        self._waiting: list[tuple[pa.Table, Future[None]]] = []
-        self._lock, self._turn, self._count = threading.Lock(), threading.Lock(), 0
+        self._turn, self._tidying = threading.Lock(), threading.Lock()
+        self._commits = self._files = 0  # since files were made few
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows, and now and then make few files of many."""
-        written: Future[None] = Future()
-        with self._lock:
-            self._waiting.append((rows, written))
+        """Append rows, whose first column tells the files apart."""
+        again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
         with self._turn:
-            is_first = not written.done()
-            if is_first:
-                self._write()
-        written.result()
-        if is_first and self._count % _COMPACT_EVERY == 0:
-            compact(DeltaTable(self._place, storage_options=self._options))
-
-    def _write(self) -> None:
-        with self._lock:
-            taken, self._waiting = self._waiting, []
-        try:
             check_there(self._place)
-            rows = pa.concat_tables(rows for rows, _ in taken)
-            again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
             write_deltalake(self._place, rows, mode="append", storage_options=self._options, commit_properties=again)
-            self._count += 1
-        except BaseException as error:
-            for _, written in taken:
-                written.set_exception(error)
-            return
-        for _, written in taken:
-            written.set_result(None)
+            self._commits, self._files = self._commits + 1, self._files + len(rows[0].unique())
+
+    def wants_tidying(self) -> bool:
+        """Whether there are so many files that it is time for `tidy`; that is told once."""
+        with self._turn:
+            is_due = self._commits >= _COMPACT_EVERY or self._files >= _MOST_FILES
+            if is_due:
+                self._commits = self._files = 0
+            return is_due
+
+    def tidy(self) -> None:
+        """Make few files of many, which may take a minute; not where another thread does."""
+        if self._tidying.acquire(blocking=False):
+            try:
+                compact(DeltaTable(self._place, storage_options=self._options))
+            except (DeltaError, OSError) as error:
+                log.info("the small files of %s stay for now: %s", self._place, error)
+            finally:
+                self._tidying.release()
 
 
 @cache

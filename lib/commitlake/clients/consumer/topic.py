@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +20,62 @@ from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
 from commitlake.clients.consumer.rows import NEEDED, ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.errors import NoTableError
-from commitlake.reading.parquet import ParquetRows
+from commitlake.reading.parquet import Numbers, ParquetRows
 from commitlake.reading.table import Options, Snapshot
 
 BUDGET = 4 << 20
 """Bytes of files that are looked at together: their keys are in memory, some 100 bytes a row."""
+_MOST_RECENT, _RECENT_BYTES = 256, 256 << 10
+"""Files of all topics, and bytes of one's rows, that stay in memory for other groups."""
+_RECENT: dict[tuple[int, str], pa.Table] = {}
+_KEEPING, _NUMBERS = threading.Lock(), itertools.count()
 _HIGHEST = 1 << 62
 T = TypeVar("T")
+
+
+class Listing(NamedTuple):
+    """The files of a version, with what is asked of them again and again."""
+
+    files: pa.Table
+    known: window.FileStatistics
+    paths: list[str]
+    queues: list[int]
+    names: list[str]
+    deleted: Mapping[str, Numbers]
+
+
+class Files(Snapshot):
+    """A topic's table for all groups of this process, and the rows of small files that one of them has just read."""
+
+    def __init__(self, place: str, options: Options = None) -> None:
+        super().__init__(place, options)
+        self._listing: Listing | None = None
+        self._number = next(_NUMBERS)
+
+    def listing(self) -> Listing:
+        """The files of the snapshot; another one for each version."""
+        found = self._listing
+        if found is not None and found.files is self._actions:
+            return found
+        with self._lock:
+            files, found = self.files(), self._listing
+            if found is None or found.files is not files:
+                paths, queues = (files[name].to_pylist() for name in ("path", "partition.queue_id"))
+                names, deleted = self.column_names(), self.deleted()
+                found = self._listing = Listing(files, statistics(files), paths, queues, names, deleted)
+            return found
+
+    def keep(self, path: str, rows: pa.Table) -> None:
+        """Keep all rows of a file for a while; it never changes, and a deletion vector has taken none of them."""
+        if rows.nbytes <= _RECENT_BYTES:
+            with _KEEPING:
+                _RECENT[self._number, path] = rows
+                if len(_RECENT) > _MOST_RECENT:
+                    del _RECENT[next(iter(_RECENT))]
+
+    def recent(self, path: str) -> pa.Table | None:
+        """All rows of a file, where they are at hand."""
+        return _RECENT.get((self._number, path))
 
 
 class Topic:
@@ -44,33 +95,39 @@ class Topic:
 
     def __init__(self, place: str, options: Options = None) -> None:
         try:
-            self._table = Snapshot(place, options)
+            self._table = Files.shared(place, options)
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
-        missing.refuse_columns(place, self._table.column_names(), NEEDED)
         self._finished: set[str] = set()  # files without a row behind the cursors; they never change
         self._plan: Plan | None = None
+        self._take_files()
 
-    def refresh(self) -> bool:
-        """Go to the newest version; whether that is another one."""
-        is_new = self._table.refresh()
+    def refresh(self, *, of_late: bool = False) -> bool:
+        """Go to the newest version, or one that another group has just seen; whether that is another one."""
+        if not (of_late and self._table.is_fresh()):
+            self._table.refresh()
+        is_new = self._table.listing() is not self._all
         if is_new:
             self._plan = None  # it counts rows of files, of which a deletion vector may have taken some out
-            missing.refuse_columns(self._table.place, self._table.column_names(), NEEDED)
-            self._finished &= set(self._table.files()["path"].to_pylist())
+            self._take_files()
         return is_new
+
+    def _take_files(self) -> None:
+        self._all = self._table.listing()
+        missing.refuse_columns(self._table.place, self._all.names, NEEDED)
+        self._left: Sequence[int] = range(len(self._all.paths))
+        self._finished &= set(self._all.paths)
 
     def queues(self) -> set[int]:
         """Destination queues that have rows."""
-        return set(self._table.files()["partition.queue_id"].unique().to_pylist())
+        return set(self._all.queues)
 
     def begin(self, queue: int) -> None:
         """A queue is read from another cursor than before."""
-        self._plan = None
-        files = self._table.files()
-        mine = files.filter(pc.equal(files["partition.queue_id"], queue))
-        self._finished -= set(mine["path"].to_pylist())
+        self._plan, paths, queues = None, self._all.paths, self._all.queues
+        self._finished -= {path for path, other in zip(paths, queues, strict=True) if other == queue}
+        self._left = range(len(paths))
 
     def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
         """The next rows of these queues behind their cursors, None when there are none.
@@ -100,17 +157,18 @@ class Topic:
 
         Where the first rows of some files may not be handed over yet, more files are looked at, one by one at first.
         """
-        looked: dict[str, Part] = {}
+        looked: dict[int, Part] = {}
         files = self._unfinished(cursors)
-        while files.num_rows:
-            known = statistics(files)
+        while len(files):
+            known = self._all.known.where(files)
             order = window.in_order(known)
             count = max(window.fitting(known.size[order], BUDGET), 2 * len(looked))
-            parts = self._behind(files.take(order[:count]), cursors, looked)
+            parts = self._behind(files[order[:count]].tolist(), cursors, looked)
             chosen, left = order[: len(parts)], known.where(order[len(parts) :])
             keys = Keys.joined([part.keys for part in parts])
             allowed = window.may_be_handed_over(keys, left)
-            finishes = files["path"].take(chosen).to_pylist() if len(left.size) == 0 or allowed.all() else []
+            is_whole = len(left.size) == 0 or allowed.all()
+            finishes = [self._all.paths[file] for file in files[chosen].tolist()] if is_whole else []
             if allowed.any():
                 return Plan(cursors.keys(), parts, keys, allowed, finishes)
             self._finished.update(finishes)
@@ -127,8 +185,7 @@ class Topic:
         wanted = pa.Table.from_pylist([{name: place[name] for name in PLACE_COLUMNS} for place in places])
         wanted = wanted.cast(pa.schema([self.schema.field(name) for name in PLACE_COLUMNS]))
         texts, offsets = place_texts(wanted), np.sort(wanted["source_offset"].to_numpy())
-        files = self._table.files()
-        known = statistics(files)
+        files, known = self._all.files, self._all.known
         has = np.searchsorted(offsets, known.first_offset) < np.searchsorted(offsets, known.last_offset, "right")
         found, left = [self.schema.empty_table()], WINDOW_BYTES
         for path, queue in _paths(files.filter(pa.array(has))):
@@ -156,12 +213,11 @@ class Topic:
         Yields:
             Rows, and since when the oldest of all later parts may be visible; None for the last part.
         """
-        files, wanted = self._table.files(), np.unique(np.asarray([*offsets], np.int64))
-        known = statistics(files)
+        files, known, wanted = self._all.files, self._all.known, np.unique(np.asarray([*offsets], np.int64))
         has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
         reached = {queue: (cursors or {}).get(queue, Cursor()) for queue in self.queues()}
-        left = pc.is_in(files["path"], self._unfinished(reached)["path"]).to_numpy(zero_copy_only=False)
-        files = files.filter(pa.array(has | left))
+        has[self._unfinished(reached)] = True
+        files = files.filter(pa.array(has))
         since = _column(files, "min.visible_at")
         order = pc.array_sort_indices(since, null_placement="at_start")
         files, since = files.take(order), [*since.take(order).to_pylist(), None]
@@ -186,7 +242,7 @@ class Topic:
             most_rows: so many are looked at; of the other files all rows count.
         """
         reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
-        files = self._unfinished(reached)
+        files = self._all.files.take(self._unfinished(reached))
         is_whole = self._are_behind(files, reached)
         numbers = np.where(is_whole, 0, _filled(files, "num_records", 0))
         is_whole |= np.cumsum(numbers) - numbers >= (_HIGHEST if most_rows is None else most_rows)
@@ -199,7 +255,7 @@ class Topic:
 
     def _are_behind(self, files: pa.Table, reached: Mapping[int, Cursor]) -> npt.NDArray[np.bool_]:
         """Of which files the statistics alone tell that all rows are behind the cursors of their queues."""
-        known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._table.deleted()
+        known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._all.deleted
         ahead = [window.is_ahead(known, index, reached[queue]) for index, queue in enumerate(queues)]
         has_all = pc.and_(files["num_records"].is_valid(), _column(files, "min.visible_at").is_valid())
         is_kept = np.array([path not in deleted for path in files["path"].to_pylist()], bool)
@@ -216,7 +272,7 @@ class Topic:
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
         """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
-        files = self._table.files()
+        files = self._all.files
         condition = None
         if before_ms is not None:
             time = pa.scalar(before_ms * 1_000, pa.timestamp("us", "UTC"))
@@ -231,17 +287,16 @@ class Topic:
                 found[int(queue)].advance_to_end(keys.where(ids == queue))
         return found
 
-    def _unfinished(self, cursors: Mapping[int, Cursor]) -> pa.Table:
-        """Files that may have rows behind the cursors of their queue."""
-        files = self._table.files()
-        files = files.filter(pc.is_in(files["partition.queue_id"], pa.array(list(cursors), pa.int32())))
-        files = files.filter(pa.array([path not in self._finished for path in files["path"].to_pylist()], pa.bool_()))
-        known, queues = statistics(files), files["partition.queue_id"].to_pylist()
-        done = [window.is_finished(known, index, cursors[queue]) for index, queue in enumerate(queues)]
-        self._finished.update(files["path"].filter(pa.array(done, pa.bool_())).to_pylist())
-        return files.filter(pa.array([not each for each in done], pa.bool_()))
+    def _unfinished(self, cursors: Mapping[int, Cursor]) -> Numbers:
+        """Files that may have rows behind the cursors of their queue, by their numbers in the listing."""
+        known, paths, queues = self._all.known, self._all.paths, self._all.queues
+        self._left = [file for file in self._left if paths[file] not in self._finished]
+        mine = [file for file in self._left if queues[file] in cursors]
+        done = {file for file in mine if window.is_finished(known, file, cursors[queues[file]])}
+        self._finished.update(paths[file] for file in done)
+        return np.array([file for file in mine if file not in done], np.int64)
 
-    def _behind(self, files: pa.Table, cursors: Mapping[int, Cursor], looked: dict[str, Part]) -> list[Part]:
+    def _behind(self, files: Sequence[int], cursors: Mapping[int, Cursor], looked: dict[int, Part]) -> list[Part]:
         """Rows of the files behind the cursors; of small files they are in memory, as long as there is room.
 
         The first look ends where there is none. Later ones take the others too, of which only keys are in memory.
@@ -253,34 +308,42 @@ class Topic:
         """
         left = WINDOW_BYTES - sum(part.table.nbytes for part in looked.values())
         is_first = not looked
-        for (path, queue), size in zip(_paths(files), files["size_bytes"].to_pylist(), strict=True):
+        for file in files:
             if is_first and looked and left <= 0:
                 break
-            if path not in looked:
-                rows = self._rows(path, queue)
+            if file not in looked:
+                path, queue, size = self._all.paths[file], self._all.queues[file], self._all.known.size[file]
                 is_small = 0 < size <= BUDGET
-                table = rows.take(np.arange(rows.count if is_small and left > 0 else 0), left)
+                is_whole = path not in self._all.deleted
+                table, rows = self._table.recent(path) if left > 0 and is_whole else None, None
+                if table is None:
+                    rows = self._rows(path, queue)
+                    table = rows.take(np.arange(rows.count if is_small and left > 0 else 0), left)
+                    if table.num_rows == rows.count:
+                        if is_whole:
+                            self._table.keep(path, table)
+                        rows = None
                 left -= table.nbytes
                 # Thousands of small files would be open at once; a large one is read on where it was left.
-                looked[path] = _part(
-                    rows, table, cursors[queue], partial(self._rows, path, queue) if is_small else None
+                looked[file] = _part(
+                    table, rows, cursors[queue], partial(self._rows, path, queue) if is_small else None
                 )
-        return [looked[path] for path, _ in _paths(files) if path in looked]
+        return [looked[file] for file in files if file in looked]
 
     def _rows(self, path: str, queue: int) -> ParquetRows:
-        return self._table.rows(path, {"queue_id": queue}, "body")
+        return self._table.rows(path, {"queue_id": queue}, "body", self._all.deleted)
 
 
-def _part(rows: ParquetRows, table: pa.Table, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:
-    """The rows behind a cursor, of which `table` has all or the first ones; `again` opens the file once more."""
-    is_whole = table.num_rows == rows.count
-    keys = keys_of(table) if is_whole else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
+def _part(table: pa.Table, rows: ParquetRows | None, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:
+    """The rows behind a cursor, all of the file in `table`, or read by `rows`; `again` opens the file once more."""
+    keys = keys_of(table) if rows is None else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
     numbers = np.flatnonzero(cursor.is_before(keys))
-    if len(numbers) < rows.count:
+    if len(numbers) < len(keys.batch):
         keys = keys.where(numbers)
-    if is_whole:
+    if rows is None:
         return Part(keys, numbers, None, table)
-    return Part(keys, numbers, again or (lambda: rows), table.slice(0, 0))
+    kept = rows
+    return Part(keys, numbers, again or (lambda: kept), table.slice(0, 0))
 
 
 def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import TypeVar
 
+from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.message import Message, SendResult

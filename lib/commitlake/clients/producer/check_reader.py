@@ -16,9 +16,9 @@ from weakref import WeakMethod
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError as ClientError
 
+from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_progress import Calls, CheckProgress
 from commitlake.clients.producer.check_turns import Turned, turns
-from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.errors import RecordError, RefusedSend

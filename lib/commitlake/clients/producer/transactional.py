@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from commitlake.clients import tracing
+from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_progress import Calls
 from commitlake.clients.producer.check_reader import CheckAnswerer
-from commitlake.clients.producer.daemon_pool import DaemonPool
 from commitlake.clients.producer.database_transaction import DatabaseTransaction
 from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.ending import Ending

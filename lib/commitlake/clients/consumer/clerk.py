@@ -1,0 +1,154 @@
+"""One thread of a process writes the receipts of all its groups, in one commit; a few more take their turns.
+
+With a thread for each, hundreds wake up each second, race for the next version of one log, and wait for each other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+from deltalake.exceptions import DeltaError
+
+from commitlake.clients.consumer import tables
+from commitlake.clients.consumer.receipts import Taken, Written, table_of
+from commitlake.clients.daemon_pool import DaemonPool
+
+if TYPE_CHECKING:
+    from commitlake.clients.consumer.keeper import Keeper
+
+_WRITE_S, _EACH_S, _LONGEST_S = 1.0, 0.005, 2.0
+"""The time between two commits: at least, for each group, and at most."""
+_WRITE_SHARE = 0.2
+"""Of the time, at most, that goes into commits."""
+_TURN_S = 0.02
+"""Between two commits of how far a group came, for each group: one takes some 6 ms of a core."""
+_HELPERS = 16
+_NAMES = "commitlake-consumer-receipts", "commitlake-turns"
+
+
+class Clerk:
+    """Works for all keepers of a process that write to one table of receipts, as long as there are any.
+
+    Args:
+        appender: of that table.
+    """
+
+    def __init__(self, appender: tables.Appender) -> None:
+        self._appender = appender
+        self._keepers: set[Keeper] = set()
+        self._at_work: set[Keeper] = set()
+        self._lock, self._news = threading.Lock(), threading.Event()
+        self._helpers = DaemonPool(_HELPERS, _NAMES[1])
+        self._write_s = 0.0  # how long the last commit took
+        self._thread: threading.Thread | None = None
+        atexit.register(self._close_all, os.getpid())
+
+    def add(self, keeper: Keeper) -> None:
+        """Work for one more."""
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=_NAMES[0], daemon=True)
+                thread.start()  # where that fails the next one begins it; it waits for this lock
+                self._thread = thread
+            self._keepers.add(keeper)
+
+    def remove(self, keeper: Keeper) -> None:
+        """Work for one less."""
+        with self._lock:
+            self._keepers.discard(keeper)
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Look at once."""
+        self._news.set()
+
+    def is_alive(self) -> bool:
+        """Whether it works; a fork takes its thread not along."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    def is_here(self) -> bool:
+        """Whether this thread is a clerk's or a helper's, which must not wait for one."""
+        return threading.current_thread().name.startswith(_NAMES)
+
+    def _run(self) -> None:
+        try:
+            while self._goes_on():
+                self._news.wait(self._pause_s())
+                self._news.clear()
+                self._write()
+                self._give_turns()
+        except BaseException as error:  # whatever it is, the iterators and `close` tell it
+            with self._lock:
+                self._thread = None
+            for keeper in list(self._keepers):
+                keeper.end(error)
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            if not self._keepers:
+                self._thread = None
+            return bool(self._keepers)
+
+    def _pause_s(self) -> float:
+        wanted_s = max(len(self._keepers) * _EACH_S, self._write_s / _WRITE_SHARE)
+        return max(_WRITE_S, min(_LONGEST_S, wanted_s)) * random.uniform(0.9, 1)
+
+    def _write(self) -> None:
+        found = [(keeper, *part) for keeper in list(self._keepers) if (part := keeper.take()) is not None]
+        begun = time.monotonic()
+        if found:
+            self._append(found)
+        self._write_s = time.monotonic() - begun
+        if self._appender.wants_tidying():
+            with suppress(RuntimeError):  # no thread can be started
+                self._helpers.submit(self._appender.tidy)
+
+    def _append(self, found: list[tuple[Keeper, Taken, Written]]) -> None:
+        failure = None
+        try:
+            self._appender.append(table_of(rows for _, _, rows in found))
+        except BaseException as error:  # whatever it is, the iterators and `close` tell it
+            failure = error
+        if len(found) > 1 and not isinstance(failure, DeltaError | OSError | None):
+            for each in found:  # it is not the store's, so it may be of one group alone
+                self._append([each])
+        else:
+            for keeper, taken, _ in found:
+                keeper.written(taken, failure)
+
+    def _give_turns(self) -> None:
+        """Let keepers take their turns, while the next receipts are written."""
+        keepers = list(self._keepers)
+        for keeper in keepers:
+            if keeper not in self._at_work and keeper.has_turn(len(keepers) * _TURN_S):
+                self._at_work.add(keeper)
+                try:
+                    self._helpers.submit(self._take_turn, keeper)
+                except RuntimeError:  # no thread can be started
+                    self._take_turn(keeper)
+
+    def _take_turn(self, keeper: Keeper) -> None:
+        keeper.take_turn()
+        self._at_work.discard(keeper)
+
+    def _close_all(self, pid: int) -> None:
+        if pid == os.getpid():
+            for keeper in (keepers := list(self._keepers)):
+                keeper.abandon()
+            for keeper in keepers:
+                keeper.close_quietly()
+            self._helpers.shutdown()
+
+
+@cache
+def clerk(appender: tables.Appender) -> Clerk:
+    """The one of this process for a table of receipts."""
+    return Clerk(appender)

@@ -1,0 +1,229 @@
+"""The thread that works for all groups of a process: what ends it or one of them, and what it must not wait for."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.support.consumers import consumer, rest
+from tests.support.polling import wait_for
+from tests.support.topic_table import message, table
+
+from commitlake.clients.consumer import assignment, keeper
+from commitlake.clients.consumer.clerk import Clerk
+from commitlake.clients.consumer.group import Group, kept_state
+from commitlake.clients.consumer.keeper import Keeper
+from commitlake.clients.consumer.lanes import Handed, Lanes
+from commitlake.clients.consumer.receipts import Attempt, Receipts
+from commitlake.clients.consumer.rows import Chosen, Rows
+from commitlake.clients.consumer.tables import Appender
+from commitlake.errors import ConsumerError
+from commitlake.spark.process import Stop
+
+
+def test_what_ends_the_thread_is_told_by_each_group(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = consumer(warehouse, group="a"), consumer(warehouse, group="b")
+    next(first).done()
+    with monkeypatch.context() as patch:
+        patch.setattr(Clerk, "_give_turns", fails(MemoryError("no memory")))
+        next(second).done()
+        wait_for(lambda: first._subscriptions[0]._member.is_closed)
+    for each in (first, second):
+        with pytest.raises(ConsumerError, match="no memory"):
+            each.close()
+    with consumer(warehouse, group="c", follow=False) as messages:  # another thread works for it
+        assert len([each for each in messages if each.done() is None]) == 40
+    assert rest(warehouse, group="c") == []
+
+
+def test_a_thread_that_can_not_be_started_is_started_with_the_next_group(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="new thread"):
+            next(consumer(warehouse, lease="1s"))
+    assert len(rest(warehouse, lease="1s")) == 40
+    assert rest(warehouse, lease="1s") == []
+
+
+def fails(error: BaseException) -> Callable[..., Any]:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("step", ["_write", "_take_turn"])
+def test_a_consumer_that_garbage_collection_closes_in_the_thread_stalls_no_group(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    held, other = consumer(warehouse, group="a"), consumer(warehouse, group="b")
+    next(held).done()
+    mine, before, closed = held._subscriptions[0]._member, getattr(Clerk, step), threading.Event()
+
+    def close_first(self: Clerk, *given: Any) -> None:
+        if step == "_write" or given[0] is mine:
+            held.close()
+            closed.set()
+        before(self, *given)
+
+    monkeypatch.setattr(Clerk, step, close_first)
+    wait_for(closed.is_set)
+    with other:
+        next(other).done()
+    assert len(rest(warehouse, group="b")) == 39
+    wait_for(lambda: mine.is_closed)
+    assert len(rest(warehouse, group="a")) == 39
+
+
+def test_receipts_that_can_not_be_made_are_no_clean_end(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.1)
+    messages = consumer(warehouse)
+    next(messages).done()
+    with monkeypatch.context() as patch:
+        patch.setattr(Receipts, "rows", fails(pa.ArrowInvalid("no rows")))
+        with pytest.raises(ConsumerError, match="no rows"):
+            messages.close()
+    assert len(rest(warehouse)) == 40
+
+
+def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, wrong = Receipts.rows, [{"attempt": "no number"}]
+    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.1)
+    bad, good = consumer(warehouse, group="a"), consumer(warehouse, group="b")
+    found = [next(bad), next(good)]
+    with monkeypatch.context() as patch, good:
+        patch.setattr(Receipts, "rows", lambda self, given: wrong if self._group == "a" else rows(self, given))
+        for each in found:
+            each.done()
+        wait_for(lambda: good._subscriptions[0]._member.lanes.unwritten == 0)
+        with pytest.raises(ConsumerError, match="no number"):
+            bad.close()
+    assert len(rest(warehouse, group="b")) == 39
+
+
+class NoClerk:
+    """Lets a test say when receipts are written and turns are taken."""
+
+    def add(self, _: Keeper) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def member(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+    """It reads queues 0 and 1, and has handed over a message of queue 1."""
+    monkeypatch.setattr(keeper, "clerk", lambda _: NoClerk())
+    place = f"{warehouse}_receipts"
+    kept, first = Receipts(f"{place}/receipts", "points", "orders"), {"members": {}, "queues": {}, "table": "t"}
+    group = Group(place, "points", "orders")
+    yield Keeper(group, kept, "a", 60, first, {0, 1}, Lanes(), True, 0)
+
+
+def hand_over(member: Keeper, offset: int) -> Handed:
+    handed = Handed(member.lanes.reading()[1], Chosen(Rows(table([message(offset, queue=1)])), (0,)))
+    assert member.lanes.hand_over(handed)
+    return handed
+
+
+def write(member: Keeper) -> None:
+    if taken := member.take():
+        member.written(taken[0])
+
+
+def turn_while_it_is_written(member: Keeper, *written: Any) -> None:
+    before, thread = member.lanes.changes, threading.Thread(target=member.take_turn)
+    thread.start()
+    wait_for(lambda: member.lanes.changes > before)
+    member.written(*written)
+    thread.join()
+
+
+def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written(
+    warehouse: Path, member: Keeper
+) -> None:
+    handed = hand_over(member, 5)
+    place = f"{warehouse}_receipts"
+    Group(place, "points", "orders").change(lambda state: assignment.turn(state or {}, "b", (), (), (), {}, 60))
+    member.lanes.finish(handed, Attempt("DONE", 1, 0, None, None, 1))
+    taken = member.take()
+    assert taken is not None
+    member.queues = {0, 1, 2}  # another lane comes while the receipt is written
+    turn_while_it_is_written(member, taken[0])
+
+    def share() -> dict[str, Any]:
+        state = kept_state(place, "points", "orders")
+        assert state is not None
+        return dict(state["queues"]["1"])
+
+    while share()["owner"] == "a":
+        member.take_turn()
+        write(member)
+    assert share()["owner"] is None
+    assert share()["cursor"]["normal"] == {"0": [5, 0]}
+
+
+def test_what_waits_for_a_store_that_is_away_puts_no_message_of_a_lost_queue_off(
+    warehouse: Path, member: Keeper
+) -> None:
+    member.lanes.finish(hand_over(member, 5), Attempt("RETRY", 1, 0, 1, None, 1))
+    taken = member.take()
+    assert taken is not None
+    Group(f"{warehouse}_receipts", "points", "orders").change(
+        lambda state: assignment.leave(state or {}, "a", {})  # by others, who took it for gone
+    )
+    turn_while_it_is_written(member, taken[0], OSError("away"))
+    assert member.lanes.take().receipts == []
+    assert member.lanes.unwritten == 0
+
+
+def test_what_is_written_is_not_kept_in_memory(member: Keeper) -> None:
+    handed = hand_over(member, 5)
+    kept = weakref.ref(handed.chosen.rows.of_receipts)
+    member.lanes.finish(handed, Attempt("DONE", 1, 0, None, None, 1))
+    del handed
+    write(member)
+    gc.collect()
+    assert kept() is None
+
+
+def test_files_are_made_few_by_one_thread_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on, calls = threading.Event(), threading.Event(), list[int]()
+
+    def slow(_: object) -> None:
+        calls.append(1)
+        begun.set()
+        assert goes_on.wait(60)
+
+    Receipts(str(tmp_path / "receipts"), "points", "orders")
+    appender = Appender(str(tmp_path / "receipts"), None)
+    monkeypatch.setattr("commitlake.clients.consumer.tables.compact", slow)
+    thread = threading.Thread(target=appender.tidy)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        appender.tidy()
+    finally:
+        goes_on.set()
+        thread.join()
+    assert calls == [1]
+
+
+def test_a_store_that_is_away_when_files_are_made_few_fails_no_receipt(tmp_path: Path) -> None:
+    Appender(str(tmp_path / "nowhere"), None).tidy()
+
+
+def test_news_that_nobody_waits_for_take_no_memory() -> None:
+    stop = Stop()
+    for _ in range(100):
+        stop.wake()
+    assert stop._news.qsize() == 1
+    stop.wait(60)
+    stop.set()
+    stop.wait(60)
