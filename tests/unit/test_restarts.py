@@ -76,6 +76,7 @@ def test_what_java_calls_does_not_keep_what_it_is_part_of() -> None:
     frame: Any = "rows"
     call(frame, 7)
     del part
-    call(frame, 8)  # of a run that is over: it never happened
     assert there() is None
+    with pytest.raises(RuntimeError, match="batch 8 came after the end"):
+        call(frame, 8)  # a batch that was not landed must not count as done
     assert seen == [("rows", 7)]

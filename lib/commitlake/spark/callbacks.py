@@ -17,7 +17,9 @@ def held_weakly(method: Callable[[DataFrame, int], None]) -> Callable[[DataFrame
     weak = WeakMethod(method)
 
     def call(frame: DataFrame, batch_id: int) -> None:
-        if (found := weak()) is not None:
-            found(frame, batch_id)
+        if (found := weak()) is None:
+            msg = f"batch {batch_id} came after the end of what it was for"
+            raise RuntimeError(msg)
+        found(frame, batch_id)
 
     return call
