@@ -220,15 +220,18 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     assert standing(warehouse) == expected(loaded)
 
 
+@pytest.mark.parametrize("large", ["body", "property"])
 def test_a_backlog_of_large_messages_lands_in_several_rounds(
-    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, large: str
 ) -> None:
     monkeypatch.setattr(parts, "MOST_BYTES", 4 << 20)  # one of the largest
-    sent = {f"t{number}": os.urandom(500_000) for number in range(24)}
-    for number, (tid, body) in enumerate(sent.items()):
-        lake.op("COMMIT", tid, lake.half(tid, number % 2, body=body))
+    sent = {f"t{number}": os.urandom(250_000).hex() for number in range(24)}
+    for number, (tid, text) in enumerate(sent.items()):
+        own: dict[str, Any] = {"body": text.encode()} if large == "body" else {"properties": {"text": text}}
+        lake.op("COMMIT", tid, lake.half(tid, number % 2, **own))
     lake.run(spark)
-    assert sorted(row["body"] for row in lake.topic("orders")) == sorted(sent.values())
+    shown = [row["body"].decode() if large == "body" else row["properties"]["text"] for row in lake.topic("orders")]
+    assert sorted(shown) == sorted(sent.values())
     landed = [row for row in lake.rows("positions") if row["landing_id"] > 0]
     assert 24 * 500_000 / parts.MOST_BYTES < len(landed) < 10
     lake.run(spark)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -23,7 +26,7 @@ from tests.support.prometheus import get, samples
 from tests.support.running import coordinator
 from tests.support.traffic import HASTY, Traffic
 
-from commitlake.coordinator import restarts
+from commitlake.coordinator import restarts, run
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.recovery import fencing, recover
@@ -191,6 +194,59 @@ def test_a_run_that_can_not_be_stopped_ends_it(
         lake.half("a")
         wait_for(lambda: told, 120)
     assert "the landing query failed: " in str(told[0])
+
+
+class SlowRejects(Failures):
+    """What coordination rejects takes some seconds to write."""
+
+    def around(self, step: str, rows: Any, write: Callable[[Any], object]) -> None:
+        if WriteFault("coordination:rejected").concerns(step):
+            time.sleep(5)
+        super().around(step, rows, write)
+
+
+def test_what_is_over_only_when_its_query_has_ended_keeps_none_from_beginning_again(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a store is away: what is under way may take longer to fail than a stop waits."""
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1,))
+    monkeypatch.setattr(run, "_STOP_TIMEOUT_S", 0.5)
+    at = lake.half("a")
+    lake.op("COMMIT", "a", at)
+    with Coordinator(spark, lake.config).start() as running:
+        wait_for(lambda: len(lake.topic("orders")) == 1, why=lambda: running.await_termination(0))
+        failures = SlowRejects([("positions", "before")])
+        failures.arm(monkeypatch)
+        lake.op("ROLLBACK", "a", at)  # in vain: written behind what the round shows, while its landing fails
+        wait_for(lambda: running.await_termination(0) or bool(lake.rejected()), 300)
+        assert failures.happened(1)
+        assert running.epoch == 2
+
+
+def test_a_run_that_has_ended_leaves_nothing_in_memory(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Java kept what its queries call, and that kept Java's queries: each restart left a whole run, with its caches."""
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1,))
+    caplog.set_level(logging.CRITICAL, "py4j")  # its record of the error would keep the run
+    java: Any = spark._jvm
+
+    def is_gone(ended: weakref.ref[Run]) -> bool:
+        gc.collect()
+        java.System.gc()
+        return ended() is None
+
+    with Coordinator(spark, lake.config).start() as running:
+        assert running._run is not None
+        first = weakref.ref(running._run)
+        Failures([("positions", "before")]).arm(monkeypatch)
+        lake.op("COMMIT", "a", lake.half("a"))
+        wait_for(lambda: len(lake.topic("orders")) == 1, 300, lambda: running.await_termination(0))
+        wait_for(lambda: is_gone(first), 120)
+        assert running._served.scheduler is not None
+        kept = running._served.scheduler._context.half_cache._kept
+        assert kept
+    assert not kept
 
 
 class Outages(WriteFaults):

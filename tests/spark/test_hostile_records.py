@@ -204,7 +204,7 @@ def send_largest(lake: Lake) -> int:
     return count
 
 
-@pytest.mark.parametrize(("most_bytes", "rounds"), [(parts.MOST_BYTES, 1), (15_000, 3)])
+@pytest.mark.parametrize(("most_bytes", "rounds"), [(parts.MOST_BYTES, 1), (18_000, 3)])
 def test_what_waits_at_a_start_lands_in_as_few_rounds_as_memory_allows(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, most_bytes: int, rounds: int
 ) -> None:

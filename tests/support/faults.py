@@ -160,7 +160,7 @@ def _signal_of(effect: str) -> signal.Signals:
 def land_at_most(patch: pytest.MonkeyPatch, records: int) -> None:
     """A landing takes no more than so many records, and lands them in two parts or more."""
     patch.setattr(query, "MAX_RECORDS", records)
-    patch.setattr(parts, "MOST_BYTES", max(1, records // 2) * (parts.RECORD + 50))
+    patch.setattr(parts, "MOST_BYTES", max(1, records // 2) * (parts.RECORD + 100))
 
 
 def vacuum_nothing(patch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,12 @@ def test_too_many_open_files_are_no_mistake_of_a_condition(warehouse: Path) -> N
     assert done.returncode == 1 and "Too many open files" in told and "ulimit -n" in told and "--where" not in told
 
 
+@pytest.mark.parametrize("library", ["IO Error: Cannot open file: {}", "Unable to open file {} (os error 13)"])
+def test_what_this_user_may_not_read_needs_no_copy(library: str) -> None:
+    assert damage.remedy(library.format("/lake/half/a.parquet Permission denied")).startswith("run this as a user that")
+    assert damage.remedy(library.format("/lake/half/a.parquet No such file")) == damage.REMEDY
+
+
 def test_an_error_that_nobody_thought_of_is_a_line_unless_a_stack_is_asked_for(tmp_path: Path) -> None:
     script = "from commitlake.spark import process\nwith process.short_errors():\n    {}['no']"
     for level, is_shown in (("WARNING", False), ("DEBUG", True)):

@@ -106,6 +106,16 @@ def test_a_warehouse_that_is_not_there_is_one_finding(tmp_path: Path) -> None:
     assert found.detail.startswith(f"warehouse: the directory {tmp_path}/nowhere is not there; a relative path")
 
 
+def test_a_file_that_can_not_be_read_is_a_finding_among_others(warehouse: Path) -> None:
+    """As where the doctor is another user than the coordinator; root may read all, but no directory as a file."""
+    (warehouse / JVM_LOCK).unlink()
+    (warehouse / JVM_LOCK).mkdir()
+    found = {each.what: each for each in doctor.examine(from_mapping({"warehouse": str(warehouse)}))}
+    assert not found["coordinator"].is_well
+    assert JVM_LOCK in found["coordinator"].detail
+    assert "kafka" in found
+
+
 def test_without_a_lock_file_none_runs(warehouse: Path) -> None:
     (warehouse / JVM_LOCK).unlink()
     assert not coordinator(warehouse).is_well

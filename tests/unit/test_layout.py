@@ -24,7 +24,7 @@ LAYERS = {
         ("coordinator",),
         ("tools",),
     ),
-    "clients": (("tracing",), ("producer", "consumer"), ("delta", "gateway")),
+    "clients": (("daemon_pool", "tracing"), ("producer", "consumer"), ("delta", "gateway")),
     "coordinator": (
         ("counters", "dedup", "resolving", "restarts", "rounds", "settings_publisher"),
         ("landing",),

@@ -18,6 +18,7 @@ from tests.support.small_disk import SmallDisk
 from commitlake import config
 from commitlake.errors import SetupError
 from commitlake.spark import preflight
+from commitlake.tools import storage
 
 ROOT = Path(__file__).parents[2]
 WELL = {"spark.driver.memory": "2g"}
@@ -68,7 +69,7 @@ def test_all_that_is_lacking_is_told_at_once_and_soon(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_a_taken_port_of_metrics_is_told_before_java_starts_unless_it_stands_by(tmp_path: Path) -> None:
+def test_a_taken_port_of_metrics_is_told_before_java_starts_where_it_is_needed_at_once(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -77,7 +78,8 @@ def test_a_taken_port_of_metrics_is_told_before_java_starts_unless_it_stands_by(
         assert done.stderr.startswith(
             f"error: metrics.port: cannot listen on 127.0.0.1:{port}: Address already in use;"
         )
-        assert "no Java found" in run("--standby", f"--set=metrics.port={port}").stderr
+        for mode in ("--standby", "--available-now"):  # which serves none
+            assert "no Java found" in run(mode, f"--set=metrics.port={port}").stderr
         with held(tmp_path):  # the start names its coordinator
             assert "no Java found" in run(f"--set=metrics.port={port}", f"--set=warehouse={tmp_path}").stderr
     assert "no Java found" in run(f"--set=metrics.port={port}").stderr
@@ -94,6 +96,13 @@ def test_a_full_disk_is_told_with_the_place_before_java_starts(tmp_path: Path, k
         told = f"error: {key}: 0 MiB free on the disk of {disk.place}/new/place; allowed is at least 64 MiB free"
         assert done.stderr.startswith(told)
         preflight.check_coordinator(config.from_mapping(given), is_shared=lambda: False)
+
+
+def test_a_file_system_that_tells_no_size_is_taken_for_one_with_room() -> None:
+    """As some network file systems; of those here /proc is one."""
+    given = config.from_mapping({"warehouse": "/proc/self/lake", "checkpoints": "/proc/self/checkpoints"})
+    preflight.check_coordinator(given, is_shared=lambda: False)
+    assert storage.room(given)[0]
 
 
 def test_without_a_directory_for_temporary_files_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,11 +160,20 @@ def test_a_module_that_hides_one_of_ours_is_named(tmp_path: Path, hidden: str, c
     assert done.stderr.startswith(f"error: PYTHONPATH: {first} hides the module {first.stem}; allowed is directories")
 
 
-def test_what_hides_nothing_may_stand_on_the_path(tmp_path: Path) -> None:
+def test_what_hides_nothing_may_stand_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark, installed, folder = tmp_path / "spark", tmp_path / "installed", tmp_path / "folder"
     for made in (spark / "pyspark", installed / "yaml", installed / "PyYAML-6.dist-info", folder / "kafka"):
         made.mkdir(parents=True)
     for package in (spark / "pyspark", installed / "yaml"):
         (package / "__init__.py").touch()
     paths = [spark, installed, folder, os.path.dirname(os.__file__), tmp_path / "none", ROOT / "lib", ROOT]
-    assert list(preflight._hidden(os.pathsep.join(map(str, paths)))) == []
+    closed, listdir = tmp_path / "closed", os.listdir
+    closed.mkdir()
+
+    def listed(place: str) -> list[str]:
+        if place == str(closed):  # to root no directory is closed; Python passes it, too
+            raise PermissionError(13, "Permission denied", place)
+        return listdir(place)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    assert list(preflight._hidden(os.pathsep.join(map(str, [closed, *paths])))) == []

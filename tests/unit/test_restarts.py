@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from commitlake.errors import (
     WarehouseError,
     explained,
 )
+from commitlake.spark.callbacks import held_weakly
 
 PASSING = StreamError("landing", "Connection reset")
 AWAY = KafkaError("cannot reach Kafka at k:9092")
@@ -59,3 +62,21 @@ def test_kafka_is_waited_for_without_end_and_told_once_a_minute(caplog: pytest.L
         "all queries begin again in 10 s, try 2 of 6, and nothing is lost",
         "all queries run again, after 75 s",
     ]
+
+
+def test_what_java_calls_does_not_keep_what_it_is_part_of() -> None:
+    seen: list[tuple[Any, int]] = []
+
+    class Part:
+        def land(self, frame: Any, batch_id: int) -> None:
+            seen.append((frame, batch_id))
+
+    part = Part()
+    call, there = held_weakly(part.land), weakref.ref(part)
+    frame: Any = "rows"
+    call(frame, 7)
+    del part
+    assert there() is None
+    with pytest.raises(RuntimeError, match="batch 8 came after the end"):
+        call(frame, 8)  # a batch that was not landed must not count as done
+    assert seen == [("rows", 7)]

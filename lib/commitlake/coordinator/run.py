@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from pyspark.errors import PySparkException
@@ -41,6 +41,7 @@ from commitlake.kafka.held import Held
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.spark import checkpoints
+from commitlake.spark.callbacks import held_weakly
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class Run:
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
         held = Held(self.config, LANDED, begin.position.held, landing.remember)
+        self._stack.enter_context(suppress(Exception))  # with the JVM its memory has gone
+        self._stack.callback(context.half_cache.clear)
         self._stack.callback(held.close)
         start = partial(self._coordinate, found.inputs)
         scheduler = Scheduler(context, landing, watermark, held.ends, start, found.last_batch + 1)
@@ -134,14 +137,14 @@ class Run:
         return recover.recover(self.warehouse, self.config, made, position, known)
 
     def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        return self._keep(query.start(self.config, inputs, write, self._scratch("coordination")))
+        return self._keep(query.start(self.config, inputs, held_weakly(write), self._scratch("coordination")))
 
     def _land(self, scheduler: Scheduler, offsets: Offsets, *, available_now: bool) -> StreamingQuery:
-        scratch, parts = self._scratch("landing"), Parts(self.spark, self.config, offsets, scheduler.round)
-
-        def land(raw: DataFrame, batch_id: int) -> None:
-            parts.land(raw, landing_query.ends_of(self.spark, self.config, scratch, batch_id))
-
+        scratch = self._scratch("landing")
+        ends = partial(landing_query.ends_of, self.spark, self.config, scratch)
+        # Of this run, which Java then does not keep.
+        self._parts = Parts(self.spark, self.config, offsets, scheduler.round, ends)
+        land = held_weakly(self._parts.land)
         started = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
         return self._keep(started)
 
@@ -232,20 +235,20 @@ class Run:
         Safe to call twice.
         """
         self._stopping.set()
-        is_over = True
         if self.scheduler is not None:
             self.scheduler.begin_no_more()
             # Before the round is waited for, since it may wait for maintenance that deletes rows; and before the lock
             # is free, which must not be while a commit of ours is under way.
-            is_over = self._end_maintenance(_STOP_TIMEOUT_S)
-            is_over = self.scheduler.stop(_STOP_TIMEOUT_S) and is_over
+            self._end_maintenance(_STOP_TIMEOUT_S)
+            self.scheduler.stop(_STOP_TIMEOUT_S)
         try:
             for each in reversed(self._queries):
                 _stop_quietly(each)
             self.forwarders.stop()
         finally:
             self._stack.close()
-        return is_over
+        # What hung may have ended with its query.
+        return self._end_maintenance(0) and (self.scheduler is None or self.scheduler.stop(_STOP_TIMEOUT_S))
 
     def _scratch(self, name: str) -> str:
         return checkpoints.fresh(self.config, name, self.epoch)

@@ -15,6 +15,11 @@ from pathlib import Path
 from commitlake.errors import WarehouseError
 
 REMEDY = "bring it back from a copy: docs/runbook.md#damaged-tables"
+_UNDAMAGED = {
+    "Too many open files": "raise `ulimit -n`",
+    "Permission denied": "run this as a user that may read it, such as the coordinator's",
+}
+"""What to do about what is no damage."""
 _NEWEST = 20
 """Commits of a table that a start reads to see whether they are cut; of thousands of tables more would take long."""
 _COMMIT = re.compile(r"\d{20}\.json")
@@ -58,7 +63,7 @@ def reason(error: Exception) -> str:
 
 def remedy(reason: str, otherwise: str = REMEDY) -> str:
     """What to do about something that can't be read."""
-    return "raise `ulimit -n`" if "Too many open files" in reason else otherwise
+    return next((told for sign, told in _UNDAMAGED.items() if sign in reason), otherwise)
 
 
 def _of_log(place: Path) -> str:

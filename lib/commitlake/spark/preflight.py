@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,9 +167,10 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
         return
     from commitlake.config.disks import Disk  # YAML comes with it, which PYTHONPATH may hide
 
-    if (free := Disk.of(what, place).free) < _LEAST_FREE:
+    disk = Disk.of(what, place)
+    if disk.total and disk.free < _LEAST_FREE:
         remedy = "make room there (commitlake doctor --make-room), or use a larger disk"
-        yield Lack(what, f"{free >> 20} MiB free on the disk of {place}", allowed, remedy)
+        yield Lack(what, f"{disk.free >> 20} MiB free on the disk of {place}", allowed, remedy)
 
 
 def _port(host: str, port: int) -> Iterator[Lack]:
@@ -186,7 +188,9 @@ def _port(host: str, port: int) -> Iterator[Lack]:
 def _hidden(paths: str) -> Iterator[Lack]:
     """Modules that hide those of Python or of CommitLake's packages; where these are installed, none does."""
     for directory in filter(os.path.isdir, paths.split(os.pathsep)):
-        entries = sorted(os.listdir(directory))
+        entries: list[str] = []
+        with suppress(PermissionError):  # Python passes it, too
+            entries = sorted(os.listdir(directory))
         holds_real = "os.py" in entries or any(each.endswith((".dist-info", ".egg-info")) for each in entries)
         for entry in () if holds_real else entries:
             file, name = os.path.join(directory, entry), entry.removesuffix(".py")

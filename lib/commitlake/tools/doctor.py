@@ -61,7 +61,7 @@ def examine(config: Config) -> Iterator[Diagnosis]:
         for check in checks if config.checks else checks[:-1]:
             try:
                 yield check(tables, config)
-            except CommitLakeError as error:
+            except (CommitLakeError, OSError) as error:  # it may be another user than the coordinator
                 yield Diagnosis(check.__name__.removeprefix("_"), False, str(error))
                 if check is _tables:
                     return

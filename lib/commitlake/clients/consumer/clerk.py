@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import DeltaError
 
 from commitlake.clients.consumer import tables
-from commitlake.clients.consumer.receipts import Taken, Written, table_of
+from commitlake.clients.consumer.receipts import Unwritten, Written, table_of
 from commitlake.clients.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Clerk:
             with suppress(RuntimeError):  # no thread can be started
                 self._helpers.submit(self._appender.tidy)
 
-    def _append(self, found: list[tuple[Keeper, Taken, Written]]) -> None:
+    def _append(self, found: list[tuple[Keeper, Unwritten, Written]]) -> None:
         failure = None
         try:
             self._appender.append(table_of(rows for _, _, rows in found))

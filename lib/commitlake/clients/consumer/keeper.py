@@ -14,7 +14,7 @@ from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipts, Taken, Written, table_of
+from commitlake.clients.consumer.receipts import Receipts, Unwritten, Written, table_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -77,7 +77,7 @@ class Keeper:
         self._moved_at, self._pause_s = -float("inf"), 0.0
         self._owes_turn = self._has_written = False
         self._writing = threading.Lock()  # from the taking of receipts until they are written
-        self._written = Taken([], {}, set(), 0)  # the last time, without the receipts
+        self._written = Unwritten([], {}, set(), 0)  # the last time, without the receipts
         self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
         self._trouble, self._unwritten = self._complaint(), self._complaint()
@@ -240,7 +240,7 @@ class Keeper:
         """
         return assignment.first_rounds(state) == self._receipts.first_rounds
 
-    def take(self) -> tuple[Taken, Written] | None:
+    def take(self) -> tuple[Unwritten, Written] | None:
         """Receipts to write, and as rows; None where there are none, or not now. `written` follows.
 
         Not while others may have the queues: the next turn tells which are lost.
@@ -260,7 +260,7 @@ class Keeper:
             self.written(taken)
         return None
 
-    def written(self, taken: Taken, error: BaseException | None = None) -> None:
+    def written(self, taken: Unwritten, error: BaseException | None = None) -> None:
         """What was taken is in the table, or could not be written."""
         try:
             if error is None:
@@ -272,7 +272,7 @@ class Keeper:
         finally:
             self._writing.release()
 
-    def _note(self, taken: Taken) -> None:
+    def _note(self, taken: Unwritten) -> None:
         self._unwritten.end()
         self._wrote_at = time.monotonic()
         self.lanes.note(self._receipts.not_simple(taken.receipts))

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.receipts import Attempt, Receipt, Taken
+from commitlake.clients.consumer.receipts import Attempt, Receipt, Unwritten
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
 from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows
 
@@ -251,7 +251,7 @@ class Lanes:
             self._count(handed, -1)
             return True
 
-    def take(self) -> Taken:
+    def take(self) -> Unwritten:
         """What is to be written; `written` or `put_back` follows, before the next time.
 
         No message of a lost queue is put off: who has it now may have done it, and a RETRY would bring it once more.
@@ -264,7 +264,7 @@ class Lanes:
             self._at_work, self._receipts = self._receipts, []
             cursors = {queue: lane.cursor.to_json() for queue, lane in self._lanes.items()}
             held = {queue for queue, lane in self._lanes.items() if lane.is_held()}
-            return Taken([receipt for _, receipt in self._at_work], cursors, held, self.changes)
+            return Unwritten([receipt for _, receipt in self._at_work], cursors, held, self.changes)
 
     def written(self) -> None:
         """What was taken is in the table."""

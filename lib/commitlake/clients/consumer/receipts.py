@@ -91,7 +91,7 @@ class Receipt(NamedTuple):
     outcome: Attempt
 
 
-class Taken(NamedTuple):
+class Unwritten(NamedTuple):
     """What is to be written, and what holds once that is done.
 
     Attributes:
@@ -107,7 +107,7 @@ class Taken(NamedTuple):
     changes: int
 
 
-class Files(Snapshot):
+class ReceiptFiles(Snapshot):
     """The table for all groups of this process."""
 
     _all: pa.Table | None = None
@@ -146,7 +146,7 @@ class Receipts:
         self._place, self._group, self._topic, self._options = place, group, topic, options
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
         self.appender = tables.appender(place, options)
-        self._table = Files.shared(place, options)
+        self._table = ReceiptFiles.shared(place, options)
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
 

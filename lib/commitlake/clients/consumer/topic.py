@@ -41,11 +41,10 @@ class Listing(NamedTuple):
     known: window.FileStatistics
     paths: list[str]
     queues: list[int]
-    names: list[str]
     deleted: Mapping[str, Numbers]
 
 
-class Files(Snapshot):
+class TopicFiles(Snapshot):
     """A topic's table for all groups of this process, and the rows of small files that one of them has just read."""
 
     def __init__(self, place: str, options: Options = None) -> None:
@@ -61,9 +60,9 @@ class Files(Snapshot):
         with self._lock:
             files, found = self.files(), self._listing
             if found is None or found.files is not files:
+                features.refuse_columns(self.place, self.column_names(), NEEDED)
                 paths, queues = (files[name].to_pylist() for name in ("path", "partition.queue_id"))
-                names, deleted = self.column_names(), self.deleted()
-                found = self._listing = Listing(files, statistics(files), paths, queues, names, deleted)
+                found = self._listing = Listing(files, statistics(files), paths, queues, self.deleted())
             return found
 
     def keep(self, path: str, rows: pa.Table) -> None:
@@ -96,7 +95,7 @@ class Topic:
 
     def __init__(self, place: str, options: Options = None) -> None:
         try:
-            self._table = Files.shared(place, options)
+            self._table = TopicFiles.shared(place, options)
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
@@ -116,7 +115,6 @@ class Topic:
 
     def _take_files(self) -> None:
         self._all = self._table.listing()
-        features.refuse_columns(self._table.place, self._all.names, NEEDED)
         self._left: Sequence[int] = range(len(self._all.paths))
         self._finished &= set(self._all.paths)
 

@@ -25,6 +25,7 @@ from commitlake.coordinator.forwarding.records import records
 from commitlake.errors import StreamError, root_reason
 from commitlake.kafka import sink
 from commitlake.protocol.topic_names import path_name
+from commitlake.spark.callbacks import held_weakly
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TABLES, Warehouse, topic_table
 
@@ -114,7 +115,7 @@ class ToKafka:
         checkpoint = self._scratch(f"to-kafka/{path_name(self.topic)}")
         with self._named():
             stream = self._warehouse.stream(topic_table(self.topic), **self._begin())
-            writer = stream.writeStream.queryName(self.name).foreachBatch(self._send)
+            writer = stream.writeStream.queryName(self.name).foreachBatch(held_weakly(self._send))
             writer = writer.option("checkpointLocation", checkpoint)
             interval = f"{self._config.trigger_interval_ms} milliseconds"
             trigger = writer.trigger(processingTime=interval) if self._waits else writer.trigger(availableNow=True)

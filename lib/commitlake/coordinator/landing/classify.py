@@ -18,6 +18,7 @@ from commitlake.config import Config
 from commitlake.coordinator.dedup.dedup_index import place_sql
 from commitlake.coordinator.landing import parse
 from commitlake.coordinator.landing.message_columns import alias, header, message_columns
+from commitlake.coordinator.landing.parts import size
 from commitlake.protocol import headers, kafka_topics, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 from commitlake.protocol.states import DUPLICATE_OF
@@ -123,7 +124,7 @@ def classification(rules: LandingRules) -> Steps:
         },
         {"ends": F.when(has_head & F.col("batch").isNotNull(), parse.ends(F.col("json")))},
         {"members": F.when(F.col("batch").isNotNull(), members)},
-        {"verdict": _verdict_of_any(rules), "bytes": F.octet_length("value")},
+        {"verdict": _verdict_of_any(rules), "bytes": size(F.map_values("headers"))},
         _outcome() | message_columns(),
     ]
 

@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
-from commitlake.coordinator.landing.parts import RECORD
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
@@ -222,7 +221,7 @@ def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
         classified.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
         .agg(
             F.count("*").alias("n"),
-            F.sum(F.coalesce("bytes", F.lit(0)) + RECORD).alias("bytes"),
+            F.sum("bytes").alias("bytes"),
             F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),

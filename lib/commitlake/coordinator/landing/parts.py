@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from math import floor
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
@@ -23,7 +23,7 @@ from commitlake.protocol.kafka_topics import ADMIN
 MOST_BYTES = 256 << 20
 """Bytes of the records of one round, more or less: some 4 s of work, and an eighth of the default heap."""
 RECORD = 256
-"""Bytes of a record besides its value."""
+"""Bytes of a record besides its value, its key and its headers."""
 _LOOKED, _SURE, _GROWTH = 1_000, 2, 100
 """So many records are looked at: of the largest there are, that is 4 GiB through Spark, and nothing in memory.
 
@@ -32,6 +32,13 @@ With one, a hundred times as many as were seen.
 """
 _FORGET = 400_000
 """Records, after which those before count half."""
+
+
+def size(headers: Column) -> Column:
+    """About how many bytes a record takes, given the values of its headers: properties may be larger than a body."""
+    data = F.concat(F.array("key", "value"), F.coalesce(headers, F.array().cast("array<binary>")))
+    own = F.lit(RECORD).cast("bigint")
+    return F.aggregate(data, own, lambda total, each: total + F.coalesce(F.octet_length(each), F.lit(0)))
 
 
 class Sizes:
@@ -111,6 +118,7 @@ class Parts:
         begin: where the first batch begins.
         play: a round of records, up to where they end; returns how many they were and their bytes, None to stop
             there.
+        ends: where a batch of a number ends.
     """
 
     def __init__(
@@ -119,16 +127,18 @@ class Parts:
         config: Config,
         begin: Offsets,
         play: Callable[[DataFrame, Offsets], tuple[int, int] | None],
+        ends: Callable[[int], Offsets],
     ) -> None:
-        self._spark, self._config, self._at, self._play = spark, config, begin, play
+        self._spark, self._config, self._at, self._play, self._ends = spark, config, begin, play, ends
         # A group of its own: else each part has consumers of its own, which keep what they have fetched for five
         # minutes; and Spark refuses other options, such as a new password, under a group that its JVM has met before.
         group = {"kafka.group.id": f"{config.kafka.topic('landing-parts')}-{uuid.uuid4()}"}
         self._options = spark_options(config.kafka) | spark_source_limits(config) | group
         self._sizes = Sizes(config.max_message_size)
 
-    def land(self, raw: DataFrame, ends: Offsets) -> None:
-        """Lands a batch of the Kafka source, which ends there."""
+    def land(self, raw: DataFrame, batch_id: int) -> None:
+        """Lands a batch of the Kafka source."""
+        ends = self._ends(batch_id)
         if self._sizes.wants_look(_count(_between(self._at, ends))):
             self._look(cut(self._at, ends, _LOOKED))
         until = cut(self._at, ends, self._sizes.most())
@@ -140,8 +150,8 @@ class Parts:
 
     def _look(self, until: Offsets) -> None:
         """See how large the first ones are: a start, or a burst after little, lands in one round where that is safe."""
-        size = F.sum(F.coalesce(F.octet_length("value"), F.lit(0)) + RECORD)
-        seen = self._records(self._at, until).agg(F.count("*").alias("n"), size.alias("bytes")).first()
+        total = F.sum(size(F.col("headers.value"))).alias("bytes")
+        seen = self._records(self._at, until).agg(F.count("*").alias("n"), total).first()
         if seen is not None:
             self._sizes.looked(seen["n"], seen["bytes"])
 

@@ -98,7 +98,7 @@ def run(
     """Run the coordinator, until SIGTERM or Ctrl-C."""
     settings = load(conf, sets)
     if not dry_run and not process.is_driver():
-        preflight.check_coordinator(settings, is_shared=lambda: standby or _runs(settings))
+        preflight.check_coordinator(settings, is_shared=lambda: standby or available_now or _runs(settings))
     with in_driver(context, long_lived=True, exit_when_stopped=0):
         from commitlake.tools.cli import commands
 
