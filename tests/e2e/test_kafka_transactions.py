@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 
 import pytest
 from pyspark.sql import SparkSession
@@ -69,6 +70,21 @@ def test_a_deadline_waits_for_an_op_behind_a_transaction_that_is_open_and_that_i
         wait_for(lambda: len(lake.rows("transactions")) == 2)
     ends = {row["transaction_id"]: row["state"] for row in lake.rows("transactions")}
     assert ends == {"t": "COMMITTED", "silent": "DISCARDED"}
+
+
+def test_a_start_beside_an_open_transaction_delivers_what_was_due_before_it(spark: SparkSession, lake: Lake) -> None:
+    """Where one is open at any time, a run that works off what is there would never deliver, check or discard."""
+    lake.message("due", delays={"TIMER_DELAY_MS": "1"})
+    time.sleep(0.1)
+    with lake.relay(LONG_MS) as relay:
+        relay.op("UNKNOWN", "nothing", lake.end("half", 1), queue=0)
+        lake.message("due later", delays={"TIMER_DELAY_MS": "1"})
+        time.sleep(0.1)
+        lake.run(spark)
+        assert [row["message_id"] for row in lake.topic("delays")] == ["due"]
+        relay.producer.abort_transaction()
+    lake.run(spark)
+    assert {row["message_id"] for row in lake.topic("delays")} == {"due", "due later"}
 
 
 def test_uncommitted_records_land_where_that_is_configured(spark: SparkSession, lake: Lake) -> None:

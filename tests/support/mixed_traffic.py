@@ -37,7 +37,7 @@ class MixedTraffic:
         self.chosen, self.queue, self.sent = random.Random(seed), 0, 0
         self._names = itertools.count()
         self._resumed: set[tuple[str, int]] = set()
-        self._left_open_ms = 0
+        self._left_open: list[int] = []
         self._kinds: dict[Callable[[str], None], int] = {
             self._committed: 5,
             self._rolled_back: 2,
@@ -62,7 +62,8 @@ class MixedTraffic:
     def readable_until(self) -> int:
         """Until when (ms since epoch) all that was sent can be read: later ones may be behind an open transaction."""
         now = now_ms()
-        return self._left_open_ms if now - self._left_open_ms < _ENDED_BY_KAFKA_MS else now
+        self._left_open = [each for each in self._left_open if now - each < _ENDED_BY_KAFKA_MS]
+        return min(self._left_open, default=now)
 
     def burst(self, count: int) -> None:
         """So many things, one right after the other."""
@@ -214,7 +215,7 @@ class MixedTraffic:
             self.shop.decide(tid, "COMMIT")
             end = self.chosen.choice(["commit", "abort", "leave"])
             if end == "leave":
-                self._left_open_ms = left_open_ms
+                self._left_open.append(left_open_ms)
                 relay.producer.close(timeout=0)
             else:
                 getattr(relay.producer, f"{end}_transaction")()

@@ -103,6 +103,8 @@ class Run:
         settings.publish(known.names)
         watermark, asked = Watermark(), self._clock.now_ms()
         begin = landing_start.begin(self.warehouse, self.config, come, others)
+        if begin.stable_ms is not None:
+            watermark.ask(begin.stable_ms, begin.stable)
         watermark.ask(asked, begin.ends)
         with ThreadPoolExecutor(1) as pool:
             classification = pool.submit(classify.classification, rules)

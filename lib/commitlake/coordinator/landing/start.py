@@ -17,6 +17,7 @@ from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
 from commitlake.kafka.held_back import HeldBack, held_back
 from commitlake.kafka.log_ends import Place, cuts, deposed
+from commitlake.kafka.oldest import oldest_ms
 from commitlake.kafka.topics import earliest_offsets, latest_offsets, log_ends
 from commitlake.tables import Warehouse, topic_table
 
@@ -30,11 +31,15 @@ class Begin(NamedTuple):
         position: The next offset to land of each partition.
         offsets: Where reading begins.
         ends: What Kafka held when this was worked out.
+        stable: What can be read of that beside Kafka transactions that are open; the same where none is.
+        stable_ms: All that Kafka had stored until then lies below (ms since epoch, UTC); None where none is open.
     """
 
     position: LandingPosition
     offsets: Offsets
     ends: Offsets
+    stable: Offsets
+    stable_ms: int | None
 
 
 class Reached(NamedTuple):
@@ -111,7 +116,18 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
         positions.append(warehouse, known)
     kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
-    return Begin(known, offsets, last)
+    return Begin(known, offsets, last, *_stable(waiting, last, config))
+
+
+def _stable(waiting: Mapping[Place, HeldBack], last: Offsets, config: Config) -> tuple[Offsets, int | None]:
+    """Where one is open whenever a start looks, what was due before would never be, if only `last` counted."""
+    held = {place: each.offset for place, each in waiting.items()}
+    stable = {
+        source: {number: held.get((source, number), end) for number, end in numbers.items()}
+        for source, numbers in last.items()
+    }
+    oldest = oldest_ms(config, held)
+    return stable, None if oldest is None else oldest - 1
 
 
 def _check_open(waiting: Mapping[Place, HeldBack], known: LandingPosition, config: Config) -> None:
