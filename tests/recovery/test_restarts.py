@@ -213,7 +213,7 @@ def test_what_is_over_only_when_its_query_has_ended_keeps_none_from_beginning_ag
     monkeypatch.setattr(run, "_STOP_TIMEOUT_S", 0.5)
     at = lake.half("a")
     lake.op("COMMIT", "a", at)
-    with Coordinator(spark, lake.config).start() as running:
+    with Coordinator(spark, lake.configured(transaction_op_park_time="0s")).start() as running:
         wait_for(lambda: len(lake.topic("orders")) == 1, why=lambda: running.await_termination(0))
         failures = SlowRejects([("positions", "before")])
         failures.arm(monkeypatch)
