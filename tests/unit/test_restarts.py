@@ -70,13 +70,18 @@ def test_what_java_calls_does_not_keep_what_it_is_part_of() -> None:
     class Part:
         def land(self, frame: Any, batch_id: int) -> None:
             seen.append((frame, batch_id))
+            if batch_id == 8:
+                raise ValueError("a write failed")
 
     part = Part()
     call, there = held_weakly(part.land), weakref.ref(part)
     frame: Any = "rows"
     call(frame, 7)
+    with pytest.raises(ValueError, match="a write failed") as kept:
+        call(frame, 8)
     del part
     assert there() is None
-    with pytest.raises(RuntimeError, match="batch 8 came after the end"):
-        call(frame, 8)  # a batch that was not landed must not count as done
-    assert seen == [("rows", 7)]
+    with pytest.raises(RuntimeError, match="batch 9 came after the end"):
+        call(frame, 9)  # a batch that was not landed must not count as done
+    assert seen == [("rows", 7), ("rows", 8)]
+    assert kept.value

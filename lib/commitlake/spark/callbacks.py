@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from traceback import clear_frames
 from weakref import WeakMethod
 
 from pyspark.sql import DataFrame
@@ -20,6 +21,12 @@ def held_weakly(method: Callable[[DataFrame, int], None]) -> Callable[[DataFrame
         if (found := weak()) is None:
             msg = f"batch {batch_id} came after the end of what it was for"
             raise RuntimeError(msg)
-        found(frame, batch_id)
+        try:
+            found(frame, batch_id)
+        except Exception as error:  # which Spark keeps with the function, and its frames name the object
+            clear_frames(error.__traceback__)
+            raise
+        finally:
+            del found
 
     return call
