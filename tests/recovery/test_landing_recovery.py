@@ -230,7 +230,9 @@ def test_a_backlog_of_large_messages_lands_in_several_rounds(
         own: dict[str, Any] = {"body": text.encode()} if large == "body" else {"properties": {"text": text}}
         lake.op("COMMIT", tid, lake.half(tid, number % 2, **own))
     lake.run(spark)
-    shown = [row["body"].decode() if large == "body" else row["properties"]["text"] for row in lake.topic("orders")]
+    shown = [
+        row["body"].decode() if large == "body" else dict(row["properties"])["text"] for row in lake.topic("orders")
+    ]
     assert sorted(shown) == sorted(sent.values())
     landed = [row for row in lake.rows("positions") if row["landing_id"] > 0]
     assert 24 * 500_000 / parts.MOST_BYTES < len(landed) < 10
