@@ -243,6 +243,8 @@ def test_a_run_that_has_ended_leaves_nothing_in_memory(
         lake.op("COMMIT", "a", lake.half("a"))
         wait_for(lambda: len(lake.topic("orders")) == 1, 300, lambda: running.await_termination(0))
         wait_for(lambda: is_gone(first), 120)
+        lake.op("COMMIT", "b", lake.half("b"))
+        wait_for(lambda: len(lake.topic("orders")) == 2, 300, lambda: running.await_termination(0))
         assert running._served.scheduler is not None
         kept = running._served.scheduler._context.half_cache._kept
         assert kept
