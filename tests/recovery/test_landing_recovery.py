@@ -256,6 +256,7 @@ def test_what_a_landing_that_was_cut_short_has_written_is_passed_in_few_rounds(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "MOST_BYTES", 4 << 20)  # one record, where nothing is known
+    monkeypatch.setattr(positions, "_AT_ONCE", 2)  # as with hundreds of topics
     for number in range(20):
         lake.message(f"m{number}", topic="orders")
     warehouse = Warehouse(spark, lake.config.warehouse)
