@@ -71,7 +71,10 @@ def launch(
 
 def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str]:
     paths = filter(None, [str(_LIBRARY), environment.get("PYTHONPATH")])
+    # There Java knows ASCII only, and turns other letters of a path into `?`. With LANG alone Python sees to it.
+    is_ascii = environment.get("LC_ALL") in ("C", "POSIX")
     return {
+        **({"LC_ALL": "C.UTF-8"} if is_ascii else {}),
         "PYTHONPATH": os.pathsep.join(paths),
         process.MEETING_PLACE: str(place),
         process.TERMINAL: str(process.terminal_columns()),
