@@ -39,6 +39,15 @@ def play(place: Path, prefix: Sequence[str] = (), without: str = "", **variables
     return ended.returncode, ended.stdout.decode(errors="replace")
 
 
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files, which a test puts something else upon."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    return place
+
+
 @pytest.mark.parametrize(
     ("name", "variables"),
     [
@@ -64,21 +73,14 @@ def test_the_demo_plays_where_other_machines_are_reached_by_ipv6_only(tmp_path: 
     assert code == 0, printed
 
 
-def test_the_demo_plays_where_another_directory_for_temporary_files_stands_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("temporary")
+def test_the_demo_plays_where_another_directory_for_temporary_files_stands_in(tmp_path: Path) -> None:
     """As Python does it: where $TMPDIR can't be written, /tmp is taken."""
-    (temporary := tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
     code, printed = play(tmp_path / "demo", inside("mount", READ_ONLY))
     assert code == 0, printed
 
 
-def test_a_full_directory_for_temporary_files_is_refused_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (temporary := tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
+def test_a_full_directory_for_temporary_files_is_refused_in_a_line(tmp_path: Path, temporary: Path) -> None:
     begun = time.monotonic()
     code, printed = play(tmp_path / "demo", inside("mount", FULL))
     assert code == 1, printed
