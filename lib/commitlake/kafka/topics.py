@@ -34,6 +34,9 @@ _ROOM = 100  # bytes
 _LATE_S = 3.0
 """A broker hears of topics that were created through another, and of all after its start, some 100 ms later."""
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
+_MS_A_PARTITION = 10
+_MOST_PARTITIONS = 10_000
+"""Of topics that one request creates; Kafka 4 refuses more."""
 _UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
 """With how many replicas a setting lets a partition go on without what one of them has: its value, and the safe one.
 
@@ -230,7 +233,9 @@ def _create(client: KafkaAdminClient, config: Config, names: list[str]) -> None:
 def _make(client: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> None:
     if not wanted:
         return
-    for topic in client.create_topics(wanted, raise_errors=False)["topics"]:
+    count = sum(each["num_partitions"] for each in wanted.values())
+    requests = [wanted] if count <= _MOST_PARTITIONS else [{name: each} for name, each in wanted.items()]
+    for topic in [made for each in requests for made in client.create_topics(each, raise_errors=False)["topics"]]:
         if topic["error_code"] not in (0, _ALREADY_THERE):
             reason = topic.get("error_message") or kafka_errors.for_code(topic["error_code"]).__name__
             settings = " ".join(f"--config {key}={value}" for key, value in wanted[topic["name"]]["configs"].items())
@@ -240,7 +245,7 @@ def _make(client: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> None:
                 f"--partitions {wanted[topic['name']]['num_partitions']} {settings}"
             )
             raise KafkaError(msg)
-    client.wait_for_topics(list(wanted), timeout_ms=CONNECT_TIMEOUT_MS)
+    client.wait_for_topics(list(wanted), timeout_ms=CONNECT_TIMEOUT_MS + count * _MS_A_PARTITION)
 
 
 def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) -> None:
