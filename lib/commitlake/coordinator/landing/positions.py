@@ -202,18 +202,25 @@ def uncommitted(
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
     ends: dict[str, dict[int, int]] = {}
     holding: list[DataFrame] = []
-    for begin in range(0, len(tables), _AT_ONCE):
-        some = reduce(DataFrame.unionAll, [above(warehouse, each, position) for each in tables[begin:][:_AT_ONCE]])
+    for group in (groups := in_groups(tables)):
+        some = reduce(DataFrame.unionAll, [above(warehouse, each, position) for each in group])
         rows = some.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect()
         holding += [some] if rows else []
         for row in rows:
             numbers = ends.setdefault(row["source"], {})
             numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
+        if len(groups) > 1:
+            warehouse.forget()
     if not ends:
         return None
     kept = materialized(reduce(DataFrame.unionAll, holding))
     log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", ends)
     return UncommittedRecords(kept, ends)
+
+
+def in_groups(tables: Sequence[str]) -> list[Sequence[str]]:
+    """Tables, as many at a time as one plan can have."""
+    return [tables[begin:][:_AT_ONCE] for begin in range(0, len(tables), _AT_ONCE)]
 
 
 def content_hash() -> Column:

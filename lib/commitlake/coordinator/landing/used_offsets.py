@@ -33,7 +33,7 @@ class UsedOffsets:
         spans = [begun.next(source, at) - low for source, lows in begun.again.items() for at, low in lows.items()]
         most = sum(spans)  # hours of records, maybe
         self._told = sized(materialized(_told(warehouse).where(self._used)), most)
-        self._landed = sized(materialized(_landed(warehouse).where(self._used)), most)
+        self._landed = sized(_landed(warehouse, self._used), most)
 
     def refuse(self, classified: DataFrame) -> DataFrame:
         """Classified records: those at such offsets are refused, whatever else they are, without those told before.
@@ -77,10 +77,13 @@ def _told(warehouse: Warehouse) -> DataFrame:
     return rows.withColumnsRenamed({"kafka_partition": "partition", "kafka_offset": "offset"}).select(*_RECORD)
 
 
-def _landed(warehouse: Warehouse) -> DataFrame:
+def _landed(warehouse: Warehouse, used: Column) -> DataFrame:
     tables = ["half", "op", "delayed", *map(topic_table, warehouse.topics())]
-    found = [positions.coordinates(warehouse, table, F.col("stored_at")) for table in tables]
-    return reduce(DataFrame.unionAll, found).distinct()
+    found = []
+    for group in positions.in_groups(tables):
+        each = [positions.coordinates(warehouse, table, F.col("stored_at")) for table in group]
+        found.append(materialized(reduce(DataFrame.unionAll, each).where(used).distinct()))
+    return reduce(DataFrame.unionAll, found)
 
 
 def _detail() -> Column:
