@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,32 @@ def test_a_landing_cut_short_again_and_again_lands_each_record_once(
     assert standing(warehouse) != expected(loaded)
     land(spark, loaded, warehouse)
     assert standing(warehouse) == expected(loaded)
+
+
+@pytest.mark.parametrize("commits", [(2, 2), (4, 2), pytest.param((TABLES,), marks=pytest.mark.soak)])
+def test_a_landing_cut_short_after_a_whole_one_is_found(
+    spark: SparkSession, settings: dict[str, Any], commits: Sequence[int]
+) -> None:
+    """A start looks only into tables that have commits of a landing after the newest whole one."""
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    land(spark, loaded, warehouse)
+    send(loaded)
+    for commit in commits:
+        with pytest.raises(CUT_SHORT):
+            land(spark, loaded, cut_at(warehouse, commit))
+    send(loaded)
+    land(spark, loaded, warehouse)
+    assert standing(warehouse) == expected(loaded)
+
+
+def test_after_a_whole_landing_no_table_is_looked_into(
+    spark: SparkSession, landed: tuple[Config, Warehouse, Landing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, warehouse, landing = landed
+    assert landing.position.clean_id == landing.position.landing_id
+    monkeypatch.setattr(positions, "above", lambda *_: pytest.fail("a scan"))
+    assert positions.uncommitted(warehouse, landing.position) is None
 
 
 @pytest.mark.soak

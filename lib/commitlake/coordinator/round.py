@@ -60,6 +60,10 @@ class Round:
     ) -> None:
         self._context, self._timers, self._landing, self._landed = context, timers, landing, landed
         self._watermark = watermark
+        if landed is not None:
+            self._landing_id = landed.position.landing_id
+        else:  # at a start one that was cut short may have written to any table
+            self._landing_id = before._landing_id if before else landing.position.landing_id + 1
         self.shown = threading.Event()
         self._written: Future[None] = Future()
         self._recorded: Future[None] = Future()
@@ -112,7 +116,7 @@ class Round:
         if not events.count(*_WRITTEN, Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             events.release()
             return
-        batch = Batch.of(self._context, batch_id, resolved(self._context, events))
+        batch = Batch.of(self._context, batch_id, self._landing_id, resolved(self._context, events))
         try:
             if batch.events.count(*_WRITTEN) or batch.opened is not None:
                 batch.write_ledger()  # step 4

@@ -30,6 +30,7 @@ from commitlake.spark.session import is_classic
 from commitlake.tables import direct_append, kept_versions, together
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
+from commitlake.tables.landed_after import landed_after
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
 from commitlake.tables.staged_append import StagedAppend
@@ -220,6 +221,14 @@ class Warehouse:
         if is_classic(self.spark):
             with suppress(Py4JError):  # a platform may lock Delta's classes away
                 getattr(self.spark.sparkContext._jvm, "org.apache.spark.sql.delta.DeltaLog").clearCache()
+
+    def landed_after(self, names: Sequence[str], landing_id: int) -> list[str]:
+        """Those tables to which a later landing may have written; in a catalog nobody looks."""
+        if self._in_catalog or not is_classic(self.spark):
+            return list(names)
+        with ThreadPoolExecutor(8) as pool:
+            found = pool.map(lambda name: landed_after(self._log(name), landing_id), names)
+            return [name for name, is_later in zip(names, found, strict=True) if is_later]
 
     def keeps_versions(self, name: str, since: int) -> bool | None:
         """Whether a stream can begin at a version; None of a catalog's table, of which nobody looks."""

@@ -21,6 +21,7 @@ from commitlake.coordinator.counters import Ages
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
+from commitlake.tables.landed_after import AFTER
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Batch:
         context: configuration and tables.
         events: its events, resolutions included.
         batch_id: grows over the whole life of the warehouse.
+        landing_id: the newest landing that may have written before it.
         messages: by source, the messages that its events are about, with their events.
         feedback: input rows that come again, None when there are none.
         opened: those of them that RESUMEs have opened, None when there are none.
@@ -41,6 +43,7 @@ class Batch:
     context: Context
     events: Events
     batch_id: int
+    landing_id: int
     messages: Mapping[Source, DataFrame]
     feedback: DataFrame | None
     opened: DataFrame | None
@@ -53,7 +56,7 @@ class Batch:
         return {"batch_id": self.batch_id}
 
     @classmethod
-    def of(cls, context: Context, batch_id: int, found: Resolved) -> Batch:
+    def of(cls, context: Context, batch_id: int, landing_id: int, found: Resolved) -> Batch:
         """The batch of these events; reads the messages that they are about, once, and claims the names they show."""
         events = found.events
         with ExitStack() as cached:
@@ -67,7 +70,7 @@ class Batch:
                 messages[src] = kept(frame)
                 cached.callback(release, messages[src])
             messages = duplicates.without_duplicates(messages, context.dedup, events.now) if messages else {}
-            return cls(context, events, batch_id, messages, found.feedback, found.opened, cached.pop_all())
+            return cls(context, events, batch_id, landing_id, messages, found.feedback, found.opened, cached.pop_all())
 
     def write_ledger(self) -> None:
         """The commit point: what stands in `transactions` or `deliveries` has ended."""
@@ -100,7 +103,8 @@ class Batch:
                 if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
             ]
             rows = reduce(DataFrame.union, frames)
-            self.context.warehouse.append_to_topics(rows, sorted(self.topics), self.marker)
+            marker = {**self.marker, AFTER: self.landing_id}
+            self.context.warehouse.append_to_topics(rows, sorted(self.topics), marker)
 
     def write_rest(self) -> None:
         """What no reader of a topic waits for, side by side."""

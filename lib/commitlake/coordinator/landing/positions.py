@@ -34,8 +34,9 @@ _ONE_PARTITION = "admin"
 """The topic that never gets a second one; its records share the table `op`, so files of all queues would be read."""
 _AT_ONCE = 50
 """Tables in one plan: of 1 000 it filled 2 GiB, and a start with so many topics did not come to its end."""
-_AGAIN, _HELD, _EPOCH = " again", " held", " epoch"
-"""Come after the name of a source in the rows, where it is about `LandingPosition.again` and `held`."""
+_AGAIN, _HELD, _EPOCH, _CLEAN = " again", " held", " epoch", " clean"
+"""Come after the name of a source in the rows, where it is about `LandingPosition.again` and `held`; `clean_id` has no
+source."""
 _SCHEMA = columns("""
 bigint landing_id
 nexts  offsets
@@ -52,12 +53,14 @@ class LandingPosition:
         again: Of a log that had lost its end: the next offset to read. From there up to the next one to land they were
             used before.
         held: Where the logs ended when Kafka was asked last.
+        clean_id: The newest landing after which no table had more than landed; -1 where that is not known.
     """
 
     landing_id: int
     offsets: Offsets
     again: Offsets = field(default_factory=dict)
     held: LogEnds = field(default_factory=dict)
+    clean_id: int = -1
 
     def next(self, source: str, partition: int) -> int:
         """The next offset to land of a partition, 0 when nothing has."""
@@ -89,7 +92,7 @@ class LandingPosition:
             offsets[source] = offsets.get(source, {}) | {
                 number: max(end, self.next(source, number)) for number, end in partitions.items()
             }
-        moved = LandingPosition(self.landing_id + 1, offsets, held=self.held)
+        moved = LandingPosition(self.landing_id + 1, offsets, held=self.held, clean_id=self.clean_id)
         return replace(moved, again=self._left_to_read(ends, moved))
 
     def cut(self, source: str, partition: int, end: int) -> LandingPosition:
@@ -122,7 +125,7 @@ def _newest(rows: DataFrame) -> LandingPosition | None:
     found = rows.agg(row.alias("row")).collect()[0]["row"]
     if found is None:
         return None
-    kinds: dict[str, dict[str, dict[int, int]]] = {"": {}, _AGAIN: {}, _HELD: {}, _EPOCH: {}}
+    kinds: dict[str, dict[str, dict[int, int]]] = {"": {}, _AGAIN: {}, _HELD: {}, _EPOCH: {}, _CLEAN: {}}
     for each in found["offsets"]:
         source, space, kind = each["source"].partition(" ")
         kinds[space + kind].setdefault(source, {})[each["partition"]] = each["next"]
@@ -130,7 +133,8 @@ def _newest(rows: DataFrame) -> LandingPosition | None:
         source: {number: LogEnd(end, kinds[_EPOCH][source][number]) for number, end in ends.items()}
         for source, ends in kinds[_HELD].items()
     }
-    return LandingPosition(found["landing_id"], kinds[""], kinds[_AGAIN], held)
+    clean_id = kinds[_CLEAN].get("", {}).get(0, -1)
+    return LandingPosition(found["landing_id"], kinds[""], kinds[_AGAIN], held, clean_id)
 
 
 def append(warehouse: Warehouse, position: LandingPosition) -> None:
@@ -141,6 +145,7 @@ def append(warehouse: Warehouse, position: LandingPosition) -> None:
         _AGAIN: position.again,
         _HELD: {source: {number: end.offset for number, end in ends.items()} for source, ends in held},
         _EPOCH: {source: {number: end.epoch for number, end in ends.items()} for source, ends in held},
+        _CLEAN: {"": {0: position.clean_id}},
     }
     offsets = [
         {"source": source + kind, "partition": number, "next": value}
@@ -200,6 +205,8 @@ def uncommitted(
         tables: where to look; by default all.
     """
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
+    # What lies above it was written after the newest clean landing, maybe by several that were cut short.
+    tables = warehouse.landed_after(tables, position.clean_id)
     ends: dict[str, dict[int, int]] = {}
     holding: list[DataFrame] = []
     for group in (groups := in_groups(tables)):
