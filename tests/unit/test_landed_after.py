@@ -19,7 +19,7 @@ class Log:
     def __init__(self, *markers: dict[str, Any] | str | None, checkpoint: int | None = None) -> None:
         self._checkpoint, self.asked = checkpoint, 0
         texts = [each if isinstance(each, str) or each is None else json.dumps(each) for each in markers]
-        infos = [{} if each is None else {"userMetadata": each} for each in texts]
+        infos = [{"operation": "WRITE"} | ({} if each is None else {"userMetadata": each}) for each in texts]
         self.files = {
             f"{n:020}.json": json.dumps({"commitInfo": info}, separators=(",", ":")) for n, info in enumerate(infos)
         }
@@ -75,6 +75,19 @@ def test_a_log_whose_older_commits_are_gone_begins_at_its_checkpoint() -> None:
     gone = Log(*commits, checkpoint=199)
     del gone.files[f"{199:020}.json"]
     assert gone.is_later(199)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": null}', '{"version": 7}'])
+def test_a_checkpoint_that_is_damaged_or_points_ahead_does_no_harm(text: str) -> None:
+    log = Log(landing(5), landing(6))
+    log.files["_last_checkpoint"] = text
+    assert log.is_later(5)
+
+
+def test_a_marker_in_another_commit_than_an_append_says_nothing() -> None:
+    log = Log(landing(6), landing(5))
+    log.files[f"{1:020}.json"] = log.files[f"{1:020}.json"].replace("WRITE", "OPTIMIZE")
+    assert log.is_later(5)
 
 
 @given(st.integers(1, 400), st.integers(0, 400))

@@ -6,12 +6,17 @@ Delta reads a table's whole state before a scan, 0.3 s each: a start that looked
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+
+from py4j.protocol import Py4JJavaError
 
 from commitlake.reading.markers import marker_of
 from commitlake.spark.files import FileSystem
 
 AFTER = "after"
 """In the marker of a batch's commit to a topic: the newest landing that may have written to the table before."""
+_APPEND = '"operation":"WRITE"'
+"""A marker of another commit says nothing: an owner's session may still have the one that a start has asked for."""
 _MOST = 20
 """Commits to look at: above the newest of a landing or a batch are those of maintenance and of a topic's owner."""
 
@@ -23,15 +28,16 @@ def landed_after(log: FileSystem, landing_id: int) -> bool:
         log: the table's log.
         landing_id: the landing.
     """
-    newest = _newest_version(log)
-    for version in range(newest, max(newest - _MOST, -1), -1):
-        text = log.read(_commit(version))
-        if text is None:
-            break
-        marker = marker_of(text)
-        found = marker.get("landing_id", marker.get(AFTER))
-        if isinstance(found, int):
-            return found > landing_id
+    with suppress(ValueError, LookupError, TypeError, Py4JJavaError):  # a damaged file, which Delta may do without
+        newest = _newest_version(log)
+        for version in range(newest, max(newest - _MOST, -1), -1):
+            text = log.read(_commit(version))
+            if text is None:
+                break
+            marker = marker_of(text) if _APPEND in text else {}
+            found = marker.get("landing_id", marker.get(AFTER))
+            if isinstance(found, int):
+                return found > landing_id
     return True
 
 

@@ -172,7 +172,7 @@ class Landing:
         self.position = replace(landed.position, held=self._held)
         if self._uncommitted and self._uncommitted.is_passed(self.position):
             self._uncommitted = None
-        if self._uncommitted is None:
+        if self._uncommitted is None and not self._warehouse.guard.fences:  # else an older one's append may still come
             self.position = replace(self.position, clean_id=self.position.landing_id)
         if not self.position.again:
             self._used = None
