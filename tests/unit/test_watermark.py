@@ -68,8 +68,8 @@ def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
 
 def scheduler(clock: Any, time: Watermark, held: Callable[[], Offsets]) -> Scheduler:
     """One that only asks Kafka what it holds."""
-    context, nothing = SimpleNamespace(config=load(), clock=clock), cast(Any, SimpleNamespace())
-    return Scheduler(cast(Any, context), nothing, time, held, nothing, 0)
+    context, landing = SimpleNamespace(config=load(), clock=clock), SimpleNamespace(position=at(0, 0))
+    return Scheduler(cast(Any, context), cast(Any, landing), time, held, cast(Any, None), 0)
 
 
 def test_the_time_is_taken_before_kafka_is_asked() -> None:

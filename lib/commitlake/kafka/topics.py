@@ -34,9 +34,8 @@ _ROOM = 100  # bytes
 _LATE_S = 3.0
 """A broker hears of topics that were created through another, and of all after its start, some 100 ms later."""
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
-_MS_A_PARTITION = 10
-_MOST_PARTITIONS = 10_000
-"""Of topics that one request creates; Kafka 4 refuses more."""
+_MOST_PARTITIONS, _MS_A_PARTITION = 10_000, 10
+"""Of topics that one request creates, Kafka 4 refuses more; and the time that each may take."""
 _UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
 """With how many replicas a setting lets a partition go on without what one of them has: its value, and the safe one.
 

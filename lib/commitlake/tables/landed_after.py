@@ -6,6 +6,8 @@ Delta reads a table's whole state before a scan, 0.3 s each: a start that looked
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from py4j.protocol import Py4JJavaError
@@ -21,13 +23,23 @@ _MOST = 20
 """Commits to look at: above the newest of a landing or a batch are those of maintenance and of a topic's owner."""
 
 
-def landed_after(log: FileSystem, landing_id: int) -> bool:
-    """Whether there may be a commit of a later landing; also where that is not known.
+def written_after(log_of: Callable[[str], FileSystem | None], names: Sequence[str], landing_id: int) -> list[str]:
+    """Those tables to which a later landing may have written.
 
     Args:
-        log: the table's log.
+        log_of: the log of a table.
+        names: the tables.
         landing_id: the landing.
     """
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda name: landed_after(log_of(name), landing_id), names)
+        return [name for name, is_later in zip(names, found, strict=True) if is_later]
+
+
+def landed_after(log: FileSystem | None, landing_id: int) -> bool:
+    """Whether a table's log may have a commit of a later landing; also where that is not known."""
+    if log is None:
+        return True
     with suppress(ValueError, LookupError, TypeError, Py4JJavaError):  # a damaged file, which Delta may do without
         newest = _newest_version(log)
         for version in range(newest, max(newest - _MOST, -1), -1):

@@ -7,12 +7,11 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -30,7 +29,6 @@ from commitlake.spark.session import is_classic
 from commitlake.tables import direct_append, kept_versions, together
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
-from commitlake.tables.landed_after import landed_after
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
 from commitlake.tables.staged_append import StagedAppend
@@ -216,20 +214,6 @@ class Warehouse:
     def _must_be_there(self, name: str) -> AbstractContextManager[None]:
         return reading(self.locate(name), TableName(name).topic)
 
-    def forget(self) -> None:
-        """Frees what Delta keeps of tables that were read: 1.5 MB of plans each, so 1 000 fill a heap of 2 GiB."""
-        if is_classic(self.spark):
-            with suppress(Py4JError):  # a platform may lock Delta's classes away
-                getattr(self.spark.sparkContext._jvm, "org.apache.spark.sql.delta.DeltaLog").clearCache()
-
-    def landed_after(self, names: Sequence[str], landing_id: int) -> list[str]:
-        """Those tables to which a later landing may have written; in a catalog nobody looks."""
-        if self._in_catalog or not is_classic(self.spark):
-            return list(names)
-        with ThreadPoolExecutor(8) as pool:
-            found = pool.map(lambda name: landed_after(self._log(name), landing_id), names)
-            return [name for name, is_later in zip(names, found, strict=True) if is_later]
-
     def keeps_versions(self, name: str, since: int) -> bool | None:
         """Whether a stream can begin at a version; None of a catalog's table, of which nobody looks."""
         if self._in_catalog:
@@ -280,16 +264,16 @@ class Warehouse:
         run_all(self.spark, [partial(self.append, frame, name, marker) for frame, name in each])
 
     def _has_grown(self, name: str) -> bool:
-        if self._in_catalog or not is_classic(self.spark):
-            return True
-        log = self._log(name)
-        if log.exists(f"{1:020}.json") or log.exists("_last_checkpoint"):
+        log = self.log(name)
+        if log is None or log.exists(f"{1:020}.json") or log.exists("_last_checkpoint"):
             return True
         first = log.read(f"{0:020}.json")
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
 
-    def _log(self, name: str) -> FileSystem:
-        return FileSystem(self.spark, f"{self.locate(name)}/_delta_log")
+    def log(self, name: str) -> FileSystem | None:
+        """A table's log; None where it can't be read by itself: in a catalog, and on Spark Connect."""
+        is_there = not self._in_catalog and is_classic(self.spark)
+        return FileSystem(self.spark, f"{self.locate(name)}/_delta_log") if is_there else None
 
     def must_be_of_one_moment(self) -> None:
         """Refuses a copy that was made while a coordinator ran; in a catalog nobody looks.
@@ -298,7 +282,7 @@ class Warehouse:
             WarehouseError: a table lacks what another one says is complete.
         """
         if not self._in_catalog:
-            together.check(self._log)
+            together.check(lambda name: FileSystem(self.spark, f"{self.locate(name)}/_delta_log"))
 
     def _direct(self) -> DirectAppend | None:
         """What appends by Delta's own transactions; None where Delta's writer has to."""

@@ -17,8 +17,9 @@ from pyspark.sql import functions as F
 
 from commitlake.kafka.log_ends import LogEnd, LogEnds
 from commitlake.protocol import kafka_topics
-from commitlake.spark.frames import materialized, of_rows
+from commitlake.spark.frames import forget_tables, materialized, of_rows
 from commitlake.tables import Warehouse, topic_table
+from commitlake.tables.landed_after import written_after
 from commitlake.tables.schemas import columns
 
 log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ def uncommitted(
     """
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
     # What lies above it was written after the newest clean landing, maybe by several that were cut short.
-    tables = warehouse.landed_after(tables, position.clean_id)
+    tables = written_after(warehouse.log, tables, position.clean_id)
     ends: dict[str, dict[int, int]] = {}
     holding: list[DataFrame] = []
     for group in (groups := in_groups(tables)):
@@ -217,7 +218,7 @@ def uncommitted(
             numbers = ends.setdefault(row["source"], {})
             numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
         if len(groups) > 1:
-            warehouse.forget()
+            forget_tables(warehouse.spark)
     if not ends:
         return None
     kept = materialized(reduce(DataFrame.unionAll, holding))
