@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ def filled(place: Path, left: int = 0) -> Iterator[None]:
     place.mkdir(parents=True, exist_ok=True)
     file = place / "others"
     with file.open("wb") as others:
-        os.posix_fallocate(others.fileno(), 0, disks.Disk.of("", place).free - left)
+        while True:
+            with suppress(OSError):  # the coordinator has written between the look and this
+                os.posix_fallocate(others.fileno(), 0, disks.Disk.of("", place).free - left)
+                break
+            others.truncate(0)
     yield
     file.unlink()
 

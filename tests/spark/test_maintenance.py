@@ -26,6 +26,7 @@ from tests.support.polling import wait_for
 from tests.support.story import Story
 
 from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.landing import positions
 from commitlake.coordinator.maintenance.run import Maintenance, Pause, at_intervals
 from commitlake.coordinator.recovery import fencing, rebuild
 from commitlake.errors import FencedError, WarehouseError
@@ -207,7 +208,10 @@ def test_rows_of_a_landing_that_was_cut_short_stay_as_topics_do_anyway(
     """A look through the tables of a hundred topics held all batches up for half a minute."""
     tables = Warehouse(spark, copied.config.warehouse)
     row = tables.read(table).limit(1).withColumn(offset, F.lit(1_000_000_000).cast("bigint"))
-    tables.append(row if table == "half" else row.withColumn("source", F.lit("messages")), table)
+    last = positions.newest(tables)
+    assert last is not None
+    marker = {"landing_id": last.landing_id + 1}
+    tables.append(row if table == "half" else row.withColumn("source", F.lit("messages")), table, marker)
     report = maintenance(spark, copied).run()
     assert (bool(report.kept), bool(report.deleted)) == ((True, False) if table == "half" else (False, True))
 

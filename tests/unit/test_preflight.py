@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,29 +23,28 @@ ROOT = Path(__file__).parents[2]
 WELL = {"spark.driver.memory": "2g"}
 
 
-def run(*words: str, before: Callable[[], None] | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str, before: Sequence[str] = (), **environment: str) -> subprocess.CompletedProcess[str]:
     """`commitlake run` with words of its own; a coordinator that begins to start is a failure."""
     own = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "JAVA_HOME": "/nowhere", **environment}
-    command = [sys.executable, "-m", "commitlake.tools.cli", "run", *words]
-    return subprocess.run(command, env=own, preexec_fn=before, capture_output=True, text=True, check=False, timeout=300)
+    command = [*before, sys.executable, "-m", "commitlake.tools.cli", "run", *words]
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=300)
 
 
-def few_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+FEW_FILES = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
 
 
 @pytest.mark.parametrize(
     ("before", "environment", "told"),
     [
-        (few_files, {}, "open files: at most 256; allowed is a limit of 1024 or more; raise it with ulimit -n"),
-        (None, {"COMMITLAKE_SPARK_ARGS": "--driver-memory 400m"}, "spark.driver.memory: 400m; allowed is 512m or more"),
-        (None, {"COMMITLAKE_SPARK_ARGS": "--driver-memory=2gb"}, "spark.driver.memory: 2gb; allowed is 512m or more"),
-        (None, {"PYTHONOPTIMIZE": "1"}, "python: -O, or PYTHONOPTIMIZE is set; allowed is neither"),
-        (None, {}, "no Java found at JAVA_HOME=/nowhere"),
+        (FEW_FILES, {}, "open files: at most 256; allowed is a limit of 1024 or more; raise it with ulimit -n"),
+        ((), {"COMMITLAKE_SPARK_ARGS": "--driver-memory 400m"}, "spark.driver.memory: 400m; allowed is 512m or more"),
+        ((), {"COMMITLAKE_SPARK_ARGS": "--driver-memory=2gb"}, "spark.driver.memory: 2gb; allowed is 512m or more"),
+        ((), {"PYTHONOPTIMIZE": "1"}, "python: -O, or PYTHONOPTIMIZE is set; allowed is neither"),
+        ((), {}, "no Java found at JAVA_HOME=/nowhere"),
     ],
 )
 def test_a_machine_that_lacks_something_is_told_in_a_line(
-    tmp_path: Path, before: Callable[[], None] | None, environment: dict[str, str], told: str
+    tmp_path: Path, before: Sequence[str], environment: dict[str, str], told: str
 ) -> None:
     done = run(f"--set=warehouse={tmp_path}/w", f"--set=checkpoints={tmp_path}/c", before=before, **environment)
     assert (done.returncode, done.stdout) == (1, "")
