@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer
@@ -66,6 +67,16 @@ def test_more_queues_grow_the_topics_and_fewer_are_refused(broker: EmbeddedBroke
     assert {topic: len(offsets) for topic, offsets in ends.items()} == grown
     with pytest.raises(KafkaError, match=r"kafka\.queues: 2 is not allowed.*set kafka\.queues to 5"):
         topics.ensure_topics(found)
+
+
+@pytest.mark.soak  # a minute of the broker's, which then holds 10 202 partitions
+def test_topics_grow_by_more_partitions_than_kafka_takes_in_one_request(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "kafka") as own:
+        few = configured(own, kafka__queues=1, kafka__topic_prefix="many.")
+        topics.ensure_topics(few)
+        topics.ensure_topics(configured(own, kafka__queues=2_551, kafka__topic_prefix="many."))
+        ends = topics.end_offsets(few, kafka_topics.QUEUED)
+        assert {len(offsets) for offsets in ends.values()} == {2_551}
 
 
 def test_different_partition_counts_are_an_error(broker: EmbeddedBroker) -> None:

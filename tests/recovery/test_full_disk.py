@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,14 @@ def filled(place: Path, left: int = 0) -> Iterator[None]:
     place.mkdir(parents=True, exist_ok=True)
     file = place / "others"
     with file.open("wb") as others:
-        while True:
-            with suppress(OSError):  # the coordinator has written between the look and this
+        for tries in range(5):
+            try:
                 os.posix_fallocate(others.fileno(), 0, disks.Disk.of("", place).free - left)
                 break
-            others.truncate(0)
+            except OSError as error:  # the coordinator has written between the look and this
+                if error.errno != errno.ENOSPC or tries == 4:
+                    raise
+                others.truncate(0)
     yield
     file.unlink()
 

@@ -17,7 +17,7 @@ class Log:
     """A table's log; counts what is asked."""
 
     def __init__(self, *markers: dict[str, Any] | str | None, checkpoint: int | None = None) -> None:
-        self._checkpoint, self.asked = checkpoint, 0
+        self.asked = 0
         texts = [each if isinstance(each, str) or each is None else json.dumps(each) for each in markers]
         infos = [{"operation": "WRITE"} | ({} if each is None else {"userMetadata": each}) for each in texts]
         self.files = {

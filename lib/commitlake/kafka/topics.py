@@ -35,7 +35,7 @@ _LATE_S = 3.0
 """A broker hears of topics that were created through another, and of all after its start, some 100 ms later."""
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 _MOST_PARTITIONS, _MS_A_PARTITION = 10_000, 10
-"""Of topics that one request creates, Kafka 4 refuses more; and the time that each may take."""
+"""Of new partitions in one request Kafka 4 refuses more; and the time that each may take."""
 _UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
 """With how many replicas a setting lets a partition go on without what one of them has: its value, and the safe one.
 
@@ -89,8 +89,7 @@ def ensure_targets(config: Config) -> dict[str, int]:
         raise KafkaError(msg)
     with connect(config) as client:
         present = _partitions(client, names)
-        settings = {"max.message.bytes": str(max_record_bytes(config))}
-        new = {"num_partitions": config.kafka.queues, "configs": settings}
+        new = {"num_partitions": config.kafka.queues, "configs": {"max.message.bytes": str(max_record_bytes(config))}}
         _make(client, {name: new for name in names if name not in present})
         return _partitions(client, names)
 
@@ -206,9 +205,8 @@ def _check_partitions(config: Config, present: Mapping[str, int]) -> None:
             f"and Kafka cannot take any away; set kafka.queues to {max(queued.values())}"
         )
         raise KafkaError(msg)
-    for name in (ADMIN, SETTINGS):
-        if present.get(config.kafka.topic(name), 1) != 1:
-            topic = config.kafka.topic(name)
+    for topic in map(config.kafka.topic, (ADMIN, SETTINGS)):
+        if present.get(topic, 1) != 1:
             msg = (
                 f"the Kafka topic {topic} has {present[topic]} partitions; allowed is 1; "
                 "delete the topic, or set another kafka.topic_prefix"
@@ -248,22 +246,24 @@ def _make(client: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> None:
 
 
 def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) -> None:
-    queued = map(config.kafka.topic, (*QUEUED, *_of_groups(config)))
-    few = [topic for topic in queued if present.get(topic, 1 << 30) < config.kafka.queues]
-    if few:
-        client.create_partitions(dict.fromkeys(few, config.kafka.queues))
-        _await_partitions(client, few, config.kafka.queues)
+    count = config.kafka.queues
+    few = [name for name in map(config.kafka.topic, (*QUEUED, *_of_groups(config))) if present.get(name, count) < count]
+    at_once = max(1, _MOST_PARTITIONS // count)
+    for topics in [few[first : first + at_once] for first in range(0, len(few), at_once)]:
+        client.create_partitions(dict.fromkeys(topics, count))
+        _await_partitions(client, topics, count)
 
 
 def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -> None:
     """Wait until brokers report the new partitions: for some 100 ms after the answer they still report the old."""
-    deadline = time.monotonic() + CONNECT_TIMEOUT_MS / 1_000
+    wait_ms = CONNECT_TIMEOUT_MS + len(topics) * count * _MS_A_PARTITION
+    until = time.monotonic() + wait_ms / 1_000
     while any(present < count for present in _partitions(client, topics).values()):
-        if time.monotonic() > deadline:
+        if time.monotonic() > until:
             msg = f"the new partitions of {', '.join(topics)} do not appear; check the brokers, then start again"
             raise KafkaError(msg)
         time.sleep(0.05)
-    client.wait_for_topics(topics, timeout_ms=CONNECT_TIMEOUT_MS)
+    client.wait_for_topics(topics, timeout_ms=wait_ms)
 
 
 def _settings(config: Config, name: str) -> dict[str, str]:

@@ -29,8 +29,10 @@ def written_after(log_of: Callable[[str], FileSystem | None], names: Sequence[st
     Args:
         log_of: the log of a table.
         names: the tables.
-        landing_id: the landing.
+        landing_id: the landing; -1 where none is known, then all are.
     """
+    if landing_id < 0:
+        return list(names)
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda name: landed_after(log_of(name), landing_id), names)
         return [name for name, is_later in zip(names, found, strict=True) if is_later]

@@ -47,8 +47,10 @@ class Written:
         return marker
 
 
-def markers(log: FileSystem) -> Iterator[tuple[int, Marker]]:
+def markers(log: FileSystem | None) -> Iterator[tuple[int, Marker]]:
     """Version and marker of a table's commits, the newest first; without those that have none."""
+    if log is None:
+        return
     commits = {name.removesuffix(".json") for name in log.names("")}  # an owner's checkpoint may end like one
     for version in sorted(filter(str.isdigit, commits), reverse=True):
         marker = marker_of(log.read(f"{version}.json") or "")
@@ -56,11 +58,11 @@ def markers(log: FileSystem) -> Iterator[tuple[int, Marker]]:
             yield int(version), marker
 
 
-def check(log_of: Callable[[str], FileSystem]) -> None:
+def check(log_of: Callable[[str], FileSystem | None]) -> None:
     """Refuses tables of different moments.
 
     Args:
-        log_of: the log of a table.
+        log_of: the log of a table, None where it can't be read.
 
     Raises:
         WarehouseError: a table lacks what another one says is complete.
@@ -76,12 +78,12 @@ def check(log_of: Callable[[str], FileSystem]) -> None:
                 raise WarehouseError(msg)
 
 
-def _named(log: FileSystem) -> Mapping[str, int]:
+def _named(log: FileSystem | None) -> Mapping[str, int]:
     found: Mapping[str, int] = next((marker.get(_TABLES, {}) for _, marker in markers(log)), {})
     return found
 
 
-def _newest(log: FileSystem, field: str, number: int) -> int | None:
+def _newest(log: FileSystem | None, field: str, number: int) -> int | None:
     """The newest number of a field; none above `number` is looked for. A topic's owner may put any into a marker.
 
     None without any: its commits were forgotten, or its owner made it anew.

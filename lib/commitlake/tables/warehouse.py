@@ -281,8 +281,7 @@ class Warehouse:
         Raises:
             WarehouseError: a table lacks what another one says is complete.
         """
-        if not self._in_catalog:
-            together.check(lambda name: FileSystem(self.spark, f"{self.locate(name)}/_delta_log"))
+        together.check(self.log)
 
     def _direct(self) -> DirectAppend | None:
         """What appends by Delta's own transactions; None where Delta's writer has to."""

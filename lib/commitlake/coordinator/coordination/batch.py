@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def marker(self) -> dict[str, int]:
-        """Marker of all its commits."""
+        """Marker of its commits; those to topics have more."""
         return {"batch_id": self.batch_id}
 
     @classmethod

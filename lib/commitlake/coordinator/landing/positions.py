@@ -8,11 +8,11 @@ short: the first landings after a start leave it out, by coordinates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.kafka.log_ends import LogEnd, LogEnds
@@ -208,22 +208,35 @@ def uncommitted(
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
     # What lies above it was written after the newest clean landing, maybe by several that were cut short.
     tables = written_after(warehouse.log, tables, position.clean_id)
-    ends: dict[str, dict[int, int]] = {}
+    found: list[Row] = []
     holding: list[DataFrame] = []
     for group in (groups := in_groups(tables)):
         some = reduce(DataFrame.unionAll, [above(warehouse, each, position) for each in group])
-        rows = some.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect()
+        rows = highest(some)
         holding += [some] if rows else []
-        for row in rows:
-            numbers = ends.setdefault(row["source"], {})
-            numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
+        found += rows
         if len(groups) > 1:
             forget_tables(warehouse.spark)
-    if not ends:
+    if not found:
         return None
+    ends = ends_of(found)
     kept = materialized(reduce(DataFrame.unionAll, holding))
     log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", ends)
     return UncommittedRecords(kept, ends)
+
+
+def highest(coordinates: DataFrame) -> list[Row]:
+    """The highest offset, `last`, by source and partition."""
+    return coordinates.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect()
+
+
+def ends_of(rows: Iterable[Row]) -> dict[str, dict[int, int]]:
+    """The offset after the highest one of each partition, of rows of `highest` of several tables."""
+    ends: dict[str, dict[int, int]] = {}
+    for row in rows:
+        numbers = ends.setdefault(row["source"], {})
+        numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
+    return ends
 
 
 def in_groups(tables: Sequence[str]) -> list[Sequence[str]]:

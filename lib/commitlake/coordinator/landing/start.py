@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyspark.sql import functions as F
-
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
 from commitlake.coordinator.landing.classify import SOURCES
@@ -248,10 +246,6 @@ def _of_older_version(warehouse: Warehouse, config: Config) -> LandingPosition:
 
 def _by_tables(warehouse: Warehouse) -> LandingPosition:
     """The highest offsets that stand in the tables, for a warehouse without markers, which may be a new one."""
-    offsets: dict[str, dict[int, int]] = {}
-    for table in ["op", "half", "delayed", "rejected", *map(topic_table, warehouse.topics())]:
-        ends = positions.coordinates(warehouse, table).groupBy("source", "partition").agg(F.max("offset").alias("last"))
-        for row in ends.collect():
-            numbers = offsets.setdefault(row["source"], {})
-            numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
-    return LandingPosition(0, offsets)
+    tables = [*positions.LANDED, *map(topic_table, warehouse.topics())]
+    rows = [row for table in tables for row in positions.highest(positions.coordinates(warehouse, table))]
+    return LandingPosition(0, positions.ends_of(rows))
