@@ -31,20 +31,22 @@ def create(found: config.Config, name: str, partitions: int, **settings: str) ->
 
 
 def test_missing_topics_are_created_as_the_contract_says(broker: EmbeddedBroker) -> None:
-    found = configured(broker, kafka__queues=3)
+    found = configured(broker, kafka__queues=3, kafka__check_topics=["orders"])
     assert topics.ensure_topics(found) == []
-    ends = topics.end_offsets(found, kafka_topics.ALL)
+    names = (*kafka_topics.ALL, "check.orders")
+    ends = topics.end_offsets(found, names)
     counts = {topic.removeprefix(found.kafka.topic_prefix): len(offsets) for topic, offsets in ends.items()}
-    assert counts == {"half": 3, "op": 3, "messages": 3, "admin": 1, "check": 3, "settings": 1}
+    assert counts == {"half": 3, "op": 3, "messages": 3, "admin": 1, "check": 3, "check.orders": 3, "settings": 1}
     client = KafkaAdminClient(bootstrap_servers=found.kafka.bootstrap_servers)
-    resources = [ConfigResource(ConfigResourceType.TOPIC, found.kafka.topic(name)) for name in kafka_topics.ALL]
+    resources = [ConfigResource(ConfigResourceType.TOPIC, found.kafka.topic(name)) for name in names]
     described = client.describe_configs(resources, config_filter="all")["topic"]
     client.close()
-    for name in kafka_topics.ALL:
+    for name in names:
         actual = {key: entry["value"] for key, entry in described[found.kafka.topic(name)].items()}
         assert int(actual["max.message.bytes"]) > 4 * 1024 * 1024
-        assert (actual["message.timestamp.type"] == "LogAppendTime") == (name != "check")
-        assert actual["compression.type"] == ("uncompressed" if name in ("check", "settings") else "producer")
+        assert (actual["message.timestamp.type"] == "LogAppendTime") == ("check" not in name)
+        is_unpacked = "check" in name or name == "settings"
+        assert actual["compression.type"] == ("uncompressed" if is_unpacked else "producer")
         assert actual["cleanup.policy"] == ("compact" if name == "settings" else "delete")
         assert name == "settings" or int(actual["retention.ms"]) >= 7 * 86_400_000
 

@@ -267,13 +267,13 @@ def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -
 
 
 def _settings(config: Config, name: str) -> dict[str, str]:
-    largest = max_settings_bytes(config) if name == SETTINGS else max_record_bytes(config)
-    settings = {"max.message.bytes": str(largest)}
-    if name not in (CHECK, *_of_groups(config)):
+    settings = {"max.message.bytes": str((max_settings_bytes if name == SETTINGS else max_record_bytes)(config))}
+    has_checks = name in (CHECK, *_of_groups(config))
+    if not has_checks:
         # Ages are measured from the broker's append time, never from a producer's clock. By that of `settings` the
         # coordinator tells Kafka's time.
         settings |= {_TIMESTAMPS: "LogAppendTime"}
-    if name in (CHECK, SETTINGS):
+    if has_checks or name == SETTINGS:
         # The broker unpacks what it gets: one record in lz4, snappy or zstd would stop each client that can't.
         settings |= {"compression.type": "uncompressed"}
     if name == SETTINGS:
