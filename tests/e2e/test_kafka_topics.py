@@ -81,6 +81,16 @@ def test_topics_grow_by_more_partitions_than_kafka_takes_in_one_request(tmp_path
         assert {len(offsets) for offsets in ends.values()} == {2_551}
 
 
+@pytest.mark.soak  # as above
+def test_topics_are_made_where_they_and_their_settings_are_too_much_for_one_request(tmp_path: Path) -> None:
+    """Kafka counts 10 000 records: 9 986 partitions, the topics, and a record a setting."""
+    with EmbeddedBroker(tmp_path / "kafka") as own:
+        many = configured(own, kafka__queues=2_496)
+        topics.ensure_topics(many)
+        ends = topics.end_offsets(many, kafka_topics.QUEUED)
+        assert {len(offsets) for offsets in ends.values()} == {2_496}
+
+
 def test_different_partition_counts_are_an_error(broker: EmbeddedBroker) -> None:
     found = configured(broker)
     create(found, "half", 4)

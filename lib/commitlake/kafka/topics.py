@@ -34,8 +34,8 @@ _ROOM = 100  # bytes
 _LATE_S = 3.0
 """A broker hears of topics that were created through another, and of all after its start, some 100 ms later."""
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
-_MOST_PARTITIONS, _MS_A_PARTITION = 10_000, 10
-"""Of new partitions in one request Kafka 4 refuses more; and the time that each may take."""
+_MOST_RECORDS, _MS_A_RECORD = 10_000, 10
+"""Kafka 4 refuses a request that makes more (of topics, settings, partitions); and the time that each may take."""
 _UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
 """With how many replicas a setting lets a partition go on without what one of them has: its value, and the safe one.
 
@@ -230,8 +230,8 @@ def _create(client: KafkaAdminClient, config: Config, names: list[str]) -> None:
 def _make(client: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> None:
     if not wanted:
         return
-    count = sum(each["num_partitions"] for each in wanted.values())
-    requests = [wanted] if count <= _MOST_PARTITIONS else [{name: each} for name, each in wanted.items()]
+    records = sum(1 + len(each["configs"]) + each["num_partitions"] for each in wanted.values())
+    requests = [wanted] if records <= _MOST_RECORDS else [{name: each} for name, each in wanted.items()]
     for topic in [made for each in requests for made in client.create_topics(each, raise_errors=False)["topics"]]:
         if topic["error_code"] not in (0, _ALREADY_THERE):
             reason = topic.get("error_message") or kafka_errors.for_code(topic["error_code"]).__name__
@@ -242,13 +242,13 @@ def _make(client: KafkaAdminClient, wanted: dict[str, dict[str, Any]]) -> None:
                 f"--partitions {wanted[topic['name']]['num_partitions']} {settings}"
             )
             raise KafkaError(msg)
-    client.wait_for_topics(list(wanted), timeout_ms=CONNECT_TIMEOUT_MS + count * _MS_A_PARTITION)
+    client.wait_for_topics(list(wanted), timeout_ms=CONNECT_TIMEOUT_MS + records * _MS_A_RECORD)
 
 
 def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) -> None:
     count = config.kafka.queues
     few = [name for name in map(config.kafka.topic, (*QUEUED, *_of_groups(config))) if present.get(name, count) < count]
-    at_once = max(1, _MOST_PARTITIONS // count)
+    at_once = _MOST_RECORDS // count
     for topics in [few[first : first + at_once] for first in range(0, len(few), at_once)]:
         client.create_partitions(dict.fromkeys(topics, count))
         _await_partitions(client, topics, count)
@@ -256,10 +256,10 @@ def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) 
 
 def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -> None:
     """Wait until brokers report the new partitions: for some 100 ms after the answer they still report the old."""
-    wait_ms = CONNECT_TIMEOUT_MS + len(topics) * count * _MS_A_PARTITION
-    until = time.monotonic() + wait_ms / 1_000
+    wait_ms = CONNECT_TIMEOUT_MS + len(topics) * count * _MS_A_RECORD
+    deadline = time.monotonic() + wait_ms / 1_000
     while any(present < count for present in _partitions(client, topics).values()):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             msg = f"the new partitions of {', '.join(topics)} do not appear; check the brokers, then start again"
             raise KafkaError(msg)
         time.sleep(0.05)

@@ -276,7 +276,7 @@ class Warehouse:
         return FileSystem(self.spark, f"{self.locate(name)}/_delta_log") if is_there else None
 
     def must_be_of_one_moment(self) -> None:
-        """Refuses a copy that was made while a coordinator ran; in a catalog nobody looks.
+        """Refuses a copy that was made while a coordinator ran; in a catalog, or on Spark Connect, nobody looks.
 
         Raises:
             WarehouseError: a table lacks what another one says is complete.
