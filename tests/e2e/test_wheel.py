@@ -127,8 +127,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 def test_the_bare_wheel_has_the_command_and_names_the_extra_that_is_missing(bare: Environment) -> None:
     assert bare.run("commitlake", "--version") == f"commitlake {commitlake.__version__}\n"
     assert not any(map(bare.has, ("pyspark", "deltalake", "duckdb", "pyarrow", "pandas")))
-    assert "pip install 'commitlake[consumer]'" in bare.run("commitlake", "topics", code=1)
-    assert "pip install 'commitlake[consumer]'" in bare.run("python", "-c", "import commitlake as c; c.consume", code=1)
+    told = "pip install '/path/to/clone[consumer]'"
+    assert told in bare.run("commitlake", "topics", code=1)
+    assert told in bare.run("python", "-c", "import commitlake as c; c.consume", code=1)
     assert "module pyspark is missing" in bare.run("commitlake", "run", code=1)
 
 

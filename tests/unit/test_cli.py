@@ -241,7 +241,7 @@ def test_a_missing_module_is_an_error_that_names_the_extra(
     monkeypatch.setattr(sys, "argv", ["commitlake", "audit"])
     with pytest.raises(SystemExit):
         app.main()
-    told = f"error: the Python module {module} is missing; install it with pip install 'commitlake[{extra}]'"
+    told = f"error: the Python module {module} is missing; install it with pip install '/path/to/clone[{extra}]'"
     assert capsys.readouterr().err.startswith(told)
 
 

@@ -432,7 +432,7 @@ def test_no_hook_and_no_messages_are_refused() -> None:
 
 def test_an_engine_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SetupError, match=r"confluent-kafka.*pip install 'commitlake\[confluent\]'"):
+    with pytest.raises(SetupError, match=r"confluent-kafka.*pip install '/path/to/clone\[confluent\]'"):
         DefaultMQProducer("group", engine="confluent", bootstrap_servers="nowhere:9092")
 
 

@@ -165,7 +165,7 @@ def test_a_name_without_its_packages_is_an_error_with_the_extra_that_brings_them
     optional = set().union(*EXTRAS.values())
     for name, line in zip(names, used_without(optional, names), strict=True):
         assert line.startswith(f"{name} SetupError ModuleNotFoundError commitlake.{name} needs the module "), line
-        assert line.endswith(f"; install it with pip install 'commitlake[{extras}]'"), line
+        assert line.endswith(f"; install it with pip install '/path/to/clone[{extras}]'"), line
     brought = set().union(*(EXTRAS[extra] for extra in extras.split(",")))
     assert used_without(optional - brought, names) == names
     assert used_without(optional, ["Message", "TransactionMQProducer"]) == ["Message", "TransactionMQProducer"]

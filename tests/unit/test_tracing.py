@@ -390,7 +390,7 @@ def test_nothing_is_imported_or_added_before_it_is_asked_for_and_the_extra_that_
     off, missing = done.stdout.splitlines()
     assert off == "{} False"
     assert missing.startswith("commitlake.trace needs the module opentelemetry")
-    assert missing.endswith("install it with pip install 'commitlake[opentelemetry]'")
+    assert missing.endswith("install it with pip install '/path/to/clone[opentelemetry]'")
 
 
 def test_a_handler_is_called_itself_where_nobody_traces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,8 @@ def trace(tracer_provider: TracerProvider | None = None) -> None:
     try:
         _SWITCH.on = Tracing(tracer_provider)
     except ModuleNotFoundError as error:
-        msg = f"commitlake.trace needs the module {error.name}; install it with pip install 'commitlake[opentelemetry]'"
+        remedy = "install it with pip install '/path/to/clone[opentelemetry]'"
+        msg = f"commitlake.trace needs the module {error.name}; {remedy}"
         raise SetupError(msg) from error
 
 

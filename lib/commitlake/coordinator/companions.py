@@ -98,5 +98,5 @@ def _extra(key: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        msg = f"{key}: the module {error.name} is missing; install it with pip install 'commitlake[all]'"
+        msg = f"{key}: the module {error.name} is missing; install it with pip install '/path/to/clone[all]'"
         raise SetupError(msg) from error

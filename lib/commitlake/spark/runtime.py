@@ -92,7 +92,7 @@ def spark_home() -> Path:
         return home
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        msg = "no Spark found; install it with pip install 'commitlake[spark]', or set SPARK_HOME"
+        msg = "no Spark found; install it with pip install '/path/to/clone[spark]', or set SPARK_HOME"
         raise SetupError(msg)
     return Path(found.origin).parent
 

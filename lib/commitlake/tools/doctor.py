@@ -166,7 +166,8 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
 
         answers = Resolver(config, BrokerClock()).look()
     except ModuleNotFoundError as error:
-        return Diagnosis("rules", False, f"the Python module {error.name} is missing; pip install 'commitlake[all]'")
+        lack = f"the Python module {error.name} is missing; pip install '/path/to/clone[all]'"
+        return Diagnosis("rules", False, lack)
     except duckdb.Error as error:
         return Diagnosis("rules", False, str(error).splitlines()[0])
     return Diagnosis("rules", True, ", ".join(f"{group} answers {count} now" for group, count in answers.items()))

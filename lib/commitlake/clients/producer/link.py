@@ -73,7 +73,7 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
         raise MQClientException(msg)
     if engine == "confluent":
         if importlib.util.find_spec("confluent_kafka") is None:
-            msg = "engine='confluent' needs the package confluent-kafka: pip install 'commitlake[confluent]'"
+            msg = "engine='confluent' needs the package confluent-kafka: pip install '/path/to/clone[confluent]'"
             raise SetupError(msg)
         reading = set(KafkaConsumer.DEFAULT_CONFIG)
         others = [name for name in sorted(options) if name not in reading or name.startswith(_LOGIN)]

@@ -35,7 +35,7 @@ class LocalDatabase:
         try:
             self._psycopg = importlib.import_module("psycopg")
         except ModuleNotFoundError as error:
-            msg = f"database= needs the module {error.name}; install it with pip install 'commitlake[postgresql]'"
+            msg = f"database= needs the module {error.name}; install it with pip install '/path/to/clone[postgresql]'"
             raise SetupError(msg) from error
         connection = self._connection()
         if connection.autocommit:

@@ -54,7 +54,7 @@ def main(*words: str) -> None:
             if module == "commitlake":
                 raise
             extra = "consumer" if module in _OF_CONSUMERS else "all"
-            msg = f"the Python module {error.name} is missing; install it with pip install 'commitlake[{extra}]'"
+            msg = f"the Python module {error.name} is missing; install it with pip install '/path/to/clone[{extra}]'"
             raise SetupError(msg) from error
 
 

@@ -24,7 +24,7 @@ def run(
     need_address(settings)
     for module in ("grpc", "rocketmq", "deltalake"):
         if importlib.util.find_spec(module) is None:
-            msg = f"the Python module {module} is missing; install it with pip install 'commitlake[gateway]'"
+            msg = f"the Python module {module} is missing; install it with pip install '/path/to/clone[gateway]'"
             raise SetupError(msg)
     from commitlake.clients.gateway.access import parse_keys
     from commitlake.clients.gateway.server import Entrance, serve
