@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tests.support.cluster import free_port
@@ -381,9 +382,13 @@ def test_five_minutes_without_kafka_are_waited_for(unsteady: UnsteadyBroker, tmp
             stopping = threading.Event()
 
             def send() -> None:
-                with suppress(Exception):  # Kafka goes away in the middle
+                # Kafka goes away in the middle; an idempotent producer would wait for ever for what it has given up.
+                producer = KafkaProducer(bootstrap_servers=unsteady.bootstrap_servers, enable_idempotence=False)
+                with suppress(Exception):
                     while not stopping.wait(0.05):
-                        lake.producer.send(lake.config.kafka.topic("op"), b"not JSON")
+                        producer.send(lake.config.kafka.topic("op"), b"not JSON")
+                with suppress(Exception):
+                    producer.close(timeout=0)
 
             thread = threading.Thread(target=send, daemon=True)
             thread.start()

@@ -1,12 +1,16 @@
 """Core seconds: what a test, and every process that it started, took from the processors.
 
-Unlike seconds of a clock they are the same beside other work. A test of the short run that takes more than its share
-fails with its name, so that the run stays short.
+A test of the short run that takes more than its share fails with its name, so that the run stays short. The same work
+takes a fifth more of them beside other work, whose data fill the caches, and up to 2.5 times as many on a slow day: a
+share grows by what a sample of fixed work took while the test ran.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import statistics
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Generator
@@ -15,7 +19,9 @@ from pathlib import Path
 import pytest
 
 MOST = 20
-_QUICK_LOOP_S = 0.021  # what `_slowness` takes on a quick day of the machine that `MOST` is meant for
+_QUIET_S = 0.0045  # what a sample takes on a quick day, with nothing beside it, where `MOST` was measured
+_SAMPLE_EVERY_S = 1.0
+_SCATTERED = [random.Random(0).random() for _ in range(40_000)]  # to sort them reads 1 MB of objects in random order
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,11 +49,28 @@ def _descendants(pid: int) -> list[int]:
     return [*found, *(deeper for child in found for deeper in _descendants(child))]
 
 
-def _slowness() -> float:
-    """How much longer this processor takes today for the same work: the same machine differs by 2.5 between days."""
-    begun = time.process_time()
-    sum(number * number for number in range(400_000))
-    return max(1.0, (time.process_time() - begun) / _QUICK_LOOP_S)
+class Slowness:
+    """How much more of the processors the same work takes than at best: a sample each second, in a thread."""
+
+    def __init__(self) -> None:
+        self._samples: list[float] = []
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        while True:
+            begun = time.thread_time()
+            sorted(_SCATTERED)
+            self._samples.append(time.thread_time() - begun)
+            time.sleep(_SAMPLE_EVERY_S)
+
+    @property
+    def count(self) -> int:
+        """The samples so far."""
+        return len(self._samples)
+
+    def since(self, count: int) -> float:
+        """The median of all that followed the first `count`, never below 1."""
+        return max(1.0, statistics.median(self._samples[count:] or [0.0]) / _QUIET_S)
 
 
 class CoreSeconds:
@@ -55,6 +78,7 @@ class CoreSeconds:
 
     def __init__(self) -> None:
         self.by_file: dict[str, float] = defaultdict(float)
+        self._slowness = Slowness()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -67,12 +91,13 @@ class CoreSeconds:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """What others share, as Spark's start, counts for nobody."""
-        begun = used()
+        begun, samples = used(), self._slowness.count
         result = yield
-        took, short = used() - begun, item.get_closest_marker("short")
-        if short and took > (most := short.kwargs.get("core_seconds", MOST)) and took > most * _slowness():
+        took, short, slower = used() - begun, item.get_closest_marker("short"), self._slowness.since(samples)
+        if short and took > slower * (most := short.kwargs.get("core_seconds", MOST)):
             pytest.fail(
-                f"took {took:.0f} core seconds, and may take {most} in the short run: make it cheaper, leave it to "
+                f"took {took:.0f} core seconds, and may take {most * slower:.0f} in the short run ({most} on a quiet, "
+                f"quick machine; this one takes {slower:.2f} times as many): make it cheaper, leave it to "
                 "`tests/run.sh --all`, or say why it is worth more by `@pytest.mark.short(core_seconds=...)`"
             )
         return result
@@ -83,4 +108,5 @@ class CoreSeconds:
         for file, seconds in sorted(self.by_file.items(), key=lambda each: -each[1]):
             if seconds >= 1:
                 terminalreporter.write_line(f"{seconds:7.0f} {file}")
-        terminalreporter.write_line(f"{sum(self.by_file.values()):7.0f} in all")
+        slower = self._slowness.since(0)
+        terminalreporter.write_line(f"{sum(self.by_file.values()):7.0f} in all, at {slower:.2f} times a quiet day's")
