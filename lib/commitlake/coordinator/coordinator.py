@@ -22,9 +22,9 @@ from commitlake.coordinator import companions
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
-from commitlake.coordinator.restarts import Restarts
+from commitlake.coordinator.restarts import Restarts, is_outage
 from commitlake.coordinator.run import Run
-from commitlake.errors import CommitLakeError, SetupError, explained, root_reason
+from commitlake.errors import CommitLakeError, KafkaError, SetupError, StreamError, explained, root_reason
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
 from commitlake.protocol.clock import BrokerClock
@@ -153,8 +153,8 @@ class Coordinator:
         threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()
 
     def _health(self) -> str | None:
-        """What is wrong, None when nothing is: against an outage of Kafka no restart of the process helps."""
-        if self._restarts.waits_for_kafka:
+        """What is wrong, None when nothing is but that Kafka is away."""
+        if is_outage(self._trouble):
             return None
         error = self._error or self._trouble
         return f"all queries have ended: {error}" if error else self._served.health()
@@ -186,10 +186,11 @@ class Coordinator:
         """Begins all queries again after what can pass; returns what has ended them for good, None when nothing has."""
         ended_at = time.monotonic()
         ran_s = ended_at - self._served.begun_at
+        self._trouble = error = self._outage(error) or error
         while self._is_over():
             self._trouble = error
             pause_s = self._restarts.pause_s(error, ran_s)
-            if self._restarts.waits_for_kafka:
+            if is_outage(error):
                 self._served.idle()
             if pause_s is None:
                 return error
@@ -202,6 +203,15 @@ class Coordinator:
                 return None
             error = failure
         return error
+
+    def _outage(self, error: CommitLakeError) -> KafkaError | None:
+        """That Kafka is away, which ends queries with errors of many kinds."""
+        if isinstance(error, StreamError):
+            try:
+                probe(self.config)
+            except KafkaError as away:
+                return away
+        return None
 
     def _has_room(self) -> bool:
         """Waits while a disk is too full for queries to begin; False when it is stopped meanwhile."""
