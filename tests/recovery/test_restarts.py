@@ -358,7 +358,7 @@ def test_an_outage_of_kafka_is_waited_for_at_each_step(
             for step in steps:
                 outages.meet(step, traffic.send)
                 wait_for(outages.is_over, 300, lambda: caplog.text)
-                assert get(port, "/healthz")[0] == 200
+                wait_for(lambda: get(port, "/healthz") == (200, "ok\n"), 60)  # what failed may be told after it
                 wait_for(traffic.is_written, 300, lambda: (running.await_termination(0), caplog.text))
             # Met by the start that follows an outage, which is the second one then.
             outages.meet("classify", traffic.send)
@@ -426,6 +426,6 @@ def watch(port: int, ended: Callable[[], int | None]) -> None:
     until = time.monotonic() + 300
     while time.monotonic() < until:
         assert ended() is None
-        assert get(port, "/healthz")[0] == 200
+        assert get(port, "/healthz") == (200, "ok\n")
         time.sleep(5)
     assert samples(port)["commitlake_kafka_reachable"] == {(): 0}

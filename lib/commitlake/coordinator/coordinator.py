@@ -24,7 +24,7 @@ from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
 from commitlake.coordinator.restarts import Restarts, is_outage
 from commitlake.coordinator.run import Run
-from commitlake.errors import CommitLakeError, KafkaError, SetupError, StreamError, explained, root_reason
+from commitlake.errors import CommitLakeError, KafkaError, SetupError, explained, root_reason
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
 from commitlake.protocol.clock import BrokerClock
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 _MOST_UNANSWERED = 50
 """Calls to the JVM that fail one after the other when it is gone; on a busy machine a single one may."""
+_HEALTH_MS = 2_000
 _NOBODY_WAITS_S = 3.0
 """After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
 
@@ -153,11 +154,15 @@ class Coordinator:
         threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()
 
     def _health(self) -> str | None:
-        """What is wrong, None when nothing is but that Kafka is away."""
-        if is_outage(self._trouble):
-            return None
-        error = self._error or self._trouble
-        return f"all queries have ended: {error}" if error else self._served.health()
+        """What is wrong, None when nothing is, or when Kafka is away: against that no restart of the process helps."""
+        if self._error:
+            return f"all queries have ended: {self._error}"
+        wrong = f"all queries begin again after {self._trouble}" if self._trouble else self._served.health()
+        if wrong and not is_outage(self._trouble):
+            with suppress(KafkaError):
+                probe(self.config, _HEALTH_MS)
+                return wrong
+        return None
 
     def _watch(self) -> None:
         """Looks whether a query has ended, until all have for good."""
@@ -186,7 +191,6 @@ class Coordinator:
         """Begins all queries again after what can pass; returns what has ended them for good, None when nothing has."""
         ended_at = time.monotonic()
         ran_s = ended_at - self._served.begun_at
-        self._trouble = error = self._outage(error) or error
         while self._is_over():
             self._trouble = error
             pause_s = self._restarts.pause_s(error, ran_s)
@@ -203,15 +207,6 @@ class Coordinator:
                 return None
             error = failure
         return error
-
-    def _outage(self, error: CommitLakeError) -> KafkaError | None:
-        """That Kafka is away, which ends queries with errors of many kinds."""
-        if isinstance(error, StreamError):
-            try:
-                probe(self.config)
-            except KafkaError as away:
-                return away
-        return None
 
     def _has_room(self) -> bool:
         """Waits while a disk is too full for queries to begin; False when it is stopped meanwhile."""

@@ -198,9 +198,9 @@ class Run:
                     log.debug("no tick: %s", error)
 
     def health(self) -> str | None:
-        """What is wrong, None when nothing is; a query that has ended is told by `failed`."""
-        if self.scheduler is None:
-            return "no query runs yet"
+        """What is wrong, None when nothing is."""
+        if self.scheduler is None or any(not each.isActive for each in self._queries):
+            return f"a query has ended: {self.scheduler and self.scheduler.failure}"
         silent_s = (now_ms() - self.scheduler.rounds.alive_at) / 1_000
         most_s = max(_SILENCE_S, 5 * self.config.trigger_interval_ms / 1_000)
         return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
