@@ -283,8 +283,9 @@ class Outages(WriteFaults):
                 return
             self.step, self._thread = "", None
         assert self._may_begin.wait(300)
-        self._thread = threading.Thread(target=self._away, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._away, daemon=True)
+        thread.start()
+        self._thread = thread
         time.sleep(1)
 
     def is_over(self) -> bool:
@@ -366,6 +367,7 @@ def test_an_outage_of_kafka_is_waited_for_at_each_step(
             outages.step = "recover"
             wait_for(lambda: not outages.step or traffic.is_written(), 300)
             outages.step = ""
+            wait_for(outages.is_over, 300)
             wait_for(lambda: running.await_termination(0) or traffic.is_over(), 400, lambda: caplog.text)
             assert samples(port)["commitlake_kafka_reachable"] == {(): 1}
             assert caplog.text.count("all queries begin again in") <= len(steps) + 2

@@ -33,7 +33,7 @@ def is_outage(error: CommitLakeError | None) -> bool:
 
 
 class Restarts:
-    """Counts them; a run that went well for ten minutes begins a new count."""
+    """Counts them; an outage of Kafka, and a run that went well for ten minutes, begin a new count."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -50,6 +50,7 @@ class Restarts:
         """
         self._in_a_row = 0 if ran_s > _FORGOTTEN_S else self._in_a_row
         if is_outage(error):
+            self._in_a_row = 0  # whatever failed before it failed for it
             self._outage.say("all queries wait for Kafka, and nothing is lost: %s", error)
             return KAFKA_S
         if isinstance(error, _LASTING) or self._in_a_row == len(PAUSES_S):
