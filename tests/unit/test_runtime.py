@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -198,3 +199,22 @@ def test_jars_go_to_the_home_that_is_given_in_english_or_where_it_can_be_written
     elsewhere = "" if is_writable else f"--conf spark.jars.ivy={tmp_path}/commitlake-{os.getuid()}/ivy "
     options = f"-Duser.language=en -Duser.country=US '-Duser.home={tmp_path}/a home' {elsewhere}"
     assert f"--driver-java-options {options}{Path(runtime.__file__).parent}" in given.read_text()
+
+
+LAUNCH = """
+import sys, pathlib
+from commitlake.spark import submit
+sys.exit(submit._run(["sh", "-c", sys.argv[2]], {}, pathlib.Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 52"])
+def test_where_java_has_ended_by_itself_the_drivers_python_ends_too(tmp_path: Path, end: str) -> None:
+    """It held the port of metrics and the embedded broker for 14 s more, so that the next start was refused."""
+    driver = subprocess.Popen(["sleep", "60"])
+    (tmp_path / "pid").write_text(str(driver.pid))
+    subprocess.run([sys.executable, "-c", LAUNCH, str(tmp_path), end], env=LIBRARY, capture_output=True, check=False)
+    gone = driver.poll()
+    driver.kill()
+    driver.wait()
+    assert gone == -signal.SIGKILL
