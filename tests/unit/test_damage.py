@@ -187,6 +187,20 @@ def test_an_error_that_nobody_thought_of_is_a_line_unless_a_stack_is_asked_for(t
         assert ("Traceback" in done.stderr) == is_shown
 
 
+@pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
+def test_a_stop_during_a_start_shows_no_stack_of_the_call_that_it_interrupts(level: str) -> None:
+    """As py4j does it."""
+    script = (
+        "import logging, os, signal\nfrom commitlake.spark import process\n"
+        "def job(_):\n    try:\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except KeyboardInterrupt:\n        logging.exception('while sending')\n        raise\n"
+        "process.main(job, exit_when_stopped=0)"
+    )
+    environment = {**ENVIRONMENT, "COMMITLAKE_LOG": level}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, level == "DEBUG")
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Config]:
     """A configuration whose warehouse has a disk of its own."""
