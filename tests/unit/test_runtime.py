@@ -152,15 +152,11 @@ WITHOUT_NETWORK = """
 """
 
 
-def submit_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str = "[NOT FOUND  ] g#b;1!b.jar"
-) -> Path:
+def submit_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str = "[NOT FOUND  ] g#b;1!b.jar") -> Path:
     """A spark-submit that keeps what it was given, prints one jar and misses the other; returns the file."""
     java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
     given, submit = tmp_path / "given", tmp_path / "bin" / "spark-submit"
-    submit.write_text(
-        f'#!/bin/sh\necho "$@" >{given}\necho jar:/there.jar\ncat >&2 <<EOF\n{told}\nEOF\nexit 1\n'
-    )
+    submit.write_text(f'#!/bin/sh\necho "$@" >{given}\necho jar:/there.jar\ncat >&2 <<EOF\n{told}\nEOF\nexit 1\n')
     submit.chmod(0o755)
     homes = {"JAVA_HOME": tmp_path, "SPARK_HOME": tmp_path, "HOME": tmp_path / "a home"}
     for name, value in {**homes, "XDG_CACHE_HOME": tmp_path / "cache"}.items():
