@@ -6,7 +6,7 @@ import http.client
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import duckdb
 import pyarrow.compute as pc
@@ -81,7 +81,8 @@ def _tables(tables: Tables, config: Config) -> Diagnosis:
         return Diagnosis("tables", False, f"{wrong[0]}{more}")
     tables.open("half", "op", "transactions", "batches", "epochs", "rejected", "positions")
     batch = tables.rows("SELECT max(batch_id) AS n FROM batches")["n"][0].as_py()
-    return Diagnosis("tables", True, f"{config.warehouse}, up to batch {batch}")
+    reached = "without a batch yet" if batch is None else f"up to batch {batch}"
+    return Diagnosis("tables", True, f"{config.warehouse}, {reached}")
 
 
 def _disk(tables: Tables, config: Config) -> Diagnosis:
@@ -174,6 +175,9 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
 
 
 def _kafka(tables: Tables, config: Config) -> Diagnosis:
+    if config.kafka.is_embedded and not liveness.runs(config):
+        return Diagnosis("kafka", True, "embedded: it runs with its coordinator")
+    config = replace(config, kafka=config.kafka.reached())
     if config.kafka.is_embedded:
         return Diagnosis("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
     tables.open("positions")

@@ -19,7 +19,7 @@ from commitlake.protocol.version import __version__
 from commitlake.spark import preflight, process
 from commitlake.tools.cli import tx, without_spark
 from commitlake.tools.cli.driver import in_driver
-from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, need_address
+from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, with_address
 
 if TYPE_CHECKING:
     from commitlake.config import Config
@@ -181,7 +181,7 @@ def admin(
 ) -> None:
     """Reopen a discarded transaction, or end a pending one by force."""
     settings = load(conf, sets)
-    need_address(settings)
+    settings = with_address(settings)
     if at is None or dry_run:
         with in_driver(context):
             from commitlake.tools.cli import commands
