@@ -21,7 +21,7 @@ from tests.unit.test_find import half, written
 from commitlake.config import Config, disks, from_mapping
 from commitlake.errors import WarehouseError
 from commitlake.reading import damage
-from commitlake.spark import process
+from commitlake.spark import process, submit
 from commitlake.tables import TABLES
 from commitlake.tools import backup as copied
 from commitlake.tools.cli import app
@@ -191,6 +191,20 @@ def test_an_error_that_nobody_thought_of_is_a_line_unless_a_stack_is_asked_for(t
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1] == "error: KeyError: 'no'; COMMITLAKE_LOG=DEBUG shows where"
         assert ("Traceback" in done.stderr) == is_shown
+
+
+def test_a_file_that_spark_can_not_read_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """`ledger --summary` said `Py4JJavaError: ...; COMMITLAKE_LOG=DEBUG shows where` of it."""
+    told = "Checksum error: file:/lake/half/queue=2/a.parquet at 0 exp: -16 got: 92"
+
+    def launch(*_: object, **__: object) -> int:
+        raise RuntimeError(told)
+
+    monkeypatch.setattr(submit, "launch", launch)
+    expected = f"error: cannot read a file of a table: {told}; {damage.REMEDY}\n"
+    assert command(tmp_path, "ledger", "--summary") == (1, expected)
 
 
 @pytest.mark.parametrize("level", ["WARNING", "DEBUG"])

@@ -37,6 +37,11 @@ def of_topic(place: Path | str) -> str:
     return f"there is no table at {place}, which `destinations` lists; {REMEDY}"
 
 
+def of_reading(reason: str) -> str:
+    """The error of a file with rows that can't be read."""
+    return f"cannot read a file of a table: {reason}; {remedy(reason)}"
+
+
 def refuse(warehouse: Path, names: Iterable[str]) -> None:
     """Looks at the logs of the tables of a local warehouse: of these, and of all topics.
 

@@ -159,8 +159,7 @@ def _telling_files() -> Iterator[None]:
         first = str(error).splitlines()[0]
         if ".parquet" not in first:
             raise
-        msg = f"cannot read a file of a table: {first}; {damage.remedy(first)}"
-        raise WarehouseError(msg) from error
+        raise WarehouseError(damage.of_reading(first)) from error
 
 
 @contextmanager

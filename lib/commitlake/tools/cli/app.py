@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commitlake.errors import RecordError, SetupError
+from commitlake.errors import CommitLakeError, RecordError, SetupError, WarehouseError, root_reason
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__
+from commitlake.reading import damage
 from commitlake.spark import preflight, process
 from commitlake.tools.cli import tx, without_spark
 from commitlake.tools.cli.driver import in_driver
@@ -56,6 +57,11 @@ def main(*words: str) -> None:
             extra = "consumer" if module in _OF_CONSUMERS else "all"
             msg = f"the Python module {error.name} is missing; install it with pip install '/path/to/clone[{extra}]'"
             raise SetupError(msg) from error
+        except Exception as error:
+            reason = root_reason(error)
+            if isinstance(error, CommitLakeError) or ".parquet" not in reason:
+                raise
+            raise WarehouseError(damage.of_reading(reason)) from error  # Spark's: others know of which table it is
 
 
 def _tell_version(wanted: bool) -> None:
