@@ -203,13 +203,14 @@ def _groups(tables: Tables, config: Config) -> Diagnosis:
     """Whether somebody reads for each group of consumers that has messages to read."""
     found, now_s = list(consumers.lags(config)), now_ms() / 1_000
     left = [
-        f"{lag.group} has not read {counted(lag.behind, 'message')} of {lag.topic}, the oldest for {late_s:.0f} s"
+        f"{lag.group} has not read {counted(lag.behind, 'message')} of {lag.topic}, the oldest for {late_s:.0f} s; "
+        "no instance of it runs: start one, or forget the group with "
+        f"`commitlake groups --topic {lag.topic} --group {lag.group} --delete`"
         for lag in found
         if lag.behind and not lag.members and (late_s := lag.late_s(now_s)) > _MOST_BEHIND_S
     ]
     if left:
-        remedy = "no instance of it runs: start one, or forget the group with `commitlake groups --delete`"
         more = f"; {len(left) - 1} more like it" if left[1:] else ""
-        return Diagnosis("groups", False, f"{left[0]}; {remedy}{more}")
+        return Diagnosis("groups", False, f"{left[0]}{more}")
     most = max((lag.behind for lag in found), default=0)
     return Diagnosis("groups", True, f"{counted(len(found), 'group')}, at most {counted(most, 'message')} behind")
