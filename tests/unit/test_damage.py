@@ -181,6 +181,25 @@ def test_what_this_user_may_not_read_needs_no_copy(library: str) -> None:
     assert damage.remedy(library.format("/lake/half/a.parquet No such file")) == damage.REMEDY
 
 
+def test_a_directory_that_this_user_may_not_read_is_no_damage(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """DuckDB says that no file matches; root may read all, so here the system is told to refuse."""
+    stat, closed = Path.stat, str(data(warehouse / "half"))
+
+    def refusing(path: Path, **more: bool) -> os.stat_result:
+        if str(path) == closed:
+            raise PermissionError(13, "Permission denied", closed)
+        return stat(path, **more)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    code, output = command(warehouse, "doctor")
+    assert code == 1 and f"'{closed}'; run this as a user that may read it" in output
+    os.unlink(closed)
+    code, output = command(warehouse, "tx", "list")
+    assert code == 1 and f"Permission denied: '{closed}'; run this as a user that may read it" in output
+
+
 def test_an_error_that_nobody_thought_of_is_a_line_unless_a_stack_is_asked_for(tmp_path: Path) -> None:
     script = "from commitlake.spark import process\nwith process.short_errors():\n    {}['no']"
     for level, is_shown in (("WARNING", False), ("DEBUG", True)):

@@ -24,6 +24,7 @@ _NEWEST = 20
 """Commits of a table that a start reads to see whether they are cut; of thousands of tables more would take long."""
 _COMMIT, _CHECKSUM = re.compile(r"\d{20}\.json"), re.compile(r"\d{20}\.crc")
 _STACK, _COLOURS = re.compile(r"\s*\d+: "), re.compile(r"\x1b\[\d*m|↳")
+_DATA = re.compile(r"/[^'\"]*\.parquet")
 _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
 
 
@@ -39,6 +40,13 @@ def of_topic(place: Path | str) -> str:
 
 def of_reading(reason: str) -> str:
     """The error of a file with rows that can't be read."""
+    if named := _DATA.search(reason):
+        try:
+            Path(named[0]).stat()
+        except PermissionError as error:  # DuckDB takes it for one that is not there
+            reason = str(error)
+        except OSError:
+            pass
     return f"cannot read a file of a table: {reason}; {remedy(reason)}"
 
 

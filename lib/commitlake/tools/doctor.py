@@ -22,6 +22,7 @@ from commitlake.kafka.oldest import oldest_ms
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
+from commitlake.reading import damage
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.tools import storage
@@ -62,7 +63,9 @@ def examine(config: Config) -> Iterator[Diagnosis]:
             try:
                 yield check(tables, config)
             except (CommitLakeError, OSError) as error:  # it may be another user than the coordinator
-                yield Diagnosis(check.__name__.removeprefix("_"), False, str(error))
+                told, what = str(error), check.__name__.removeprefix("_")
+                remedy = damage.remedy(told, "") if isinstance(error, OSError) else ""
+                yield Diagnosis(what, False, f"{told}; {remedy}" if remedy else told)
                 if check is _tables:
                     return
 
