@@ -18,9 +18,10 @@ from tests.support.foreign import foreign_modules
 from typer.testing import CliRunner
 
 import commitlake
+from commitlake import config
 from commitlake.errors import CommitLakeError, ConfigError
 from commitlake.spark import process, submit
-from commitlake.tools.cli import app, output, questions
+from commitlake.tools.cli import app, options, output, questions
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("run", "ledger", "audit", "admin", "maintain")
@@ -226,6 +227,15 @@ def test_an_embedded_broker_needs_an_address_for_administrators(
         app.main("admin")
     assert "READY line" in capsys.readouterr().err
     assert launched == []
+
+
+def test_the_fixed_port_of_an_embedded_broker_is_its_address() -> None:
+    fixed = options.with_address(config.from_mapping({"kafka.embedded_port": 19092}))
+    assert fixed.kafka.bootstrap_servers == "127.0.0.1:19092"
+    named = {"kafka.bootstrap_servers": "kafka:9092", "kafka.embedded_port": 19092}
+    assert options.with_address(config.from_mapping(named)).kafka.bootstrap_servers == "kafka:9092"
+    with pytest.raises(ConfigError, match=r"READY line .* or fix its port with kafka\.embedded_port"):
+        options.with_address(config.from_mapping({}))
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,8 @@ def test_a_member_that_was_killed_counts_no_more_and_a_group_of_nobody_is_told(w
     os.utime(beat, (time.time() - 7, time.time() - 7))
     assert [lag.members for lag in overview.lags(conf)] == [0]
     told = (
-        r"points has not read 40 messages of orders, the oldest for \d+ s; no instance of it runs: start one, or forget"
+        r"points has not read 40 messages of orders, the oldest for \d+ s; no instance of it runs: start one, or "
+        "forget the group with `commitlake groups --topic orders --group points --delete`"
     )
     assert not diagnosed().is_well and re.match(told, diagnosed().detail)
 

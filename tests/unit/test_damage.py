@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -20,7 +21,7 @@ from tests.unit.test_find import half, written
 from commitlake.config import Config, disks, from_mapping
 from commitlake.errors import WarehouseError
 from commitlake.reading import damage
-from commitlake.spark import process
+from commitlake.spark import process, submit
 from commitlake.tables import TABLES
 from commitlake.tools import backup as copied
 from commitlake.tools.cli import app
@@ -65,11 +66,19 @@ def with_checkpoint(table: Path) -> Path:
     return next(table.glob("_delta_log/*.checkpoint.parquet"))
 
 
+def with_checksum(table: Path) -> Path:
+    """The newest file of a log, beside which stands what Spark writes after it."""
+    numbers = {"tableSizeBytes": 1, "numFiles": 1, "numMetadata": 1, "numProtocol": 1}
+    log(table).with_suffix(".crc").write_text(json.dumps(numbers))
+    return log(table)
+
+
 LOGS: dict[str, Callable[[Path], Path]] = {
     "a file in the middle of a log is gone": lambda table: deleted(log(table, 2)),
     "the first file of a log is gone": lambda table: deleted(log(table, 0)),
     "a log is gone": lambda table: deleted(table / "_delta_log"),
     "the newest file of a log is cut": lambda table: cut(log(table)),
+    "the newest file of a log is gone, and its checksum is not": lambda table: deleted(with_checksum(table)),
     "the newest file of a log is empty": lambda table: cut(log(table), 0),
     "a checkpoint is cut": lambda table: cut(with_checkpoint(table)),
 }
@@ -107,9 +116,6 @@ def test_damage_is_told_in_a_line_that_names_the_file(
     need = [["topics"]] if name != "half" else [["tx", "list"], ["report", f"--out={tmp_path}/page.html"]]
     for words in (*need, ["find", "k1"]):
         code, output = command(warehouse, *words)
-        if how.endswith("empty"):  # a commit of nothing to those who only read; a start refuses it
-            assert code == 0
-            continue
         (line,) = output.splitlines()
         assert code == 1 and line.startswith("error: ") and str(file) in line and COPY in line, line
 
@@ -122,7 +128,7 @@ def test_a_listed_topic_without_a_table_is_told(warehouse: Path, command: Comman
     shutil.rmtree(warehouse / "topics" / "orders")
     for words in ("doctor", "topics"):
         code, output = command(warehouse, words)
-        assert code == 1 and f"{warehouse}/topics/orders" in output, output
+        assert code == 1 and f"{warehouse}/topics/orders, which `destinations` lists; {COPY}" in output, output
     shutil.rmtree(warehouse / "deliveries")
     assert f"there is no table at {warehouse}/deliveries; start the" in command(warehouse, "doctor")[1]
 
@@ -175,6 +181,25 @@ def test_what_this_user_may_not_read_needs_no_copy(library: str) -> None:
     assert damage.remedy(library.format("/lake/half/a.parquet No such file")) == damage.REMEDY
 
 
+def test_a_directory_that_this_user_may_not_read_is_no_damage(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """DuckDB says that no file matches; root may read all, so here the system is told to refuse."""
+    stat, closed = Path.stat, str(data(warehouse / "half"))
+
+    def refusing(path: Path, **more: bool) -> os.stat_result:
+        if str(path) == closed:
+            raise PermissionError(13, "Permission denied", closed)
+        return stat(path, **more)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    code, output = command(warehouse, "doctor")
+    assert code == 1 and f"'{closed}'; run this as a user that may read it" in output
+    os.unlink(closed)
+    code, output = command(warehouse, "tx", "list")
+    assert code == 1 and f"Permission denied: '{closed}'; run this as a user that may read it" in output
+
+
 def test_an_error_that_nobody_thought_of_is_a_line_unless_a_stack_is_asked_for(tmp_path: Path) -> None:
     script = "from commitlake.spark import process\nwith process.short_errors():\n    {}['no']"
     for level, is_shown in (("WARNING", False), ("DEBUG", True)):
@@ -185,6 +210,34 @@ def test_an_error_that_nobody_thought_of_is_a_line_unless_a_stack_is_asked_for(t
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1] == "error: KeyError: 'no'; COMMITLAKE_LOG=DEBUG shows where"
         assert ("Traceback" in done.stderr) == is_shown
+
+
+def test_a_file_that_spark_can_not_read_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """`ledger --summary` said `Py4JJavaError: ...; COMMITLAKE_LOG=DEBUG shows where` of it."""
+    told = "Checksum error: file:/lake/half/queue=2/a.parquet at 0 exp: -16 got: 92"
+
+    def launch(*_: object, **__: object) -> int:
+        raise RuntimeError(told)
+
+    monkeypatch.setattr(submit, "launch", launch)
+    expected = f"error: cannot read a file of a table: {told}; {damage.REMEDY}\n"
+    assert command(tmp_path, "ledger", "--summary") == (1, expected)
+
+
+@pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
+def test_a_stop_during_a_start_shows_no_stack_of_the_call_that_it_interrupts(level: str) -> None:
+    """As py4j does it."""
+    script = (
+        "import logging, os, signal\nfrom commitlake.spark import process\n"
+        "def job(_):\n    try:\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except KeyboardInterrupt:\n        logging.exception('while sending')\n        raise\n"
+        "process.main(job, exit_when_stopped=0)"
+    )
+    environment = {**ENVIRONMENT, "COMMITLAKE_LOG": level}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, level == "DEBUG")
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support.holding import held
 from typer.testing import CliRunner
 
-from commitlake.config import from_mapping
+from commitlake.config import Config, from_mapping
 from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE
 from commitlake.coordinator.metrics.server import serving
-from commitlake.errors import ConfigError
+from commitlake.errors import ConfigError, KafkaError
 from commitlake.reading.questions import liveness
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.questions.transactions import Wanted
@@ -88,6 +88,27 @@ def test_a_coordinator_that_runs_is_asked_how_it_is(
             found = coordinator(warehouse, **{"metrics.port": port})
     assert found.is_well == (not told)
     assert re.match(f"epoch 2 on h, pid 8, version 1{told}", found.detail), found.detail
+
+
+def test_an_embedded_broker_is_looked_at_while_its_coordinator_runs_and_its_port_is_fixed(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was "ok" whatever became of it."""
+
+    def away(config: Config) -> None:
+        raise KafkaError(config.kafka.bootstrap_servers)
+
+    monkeypatch.setattr(doctor, "connect", away)
+    place = pa.struct({"source": pa.string(), "partition": pa.int32(), "next": pa.int64()})
+    positions = {"landing_id": pa.array([], pa.int64()), "offsets": pa.array([], pa.list_(place))}
+    write_deltalake(str(warehouse / "positions"), pa.table(positions))
+    free, fixed = (from_mapping({"warehouse": str(warehouse), "kafka.embedded_port": port}) for port in (0, 19092))
+    with opened(str(warehouse)) as tables:
+        assert doctor._kafka(tables, fixed).detail == "embedded: it runs with its coordinator"
+        with held(warehouse):
+            assert "--set kafka.bootstrap_servers" in doctor._kafka(tables, free).detail
+            with pytest.raises(KafkaError, match=r"^127\.0\.0\.1:19092$"):
+                doctor._kafka(tables, fixed)
 
 
 def test_the_verdict_comes_first(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,12 @@ def test_other_uris_and_catalog_schemas_are_not_local(place: str) -> None:
     assert not is_local(place)
 
 
+@pytest.mark.parametrize("place", ["/", "file:/", "file:///"])
+def test_the_root_of_the_file_system_is_no_place(place: str) -> None:
+    """A path that was cut short: eighteen tables were made there."""
+    assert str(no_parent(place)).startswith(f"{place} is not allowed: it is the root of the file system; give a dir")
+
+
 def test_a_local_place_needs_the_directory_above_it(tmp_path: Path) -> None:
     assert no_parent(str(tmp_path / "new")) is None
     assert no_parent(f"file://{tmp_path}/new") is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -126,13 +127,36 @@ def test_an_old_python_is_named_with_those_that_are_allowed() -> None:
     assert "runs on Python 3.11 and newer" in done.stderr
 
 
-def submit_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+WITHOUT_NETWORK = """
+:: problems summary ::
+:::: WARNINGS
+\tHost repo1.maven.org not found. url=https://repo1.maven.org/maven2/g/b/1/b-1.pom
+
+\tHost repo1.maven.org not found. url=https://repo1.maven.org/maven2/g/b/1/b-1.jar
+
+\t\tmodule not found: g#b;1
+
+\t==== local-m2-cache: tried
+
+\t  file:/root/.m2/repository/g/b/1/b-1.pom
+
+\t\t::::::::::::::::::::::::::::::::::::::::::::::
+
+\t\t:: g#b;1: not found
+
+\t\t::::::::::::::::::::::::::::::::::::::::::::::
+
+:: USE VERBOSE OR DEBUG MESSAGE LEVEL FOR MORE DETAILS
+26/11/28 10:13:34 INFO ShutdownHookManager: Shutdown hook called
+26/11/28 10:13:34 INFO ShutdownHookManager: Deleting directory /tmp/spark-b082e3e9
+"""
+
+
+def submit_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str = "[NOT FOUND  ] g#b;1!b.jar") -> Path:
     """A spark-submit that keeps what it was given, prints one jar and misses the other; returns the file."""
     java_that_says(tmp_path, 'openjdk version "17.0.15" 2025-04-15')
     given, submit = tmp_path / "given", tmp_path / "bin" / "spark-submit"
-    submit.write_text(
-        f'#!/bin/sh\necho "$@" >{given}\necho jar:/there.jar\necho "[NOT FOUND  ] g#b;1!b.jar" >&2\nexit 1\n'
-    )
+    submit.write_text(f'#!/bin/sh\necho "$@" >{given}\necho jar:/there.jar\ncat >&2 <<EOF\n{told}\nEOF\nexit 1\n')
     submit.chmod(0o755)
     homes = {"JAVA_HOME": tmp_path, "SPARK_HOME": tmp_path, "HOME": tmp_path / "a home"}
     for name, value in {**homes, "XDG_CACHE_HOME": tmp_path / "cache"}.items():
@@ -146,6 +170,15 @@ def test_of_several_packages_none_may_be_missing(tmp_path: Path, monkeypatch: py
     with pytest.raises(SetupError, match=r"cannot resolve g:a:1, g:b:1; is the Maven.*\n\[NOT FOUND  \] g#b;1!b.jar$"):
         runtime.jars(["g:a:1", "g:b:1"])
     assert not list((tmp_path / "cache").rglob("jars-*"))
+
+
+def test_without_a_network_the_host_and_the_module_are_named_and_nothing_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_that_fails(tmp_path, monkeypatch, WITHOUT_NETWORK)
+    with pytest.raises(SetupError) as caught:
+        runtime.jars(["g:a:1", "g:b:1"])
+    assert str(caught.value).splitlines()[1:] == ["Host repo1.maven.org not found.", "module not found: g#b;1"]
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
@@ -162,3 +195,22 @@ def test_jars_go_to_the_home_that_is_given_in_english_or_where_it_can_be_written
     elsewhere = "" if is_writable else f"--conf spark.jars.ivy={tmp_path}/commitlake-{os.getuid()}/ivy "
     options = f"-Duser.language=en -Duser.country=US '-Duser.home={tmp_path}/a home' {elsewhere}"
     assert f"--driver-java-options {options}{Path(runtime.__file__).parent}" in given.read_text()
+
+
+LAUNCH = """
+import sys, pathlib
+from commitlake.spark import submit
+sys.exit(submit._run(["sh", "-c", sys.argv[2]], {}, pathlib.Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 52"])
+def test_where_java_has_ended_by_itself_the_drivers_python_ends_too(tmp_path: Path, end: str) -> None:
+    """It held the port of metrics and the embedded broker for 14 s more, so that the next start was refused."""
+    driver = subprocess.Popen(["sleep", "60"])
+    (tmp_path / "pid").write_text(str(driver.pid))
+    subprocess.run([sys.executable, "-c", LAUNCH, str(tmp_path), end], env=LIBRARY, capture_output=True, check=False)
+    gone = driver.poll()
+    driver.kill()
+    driver.wait()
+    assert gone == -signal.SIGKILL

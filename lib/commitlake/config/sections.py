@@ -7,7 +7,7 @@ producer imports `KafkaConfig`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from commitlake.config.keys import OPTIONS_KEY, masked
 from commitlake.config.secret_references import resolve
@@ -54,6 +54,11 @@ class KafkaConfig:
     def is_embedded(self) -> bool:
         """Whether the coordinator starts a broker of its own."""
         return self.bootstrap_servers == EMBEDDED
+
+    def reached(self) -> KafkaConfig:
+        """This with the address of an embedded broker, where it is known: its port is fixed."""
+        is_known = self.is_embedded and self.embedded_port
+        return replace(self, bootstrap_servers=f"127.0.0.1:{self.embedded_port}") if is_known else self
 
     @property
     def isolation_level(self) -> str:

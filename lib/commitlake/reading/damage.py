@@ -22,14 +22,32 @@ _UNDAMAGED = {
 """What to do about what is no damage."""
 _NEWEST = 20
 """Commits of a table that a start reads to see whether they are cut; of thousands of tables more would take long."""
-_COMMIT = re.compile(r"\d{20}\.json")
+_COMMIT, _CHECKSUM = re.compile(r"\d{20}\.json"), re.compile(r"\d{20}\.crc")
 _STACK, _COLOURS = re.compile(r"\s*\d+: "), re.compile(r"\x1b\[\d*m|↳")
+_DATA = re.compile(r"/[^'\"]*\.parquet")
 _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
 
 
 def told(place: Path | str, what: str) -> str:
     """The error of a table in which something is wrong."""
     return f"the table at {place} is damaged: {what}; {REMEDY}"
+
+
+def of_topic(place: Path | str) -> str:
+    """The error of a topic whose table is not there."""
+    return f"there is no table at {place}, which `destinations` lists; {REMEDY}"
+
+
+def of_reading(reason: str) -> str:
+    """The error of a file with rows that can't be read."""
+    if named := _DATA.search(reason):
+        try:
+            Path(named[0]).stat()
+        except PermissionError as error:  # DuckDB takes it for one that is not there
+            reason = str(error)
+        except OSError:
+            pass
+    return f"cannot read a file of a table: {reason}; {remedy(reason)}"
 
 
 def refuse(warehouse: Path, names: Iterable[str]) -> None:
@@ -55,6 +73,14 @@ def of_log(place: Path) -> str:
         return ""
 
 
+def is_empty(place: Path, version: int) -> bool:
+    """Whether the log has nothing for a version, which libraries take for a commit of nothing."""
+    try:
+        return _file(place / "_delta_log", version).stat().st_size == 0
+    except OSError:  # a checkpoint has it
+        return False
+
+
 def reason(error: Exception) -> str:
     """What a library written in Rust says, on one line: without its colours, and the stack that may follow."""
     lines = takewhile(lambda line: not _STACK.match(line), str(error).splitlines())
@@ -74,7 +100,8 @@ def _of_log(place: Path) -> str:
     commits = {_version(name) for name in names if _COMMIT.fullmatch(name)}
     if not commits and not checkpoints:
         return f"{log} has no commit" if next(place.rglob("*.parquet"), None) else ""
-    later = range(last + 1, max(commits, default=last) + 1)
+    checksums = {_version(name) for name in names if _CHECKSUM.fullmatch(name)}  # each is written after its commit
+    later = range(last + 1, max({last, *commits, *checksums}) + 1)
     missing = next((version for version in later if version not in commits), None)
     if missing is not None:
         return f"{_file(log, missing)} is missing"

@@ -106,7 +106,7 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
     refuse_fork()
     try:
         check_readable(place)  # deltalake panics, which is no Exception
-        return DeltaTable(place, storage_options=storage_options(options))
+        table = DeltaTable(place, storage_options=storage_options(options))
     except ValueError as error:
         msg = f"the table at {place} is not read; allowed is {error}"
         raise WarehouseError(msg) from None
@@ -120,6 +120,11 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
         reason = damage.reason(error)
         msg = f"cannot read the table at {place}: {reason}; {damage.remedy(reason, NO_SPARK)}"
         raise WarehouseError(msg) from error
+    if is_local(place) and damage.is_empty(local_path(place), table.version()):
+        wrong = damage.of_log(local_path(place))  # looked at again: who writes may do so just now
+        if wrong:
+            raise WarehouseError(damage.told(local_path(place), wrong))
+    return table
 
 
 def file_time_ms(place: str, name: str, options: Options = None) -> int | None:

@@ -217,6 +217,12 @@ def _log_to_terminal() -> None:
     package.setLevel(os.environ.get("COMMITLAKE_LOG", "WARNING").upper())
     # kafka-python logs each attempt to connect as an error; what matters reaches the user as a KafkaError.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    # py4j writes a stack trace of what fails in a query's function, which ends the query and is told as its error.
+    # py4j writes a stack trace of what fails in a query's function, which ends the query and is told as its error; and
+    # one of the call that a signal interrupts.
     if not package.isEnabledFor(logging.DEBUG):
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_is_no_signal)
+
+
+def _is_no_signal(record: logging.LogRecord) -> bool:
+    return not record.exc_info or record.exc_info[0] is not KeyboardInterrupt

@@ -51,6 +51,8 @@ digits that no other reader, nor the next start in another language, takes for d
 # Spark 4 needs 17; Java 24 took away the SecurityManager calls that Hadoop makes.
 _JAVA_VERSIONS = range(17, 24)
 _RESOLVE_TIMEOUT_S = 900
+_UNRESOLVED = re.compile(r"module not found|\[NOT FOUND|Host \S+ not found|Server access error")
+"""Lines in which Ivy tells what it has not found, and why; around them stand a hundred others."""
 _CACHE = "commitlake"
 
 
@@ -243,7 +245,8 @@ def _resolve(packages: Sequence[str]) -> list[str]:
     found = re.findall(r"^jar:(.+)$", output, re.MULTILINE)
     if not (found and is_whole):  # of several packages those before the missing one are printed
         lines = output.strip().splitlines()
-        last = "\n".join([line.strip() for line in lines if "NOT FOUND" in line] or lines[-8:])
+        told = (line.strip(": \t").partition(" url=")[0] for line in lines if _UNRESOLVED.search(line))
+        last = "\n".join(list(dict.fromkeys(told)) or lines[-8:])
         msg = f"cannot resolve {', '.join(packages)}; is the Maven repository in reach?\n{last}"
         raise SetupError(msg)
     return list(dict.fromkeys(unquote(urlparse(jar).path) for jar in found))

@@ -116,10 +116,13 @@ def _zipped(place: Path) -> Path:
 
 
 def _run(command: list[str], environment: dict[str, str], place: Path) -> int:
+    def to_driver(number: signal.Signals) -> None:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int((place / "pid").read_text()), number)
+
     def forward(*_: object) -> None:
         (place / "stop").touch()  # for a driver that has not begun yet
-        with suppress(FileNotFoundError, ProcessLookupError):
-            os.kill(int((place / "pid").read_text()), signal.SIGTERM)
+        to_driver(signal.SIGTERM)
 
     def ignore() -> None:
         for number in _SIGNALS:
@@ -132,6 +135,8 @@ def _run(command: list[str], environment: dict[str, str], place: Path) -> int:
     reader = threading.Thread(target=_without_noise, args=(spark.stderr,), daemon=True)
     reader.start()
     code = spark.wait()
+    if code in (-signal.SIGKILL, _KILLED, _OUT_OF_MEMORY):  # it would hold its port and its broker for seconds more
+        to_driver(signal.SIGKILL)
     reader.join(timeout=1)
     if code == _OUT_OF_MEMORY:  # what Python tells of it is that its JVM is gone
         sys.stderr.write(log_lines.error(out_of_memory("java.lang.OutOfMemoryError")))

@@ -6,7 +6,7 @@ import http.client
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import duckdb
 import pyarrow.compute as pc
@@ -22,6 +22,7 @@ from commitlake.kafka.oldest import oldest_ms
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
+from commitlake.reading import damage
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.tools import storage
@@ -62,7 +63,9 @@ def examine(config: Config) -> Iterator[Diagnosis]:
             try:
                 yield check(tables, config)
             except (CommitLakeError, OSError) as error:  # it may be another user than the coordinator
-                yield Diagnosis(check.__name__.removeprefix("_"), False, str(error))
+                told, what = str(error), check.__name__.removeprefix("_")
+                remedy = damage.remedy(told, "") if isinstance(error, OSError) else ""
+                yield Diagnosis(what, False, f"{told}; {remedy}" if remedy else told)
                 if check is _tables:
                     return
 
@@ -81,7 +84,8 @@ def _tables(tables: Tables, config: Config) -> Diagnosis:
         return Diagnosis("tables", False, f"{wrong[0]}{more}")
     tables.open("half", "op", "transactions", "batches", "epochs", "rejected", "positions")
     batch = tables.rows("SELECT max(batch_id) AS n FROM batches")["n"][0].as_py()
-    return Diagnosis("tables", True, f"{config.warehouse}, up to batch {batch}")
+    reached = "without a batch yet" if batch is None else f"up to batch {batch}"
+    return Diagnosis("tables", True, f"{config.warehouse}, {reached}")
 
 
 def _disk(tables: Tables, config: Config) -> Diagnosis:
@@ -174,6 +178,9 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
 
 
 def _kafka(tables: Tables, config: Config) -> Diagnosis:
+    if config.kafka.is_embedded and not liveness.runs(config):
+        return Diagnosis("kafka", True, "embedded: it runs with its coordinator")
+    config = replace(config, kafka=config.kafka.reached())
     if config.kafka.is_embedded:
         return Diagnosis("kafka", True, "embedded; give its address with --set kafka.bootstrap_servers=HOST:PORT")
     tables.open("positions")
@@ -199,13 +206,14 @@ def _groups(tables: Tables, config: Config) -> Diagnosis:
     """Whether somebody reads for each group of consumers that has messages to read."""
     found, now_s = list(consumers.lags(config)), now_ms() / 1_000
     left = [
-        f"{lag.group} has not read {counted(lag.behind, 'message')} of {lag.topic}, the oldest for {late_s:.0f} s"
+        f"{lag.group} has not read {counted(lag.behind, 'message')} of {lag.topic}, the oldest for {late_s:.0f} s; "
+        "no instance of it runs: start one, or forget the group with "
+        f"`commitlake groups --topic {lag.topic} --group {lag.group} --delete`"
         for lag in found
         if lag.behind and not lag.members and (late_s := lag.late_s(now_s)) > _MOST_BEHIND_S
     ]
     if left:
-        remedy = "no instance of it runs: start one, or forget the group with `commitlake groups --delete`"
         more = f"; {len(left) - 1} more like it" if left[1:] else ""
-        return Diagnosis("groups", False, f"{left[0]}; {remedy}{more}")
+        return Diagnosis("groups", False, f"{left[0]}{more}")
     most = max((lag.behind for lag in found), default=0)
     return Diagnosis("groups", True, f"{counted(len(found), 'group')}, at most {counted(most, 'message')} behind")

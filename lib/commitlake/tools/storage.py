@@ -36,6 +36,8 @@ def damaged(tables: Tables, warehouse: str) -> Iterator[str]:
     for topic in topics:
         try:
             yield from _wrong(warehouse, f"{_TOPICS}/{topic}")
+        except NoTableError:
+            yield damage.of_topic(location(warehouse, f"{_TOPICS}/{topic}"))
         except WarehouseError as error:
             yield str(error)
 

@@ -124,9 +124,7 @@ class Tables:
         for topic in self.listed_topics():
             view = self.topic(topic, needed)
             if view is None:
-                place = location(self._warehouse, f"topics/{topic}")
-                msg = f"there is no table at {place}, which `destinations` lists; {damage.REMEDY}"
-                raise WarehouseError(msg)
+                raise WarehouseError(damage.of_topic(location(self._warehouse, f"topics/{topic}")))
             yield topic, view
 
     def _make(self, name: str, table: Snapshot, columns: Collection[str] | None = None) -> None:
@@ -161,8 +159,7 @@ def _telling_files() -> Iterator[None]:
         first = str(error).splitlines()[0]
         if ".parquet" not in first:
             raise
-        msg = f"cannot read a file of a table: {first}; {damage.remedy(first)}"
-        raise WarehouseError(msg) from error
+        raise WarehouseError(damage.of_reading(first)) from error
 
 
 @contextmanager

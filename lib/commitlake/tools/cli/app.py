@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commitlake.errors import RecordError, SetupError
+from commitlake.errors import CommitLakeError, RecordError, SetupError, WarehouseError, root_reason
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__
+from commitlake.reading import damage
 from commitlake.spark import preflight, process
 from commitlake.tools.cli import tx, without_spark
 from commitlake.tools.cli.driver import in_driver
-from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, need_address
+from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, with_address
 
 if TYPE_CHECKING:
     from commitlake.config import Config
@@ -56,6 +57,11 @@ def main(*words: str) -> None:
             extra = "consumer" if module in _OF_CONSUMERS else "all"
             msg = f"the Python module {error.name} is missing; install it with pip install '/path/to/clone[{extra}]'"
             raise SetupError(msg) from error
+        except Exception as error:
+            reason = root_reason(error)
+            if isinstance(error, CommitLakeError) or ".parquet" not in reason:
+                raise
+            raise WarehouseError(damage.of_reading(reason)) from error  # Spark's: others know of which table it is
 
 
 def _tell_version(wanted: bool) -> None:
@@ -181,7 +187,7 @@ def admin(
 ) -> None:
     """Reopen a discarded transaction, or end a pending one by force."""
     settings = load(conf, sets)
-    need_address(settings)
+    settings = with_address(settings)
     if at is None or dry_run:
         with in_driver(context):
             from commitlake.tools.cli import commands

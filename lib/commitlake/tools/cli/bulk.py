@@ -26,7 +26,7 @@ from commitlake.reading.questions.tables import Tables, escaped, opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
 from commitlake.tools.audit.admin import Sender
 from commitlake.tools.cli import output
-from commitlake.tools.cli.options import need_address
+from commitlake.tools.cli.options import with_address
 from commitlake.tools.cli.questions import asked
 
 _EXAMPLES = 10
@@ -57,7 +57,7 @@ class BulkDecision:
 def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> int:
     """Show what is chosen, ask, and send; the exit code."""
     if not dry_run:
-        need_address(settings)
+        settings = with_address(settings)
     with opened(settings.warehouse) as tables:
         chosen = asked(lambda: chosen_by(tables, plan), where=plan.wanted.where, exists_in=plan.exists_in)
         rows = chosen.to_pylist()

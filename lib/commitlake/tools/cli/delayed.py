@@ -14,7 +14,7 @@ from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import OP
 from commitlake.reading.questions.delayed import recall_of, waiting
 from commitlake.reading.questions.tables import opened
-from commitlake.tools.cli.options import need_address
+from commitlake.tools.cli.options import with_address
 from commitlake.tools.cli.questions import FOUND, NOTHING, show
 
 _EXAMPLES = 10
@@ -38,7 +38,7 @@ def send_recalls(settings: Config, rows: Sequence[Mapping[str, Any]]) -> Iterato
 def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool) -> int:
     """Recall what has a key: shown first, then sent."""
     if not dry_run:
-        need_address(settings)
+        settings = with_address(settings)
     with opened(settings.warehouse) as tables:
         found = waiting(tables, topic, keys)
     show(found, _EXAMPLES, as_json=False)

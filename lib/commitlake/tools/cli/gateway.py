@@ -9,7 +9,7 @@ from pathlib import Path
 from commitlake.config import Config
 from commitlake.config.secret_references import is_secret_reference, resolve
 from commitlake.errors import ConfigError, SetupError
-from commitlake.tools.cli.options import need_address
+from commitlake.tools.cli.options import with_address
 
 
 def run(
@@ -21,7 +21,7 @@ def run(
     engine: str,
 ) -> int:
     """Listen until a signal; the exit code."""
-    need_address(settings)
+    settings = with_address(settings)
     for module in ("grpc", "rocketmq", "deltalake"):
         if importlib.util.find_spec(module) is None:
             msg = f"the Python module {module} is missing; install it with pip install '/path/to/clone[gateway]'"

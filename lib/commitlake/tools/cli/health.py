@@ -13,7 +13,7 @@ from commitlake.tools.doctor import examine, verdict
 def make_room(settings: Config) -> None:
     """Delete the ballast, and say what to do then."""
     size = disks.free_ballast(settings)
-    done = f"{size / 2**20:.0f} MiB are free again" if size else "there is no ballast (any more)"
+    done = f"{size / 2**20:.0f} MiB are free again" if size else "there is no ballast: deleted, or not made yet"
     print(f"{done}; see docs/runbook.md#commitlakedisknearlyfull", file=sys.stderr)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,15 +49,18 @@ def load(conf: str | None, sets: Sequence[str] | None) -> Config:
     return config.load(conf, sets or ())
 
 
-def need_address(settings: Config) -> None:
-    """Refuse the embedded broker, whose address only its coordinator knows.
+def with_address(settings: Config) -> Config:
+    """The configuration with the address of its embedded broker; without a fixed port only its coordinator knows it.
 
     Raises:
-        ConfigError: `kafka.bootstrap_servers` is `embedded`.
+        ConfigError: `kafka.bootstrap_servers` is `embedded`, with any free port.
     """
+    settings = replace(settings, kafka=settings.kafka.reached())
     if settings.kafka.is_embedded:
         msg = (
             "kafka.bootstrap_servers: 'embedded' is not allowed here; "
-            "give the address on the coordinator's READY line with --set kafka.bootstrap_servers=HOST:PORT"
+            "give the address on the coordinator's READY line with --set kafka.bootstrap_servers=HOST:PORT, or fix its "
+            "port with kafka.embedded_port"
         )
         raise ConfigError(msg)
+    return settings

@@ -21,7 +21,7 @@ from commitlake.reading.questions import delayed as delayed_messages
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
 from commitlake.tools.cli import bulk, delayed
-from commitlake.tools.cli.options import need_address
+from commitlake.tools.cli.options import with_address
 from commitlake.tools.report.page import document, table
 
 _MOST_SHOWN, _MOST_SENT = 100, 1_000
@@ -48,8 +48,7 @@ class Actions:
     """
 
     def __init__(self, settings: Config) -> None:
-        need_address(settings)
-        self._settings = settings
+        self._settings = with_address(settings)
         self.token, self._form_token = secrets.token_urlsafe(), secrets.token_urlsafe()
         self._offered: set[str] = set()
 
