@@ -57,14 +57,16 @@ def not_there(place: str) -> str | None:
 
 
 def no_parent(place: str) -> str | None:
-    """What to say where a local directory can't be made, as the one above it is not there, or none is; else None.
+    """What to say where a local directory can't be made, as the one above it is not there, or it is `/`; else None.
 
     A path that was cut short or mistyped must not become a second, empty warehouse.
     """
+    if not is_local(place):
+        return None
     above = local_path(place).absolute().parent
-    if is_local(place) and above == local_path(place):
+    if above == local_path(place):
         return f"{place} is not allowed: it is the root of the file system; give a directory in it"
-    if not is_local(place) or above.is_dir():
+    if above.is_dir():
         return None
     return f"{place} is not allowed: the directory {above} is not there; give a place in one that is, or make it"
 
