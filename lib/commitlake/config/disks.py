@@ -106,10 +106,11 @@ def _listed(found: Iterable[Disk]) -> str:
 
 
 def keep_ballast(config: Config) -> None:
-    """Makes the ballast of a local warehouse, where there is none and plenty of room."""
+    """Makes the ballast of a local warehouse, where there is none, or part of one, and plenty of room."""
     for disk in disks(config):
         file = disk.place / BALLAST
-        if disk.key == "warehouse" and not file.exists() and disk.free > _PLENTY * disk.least:
+        there = file.stat().st_size if file.exists() else 0  # a kill while it is made leaves less
+        if disk.key == "warehouse" and there < disk.least and disk.free > _PLENTY * disk.least:
             _allocate(file, disk.least)
 
 

@@ -120,6 +120,8 @@ def _unhealthy(config: Config, host: str) -> str | None:
         connection.request("GET", "/healthz")
         answer = connection.getresponse()
         said = answer.read().decode(errors="replace").strip()
+    except socket.gaierror:  # such as the name of a pod
+        return None
     except (OSError, http.client.HTTPException) as error:
         remedy = "is it still starting? If not, end that process and start another"
         return f"its /healthz at {asked}:{port} does not answer ({error}); {remedy}"
