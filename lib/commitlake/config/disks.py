@@ -24,6 +24,7 @@ _PLENTY = 4
 _FULL = ("No space left on device", "Disk quota exceeded")
 WAITS = "nothing lands until there is more room, and nothing is lost: %s"
 """What the log says once a minute while a disk is short."""
+REMEDY = "docs/runbook.md#commitlakedisknearlyfull"
 BALLAST = ".commitlake-ballast"
 """The file of a local warehouse that is there to be deleted."""
 
@@ -98,7 +99,7 @@ def with_room(reason: str, config: Config) -> str:
     if not any(each in reason for each in _FULL):
         return reason
     temporary = Disk.of("temporary files", Path(tempfile.gettempdir()))
-    return f"{reason} ({_listed([*disks(config), temporary])}; `commitlake doctor --make-room` frees some)"
+    return f"{reason} ({_listed([*disks(config), temporary])}; {REMEDY})"
 
 
 def _listed(found: Iterable[Disk]) -> str:

@@ -169,7 +169,8 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
 
     disk = Disk.of(what, place)
     if disk.total and disk.free < _LEAST_FREE:
-        remedy = "make room there (commitlake doctor --make-room), or use a larger disk"
+        ballast = " (commitlake doctor --make-room)" if what == "warehouse" else ""
+        remedy = f"make room there{ballast}, or use a larger disk"
         yield Lack(what, f"{disk.free >> 20} MiB free on the disk of {place}", allowed, remedy)
 
 
