@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from commitlake.errors import SetupError
+from commitlake.spark import preflight
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,10 @@ class KeptMetrics:
 
 
 class _Server(ThreadingHTTPServer):
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = preflight.family(host)
+        super().__init__((host, port), handler)
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Who asked has gone; Python's own writes a stack trace of that."""
         log.debug("no answer to %s", client_address, exc_info=True)
@@ -72,7 +77,7 @@ def serving(
     registry = CollectorRegistry(auto_describe=False)
     registry.register(KeptMetrics(collect))
     try:
-        server = _Server((host, port), _handler(registry, health))
+        server = _Server(host, port, _handler(registry, health))
     except OSError as error:
         msg = f"metrics.port: cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for none"
         raise SetupError(msg) from error
