@@ -118,6 +118,17 @@ def test_a_file_that_can_not_be_read_is_a_finding_among_others(warehouse: Path) 
     assert "kafka" in found
 
 
+def test_a_table_with_other_columns_is_a_finding_among_others(warehouse: Path) -> None:
+    """As those of an older version, or of another application."""
+    for name in ("half", "rejected"):
+        write_deltalake(str(warehouse / name), pa.table({"x": [1]}))
+    found = {each.what: each for each in doctor.examine(from_mapping({"warehouse": str(warehouse)}))}
+    assert not found["rejects"].is_well
+    assert found["rejects"].detail.startswith("Binder Error: Referenced column ")
+    assert "\n" not in found["rejects"].detail
+    assert "kafka" in found
+
+
 def test_without_a_lock_file_none_runs(warehouse: Path) -> None:
     (warehouse / JVM_LOCK).unlink()
     assert not coordinator(warehouse).is_well

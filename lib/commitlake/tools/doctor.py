@@ -61,8 +61,10 @@ def examine(config: Config) -> Iterator[Diagnosis]:
         for check in checks if config.checks else checks[:-1]:
             try:
                 yield check(tables, config)
-            except (CommitLakeError, OSError) as error:  # it may be another user than the coordinator
-                yield Diagnosis(check.__name__.removeprefix("_"), False, str(error))
+            # It may be another user than the coordinator; DuckDB tells of tables with other columns.
+            except (CommitLakeError, OSError, duckdb.Error) as error:
+                reason = str(error).splitlines()[0] if isinstance(error, duckdb.Error) else str(error)
+                yield Diagnosis(check.__name__.removeprefix("_"), False, reason)
                 if check is _tables:
                     return
 
@@ -170,8 +172,6 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
     except ModuleNotFoundError as error:
         lack = f"the Python module {error.name} is missing; pip install '/path/to/clone[all]'"
         return Diagnosis("rules", False, lack)
-    except duckdb.Error as error:
-        return Diagnosis("rules", False, str(error).splitlines()[0])
     return Diagnosis("rules", True, ", ".join(f"{group} answers {count} now" for group, count in answers.items()))
 
 
