@@ -115,6 +115,7 @@ def test_a_clock_that_jumps_by_an_hour_and_back_ends_nothing_early_or_twice(
     monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(ahead))
     monkeypatch.setenv("FAKETIME_CACHE_DURATION", "1")
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    monkeypatch.setenv("FAKETIME_FORCE_MONOTONIC_FIX", "0")  # without it Java's timed waits spin
     with Lake(broker.bootstrap_servers, "jumps.", tmp_path, **SETTINGS) as lake:
         given = {key: value for key, value in lake.settings.items() if key not in ("warehouse", "checkpoints")}
         with coordinator(tmp_path, **given) as running:

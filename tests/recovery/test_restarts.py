@@ -103,9 +103,9 @@ def test_a_write_that_fails_at_any_step_is_gone_about_again(
             due = count - len(failures.left) + 1
             traffic.send()
             wait_for(partial(failures.happened, due), 300, lambda: running.await_termination(0))
-            wait_for(lambda: begun_again(caplog) == caplog.text.count("all queries begin again"), 300)
+            wait_for(lambda: caplog.text.rfind(AGAIN) > caplog.text.rfind("all queries begin again in"), 300)
         wait_for(lambda: running.await_termination(0) or traffic.is_over(), 400)
-        assert 1 < running.epoch == begun_again(caplog) + 1 <= count + 1  # two steps of one round may fail
+        assert 1 < begun_again(caplog) + 1 <= running.epoch <= count + 1  # two steps may fail at once, or a start
     assert (
         len(re.findall(r"begin again in 0 s, try \d+ of .* the (landing|coordination) query failed", caplog.text)) > 1
     )
@@ -257,24 +257,33 @@ class Outages(WriteFaults):
     """Kafka goes away when something is about to be done, and comes back after some time.
 
     Attributes:
-        step: when; None for never.
+        step: when; empty for never.
     """
 
     def __init__(self, away: Callable[[], object]) -> None:
         super().__init__((), 0, "")
         self._away, self.step = away, ""
+        self._may_begin = threading.Event()
         self._thread: threading.Thread | None = None
 
     def around(self, step: str, rows: Any, write: Callable[[Any], object]) -> None:
         self.meets(step)
         write(rows)
 
+    def meet(self, step: str, send: Callable[[], None]) -> None:
+        """The next outage begins at that step, and not before all is sent that leads to it."""
+        self._may_begin.clear()
+        self.step = step
+        send()
+        self._may_begin.set()
+
     def meets(self, step: str) -> None:
         """Begins the outage, if it is this step's."""
         with self._lock:
             if not self.step or not WriteFault(self.step).concerns(step):
                 return
-            self.step = ""
+            self.step, self._thread = "", None
+        assert self._may_begin.wait(300)
         self._thread = threading.Thread(target=self._away, daemon=True)
         self._thread.start()
         time.sleep(1)
@@ -375,14 +384,12 @@ def test_an_outage_of_kafka_is_waited_for_at_each_step(
         with Coordinator(spark, lake.config).start() as running:
             steps = ("classify", "landing:half", "positions", "coordination:transactions", "batches", "kafka")
             for step in steps:
-                outages.step = step
-                traffic.send()
+                outages.meet(step, traffic.send)
                 wait_for(outages.is_over, 300, lambda: caplog.text)
-                assert get(port, "/healthz")[0] == 200
+                wait_for(lambda: get(port, "/healthz") == (200, "ok\n"), 60)  # what failed may be told after it
                 wait_for(traffic.is_written, 300, lambda: (running.await_termination(0), caplog.text))
             # Met by the start that follows an outage, which is the second one then.
-            outages.step = "classify"
-            traffic.send()
+            outages.meet("classify", traffic.send)
             wait_for(lambda: not outages.step, 300)
             outages.step = "recover"
             wait_for(lambda: not outages.step or traffic.is_written(), 300)
@@ -447,6 +454,6 @@ def watch(port: int, ended: Callable[[], int | None]) -> None:
     until = time.monotonic() + 300
     while time.monotonic() < until:
         assert ended() is None
-        assert get(port, "/healthz")[0] == 200
+        assert get(port, "/healthz") == (200, "ok\n")
         time.sleep(5)
     assert samples(port)["commitlake_kafka_reachable"] == {(): 0}

@@ -1,8 +1,8 @@
 """Core seconds: what a test, and every process that it started, took from the processors.
 
 A test of the short run that takes more than its share fails with its name, so that the run stays short. The same work
-takes a fifth more of them beside other work, whose data fill the caches, and up to 2.5 times as many on a slow day: a
-share grows by what a sample of fixed work took while the test ran.
+takes up to 2.5 times as many on a slow day: a share grows by what a sample of fixed work took while the test ran. What
+is killed together with its parent counts for nobody.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _INTERVAL_S = 0.2
 
 
 def wait_for(find: Callable[[], Found | None], seconds: float = WAIT_S, why: Callable[[], object] = str) -> Found:
-    """Polls until `find` returns something true, and returns that.
+    """Polls until `find` returns something true, and returns that; the dearer a look, the rarer.
 
     Args:
         find: looks once.
@@ -26,9 +26,11 @@ def wait_for(find: Callable[[], Found | None], seconds: float = WAIT_S, why: Cal
         AssertionError: nothing was found in time.
     """
     deadline = time.monotonic() + seconds
+    begun = time.process_time()
     while not (found := find()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {why()}"
-        time.sleep(_INTERVAL_S)
+        time.sleep(min(1.0, max(_INTERVAL_S, 30 * (time.process_time() - begun))))  # rows of tables take 30 ms
+        begun = time.process_time()
     return found
 
 

@@ -22,9 +22,9 @@ from commitlake.coordinator import companions
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
-from commitlake.coordinator.restarts import Restarts
+from commitlake.coordinator.restarts import Restarts, is_outage
 from commitlake.coordinator.run import Run
-from commitlake.errors import CommitLakeError, SetupError, explained, root_reason
+from commitlake.errors import CommitLakeError, KafkaError, SetupError, explained, root_reason
 from commitlake.kafka.admin_client import probe
 from commitlake.kafka.embedded import provide
 from commitlake.protocol.clock import BrokerClock
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 _MOST_UNANSWERED = 50
 """Calls to the JVM that fail one after the other when it is gone; on a busy machine a single one may."""
+_HEALTH_MS = 2_000
 _NOBODY_WAITS_S = 3.0
 """After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
 
@@ -147,18 +148,22 @@ class Coordinator:
         self._served = self._run
 
     def _serve(self) -> None:
-        waits = lambda: self._restarts.waits_for_kafka  # noqa: E731
+        waits = lambda: is_outage(self._trouble)  # noqa: E731
         self._stack.enter_context(companions.telling(self.config, lambda: self._served, self._health, waits))
         companions.answer_by_rules(self.config, self._clock, self._stopping)
         self._serves = True
         threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()
 
     def _health(self) -> str | None:
-        """What is wrong, None when nothing is: against an outage of Kafka no restart of the process helps."""
-        if self._restarts.waits_for_kafka:
-            return None
-        error = self._error or self._trouble
-        return f"all queries have ended: {error}" if error else self._served.health()
+        """What is wrong, None when nothing is, or when Kafka is away: against that no restart of the process helps."""
+        if self._error:
+            return f"all queries have ended: {self._error}"
+        wrong = f"all queries begin again after {self._trouble}" if self._trouble else self._served.health()
+        if wrong and not is_outage(self._trouble):
+            with suppress(KafkaError):
+                probe(self.config, _HEALTH_MS)
+                return wrong
+        return None
 
     def _watch(self) -> None:
         """Looks whether a query has ended, until all have for good."""
@@ -190,7 +195,7 @@ class Coordinator:
         while self._is_over():
             self._trouble = error
             pause_s = self._restarts.pause_s(error, ran_s)
-            if self._restarts.waits_for_kafka:
+            if is_outage(error):
                 self._served.idle()
             if pause_s is None:
                 return error

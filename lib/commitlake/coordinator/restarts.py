@@ -27,26 +27,29 @@ _LASTING = (FencedError, IdentityError, ConfigError, SetupError, DoubledError)
 """What does not pass by itself, or must not be passed over."""
 
 
+def is_outage(error: CommitLakeError | None) -> bool:
+    """Whether Kafka is away: nothing else is wrong, and no start of the process helps."""
+    return isinstance(error, KafkaError) and not isinstance(error, IdentityError)
+
+
 class Restarts:
     """Counts them; a run that went well for ten minutes begins a new count."""
 
     def __init__(self) -> None:
-        self.waits_for_kafka = False
         self._in_a_row = 0
         self._outage = Complaint(log)
 
     def pause_s(self, error: CommitLakeError, ran_s: float) -> float | None:
         """Seconds until all queries are begun again; None when they are not.
 
-        While Kafka is away that has no end: nothing else is wrong.
+        While Kafka is away that has no end.
 
         Args:
             error: what has ended them, or has failed at their start.
             ran_s: how long they ran, 0 when they did not.
         """
         self._in_a_row = 0 if ran_s > _FORGOTTEN_S else self._in_a_row
-        self.waits_for_kafka = isinstance(error, KafkaError) and not isinstance(error, IdentityError)
-        if self.waits_for_kafka:
+        if is_outage(error):
             self._outage.say("all queries wait for Kafka, and nothing is lost: %s", error)
             return KAFKA_S
         if isinstance(error, _LASTING) or self._in_a_row == len(PAUSES_S):
@@ -60,5 +63,5 @@ class Restarts:
 
     def begun(self, after_s: float) -> None:
         """All queries run again, so many seconds after they had ended."""
-        self._outage, self.waits_for_kafka = Complaint(log), False
+        self._outage = Complaint(log)
         log.warning("all queries run again, after %.0f s", after_s)

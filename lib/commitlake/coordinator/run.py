@@ -47,9 +47,10 @@ from commitlake.tables import Warehouse
 log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 60
-_SILENCE_S = 180.0
-"""A round of a flood takes tens of seconds, and one whose Kafka hangs two minutes until it fails; who restarts a
-process must not end it for that."""
+_SILENCE_S = 60.0
+"""A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
+_SET_BACK_S = 10.0
+"""Spark's trigger waits by the wall clock: set back by an hour, it would begin the next round in an hour."""
 
 
 class Run:
@@ -69,6 +70,7 @@ class Run:
         self.spark, self.config, self.warehouse = spark, config, warehouse
         self._owner, self._clock = owner, clock
         self.begun_at = time.monotonic()
+        self._wall_s = time.time() - self.begun_at
         self._stack = ExitStack()
         self._stopping = threading.Event()
         self._queries: list[StreamingQuery] = []
@@ -210,11 +212,17 @@ class Run:
             self.scheduler.rounds.idle()
 
     def failed(self) -> CommitLakeError | None:
-        """What has ended it: a query's error, or what a tick has found in Kafka, which ends no query."""
+        """What has ended it: a query's error, or what ends none, as what a tick has found in Kafka."""
         if error := self._ended_by_error():
             return error
         ended = [each.name for each in self._queries if not each.isActive]
-        return StreamError(ended[0], "it was stopped") if ended else None
+        if ended:
+            return StreamError(ended[0], "it was stopped")
+        wall_s = time.time() - time.monotonic()
+        set_back_s, self._wall_s = self._wall_s - wall_s, max(self._wall_s, wall_s)
+        if set_back_s > _SET_BACK_S:
+            return StreamError("landing", f"its trigger waits, as the clock was set back by {set_back_s:.0f} s")
+        return None
 
     def _ended_by_error(self) -> CommitLakeError | None:
         for each in self._queries:

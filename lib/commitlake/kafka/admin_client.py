@@ -84,13 +84,13 @@ def many_records(kafka: KafkaConfig) -> Iterator[Callable[..., None]]:
         raise KafkaError(msg)
 
 
-def probe(config: Config) -> None:
+def probe(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
     """Return when Kafka answers and accepts this client.
 
     Raises:
-        KafkaError: it does not, within 10 s.
+        KafkaError: it does not, within about `timeout_ms`.
     """
-    with connect(config) as client:
+    with connect(config, timeout_ms) as client:
         client.describe_cluster()
 
 
