@@ -28,6 +28,8 @@ __all__ = [
     "WarehouseError",
 ]
 """Those that reach a user of the package; the package has all of them, too."""
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""Java's name for it."""
 
 
 class CommitLakeError(Exception):
@@ -183,7 +185,7 @@ def explained(query: str, cause: Exception, more: Callable[[str], str] = str) ->
     if isinstance(cause, CommitLakeError):
         return cause
     reason = more(root_reason(cause))
-    told = SetupError(out_of_memory(reason)) if "OutOfMemoryError" in reason else StreamError(query, reason)
+    told = SetupError(out_of_memory(reason)) if OUT_OF_MEMORY in reason else StreamError(query, reason)
     told.__cause__ = cause
     return told
 

@@ -190,7 +190,8 @@ def unread(late_s: int, members: int) -> Series:
 CASES = [
     ("Down", BOTH, {**BOTH, f"commitlake_epoch{OTHER}": "1x30", f"up{OTHER}": "1x30 0x44"}),  # one of two is gone
     ("Down", BOTH, {"up": "1x75"}),  # there is none
-    alone("Down", "commitlake_alive_timestamp_seconds", "4500x75", "0x75"),
+    # Whatever its own clock says: one that is two hours behind and makes rounds, one that is ahead and makes none.
+    alone("Down", "commitlake_alive_timestamp_seconds", "-7200+60x75", "9000x75"),
     alone("Restarts", "commitlake_epoch", "1x70 2x1 3x2", "1x67 2x2 3x2 4x2"),
     alone("KafkaAway", "commitlake_kafka_reachable", "1x75", "1x70 0x4"),
     alone("DiskNearlyFull", "commitlake_disk_free_ratio", "0.5x75", "0.05x75"),

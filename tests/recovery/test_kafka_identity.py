@@ -19,11 +19,11 @@ from tests.support.landing import CUT_SHORT, begin, cut_at, land
 from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.landing import classify, kafka_identity, positions
+from commitlake.coordinator.landing import classify, kafka_identity, positions, start
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.kafka.log_ends import LogEnd
+from commitlake.kafka.log_ends import LogEnd, LogEnds
 from commitlake.protocol import wire
 from commitlake.tables import Warehouse
 
@@ -120,19 +120,47 @@ def test_a_topic_created_again_stops_the_start_until_accepted(
     assert visible(lake) == ["a", "b", "e"]
 
 
-def test_a_topic_created_again_hides_no_lost_end_of_another(
-    spark: SparkSession, lake: Lake, admin: KafkaAdminClient
+def of_later_leaders(ends: LogEnds) -> LogEnds:
+    """The same ends of `half`, as the next leaders would tell them."""
+    return {**ends, "half": {number: LogEnd(end.offset, end.epoch + 1) for number, end in ends["half"].items()}}
+
+
+def known_from_a_later_leader(warehouse: Warehouse) -> None:
+    """The newest landing was read from leaders that those of now do not know."""
+    newest = positions.newest(warehouse)
+    assert newest
+    landing_id, held = newest.landing_id + 1, of_later_leaders(newest.held)
+    positions.append(warehouse, replace(newest, landing_id=landing_id, held=held))
+
+
+def test_a_start_waits_until_a_leader_of_before_knows_of_its_successor(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One that comes back has less than has landed: queries that began again behind its outage ended for that."""
+    commit(lake, "a")
+    lake.run(spark)
+    known_from_a_later_leader(Warehouse(spark, lake.config.warehouse))
+    asked: list[LogEnds] = []
+
+    def late(*given: Any) -> LogEnds:
+        asked.append(topics.log_ends(*given))
+        one_less = {0: asked[0]["half"][0]._replace(offset=asked[0]["half"][0].offset - 1)}
+        return of_later_leaders(asked[-1]) if asked[2:] else {**asked[0], "half": {**asked[0]["half"], **one_less}}
+
+    monkeypatch.setattr(start, "log_ends", late)
+    found = begin(lake.config, Warehouse(spark, lake.config.warehouse))
+    assert len(asked) == 3
+    assert found.position.held == of_later_leaders(asked[-1])
+
+
+def test_a_topic_created_again_hides_no_lost_end_of_another(
+    spark: SparkSession, lake: Lake, admin: KafkaAdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "_SUCCESSORS_S", 0)
     a = lake.half("a")
     lake.op("COMMIT", "a", a)
     lake.run(spark)
-    warehouse = Warehouse(spark, lake.config.warehouse)
-    newest = positions.newest(warehouse)
-    assert newest
-    led_later = {number: LogEnd(end.offset, end.epoch + 1) for number, end in newest.held["half"].items()}
-    positions.append(
-        warehouse, replace(newest, landing_id=newest.landing_id + 1, held={**newest.held, "half": led_later})
-    )
+    known_from_a_later_leader(Warehouse(spark, lake.config.warehouse))
     op, half = lake.config.kafka.topic("op"), lake.config.kafka.topic("half")
     admin.delete_topics([op])
     wait_for(lambda: is_gone(admin, op))

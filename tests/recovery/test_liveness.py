@@ -7,19 +7,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.forwarding.forwarders import Forwarders
 from commitlake.coordinator.landing import positions
+from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.protocol.clock import now_ms
 
 TIMINGS = {"transaction.timeout": "1s", "transaction.check_interval": "1s", "transaction.op_park_time": "3s"}
 SOON_S = 15
@@ -126,3 +130,32 @@ def test_a_jvm_that_answers_no_more_is_told(
         wait_for(lambda: told, 30 * patience())
     assert "Spark's JVM does not answer" in str(told[0])
     assert any("the coordinator has stopped" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("what", ["a landing", "Spark"])
+def test_what_hangs_is_told_though_nothing_is_due(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Ticks took it for idle, second by second: neither `/healthz` nor a metric told of it."""
+    owner, name = (Landing, "classify") if what == "a landing" else (StreamingQuery, "isActive")
+    met, goes_on = threading.Event(), threading.Event()
+    work: Any = getattr(owner, name)
+
+    def hanging(*given: Any) -> Any:
+        met.set()
+        goes_on.wait(300)
+        return work(*given) if what == "a landing" else work.fget(*given)
+
+    with Coordinator(spark, lake.config).start() as running:
+        assert running._served.scheduler
+        rounds = running._served.scheduler.rounds
+        try:
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, hanging if what == "a landing" else property(hanging))
+                lake.message("a", topic="orders")
+                assert met.wait(60 * patience())
+                wait_for(lambda: lake.topic("orders") or what == "a landing")
+                wait_for(lambda: now_ms() - rounds.alive_at > 5_000, 60)
+        finally:
+            goes_on.set()
+        wait_for(lambda: now_ms() - rounds.alive_at < 2_000 and len(lake.topic("orders")) == 1, 60)

@@ -9,13 +9,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import ConfigResource, ConfigResourceType
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from tests.support.cluster import free_port
@@ -305,6 +306,33 @@ def met(outages: Outages, name: str, work: Callable[..., Any]) -> Callable[..., 
         return work(*given)
 
     return meeting
+
+
+def test_a_kafka_that_answers_and_is_refused_is_waited_for_with_an_alert(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with rights that were taken away: the process is well, makes its rounds, and no figure told that it waits."""
+    monkeypatch.setattr(restarts, "PAUSES_S", (0.1,))
+    port, op = free_port(), lake.config.kafka.topic("op")
+
+    def reachable() -> float:
+        return samples(port)["commitlake_kafka_reachable"][()]
+
+    with closing(KafkaAdminClient(bootstrap_servers=lake.config.kafka.bootstrap_servers)) as admin:
+
+        def clean_up_by(policy: str) -> None:
+            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, op, configs={"cleanup.policy": policy})])
+
+        with Coordinator(spark, lake.configured(metrics_port=port)).start() as running:
+            clean_up_by("compact")
+            Failures([("positions", "before")]).arm(monkeypatch)
+            lake.op("COMMIT", "a", lake.half("a"))
+            wait_for(lambda: "all queries wait for Kafka, and nothing is lost: the Kafka topic " in caplog.text, 300)
+            wait_for(lambda: reachable() == 0, 60)
+            assert get(port, "/healthz")[0] == 200
+            clean_up_by("delete")
+            wait_for(lambda: running.await_termination(0) or len(lake.topic("orders")) == 1, 300)
+            wait_for(lambda: reachable() == 1, 60)
 
 
 OUTAGE_S = 20.0

@@ -263,6 +263,7 @@ def test_room_is_told_of_each_disk_and_the_ballast_gives_some(disk: Config, comm
     assert set(found) == {"warehouse", "checkpoints"}
     assert found["warehouse"].total == 100 << 20 < found["checkpoints"].total
     assert disks.short(disk) == ""
+    (place / disks.BALLAST).touch()  # as a kill leaves it while it is made
     for _ in range(2):
         disks.keep_ballast(disk)
         assert found["warehouse"].free - next(disks.disks(disk)).free == 5 << 20
@@ -279,3 +280,16 @@ def test_room_is_told_of_each_disk_and_the_ballast_gives_some(disk: Config, comm
     assert disks.short(disk), "what the ballast gives is for maintenance"
     disks.keep_ballast(disk)
     assert disks.free_ballast(disk) == 0, "there is no room for another one"
+
+
+def test_a_disk_without_room_for_more_files_is_short_too(disk: Config, tmp_path: Path) -> None:
+    """Of small files as Delta's the inodes of an ordinary ext4 are used up when a third of its bytes is."""
+    subprocess.run(["mount", "-o", "remount,nr_inodes=1000", str(tmp_path / "disk")], check=True)
+    assert disks.short(disk) == ""
+    for number in range(960):
+        (tmp_path / "disk" / str(number)).touch()
+    assert disks.short(disk).endswith(" MiB of 100 MiB free, as far as its inodes go")
+    assert disks.full(disk) == ""
+    for number in range(20):
+        (tmp_path / "disk" / f"more-{number}").touch()
+    assert disks.full(disk).endswith(" MiB of 100 MiB free, as far as its inodes go")

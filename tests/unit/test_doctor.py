@@ -73,19 +73,21 @@ def test_a_coordinator_that_runs_is_well_and_a_killed_one_is_not(warehouse: Path
             r"; its /healthz at 127.0.0.1:\d+ does not answer \(timed out\); is it still starting\? If not, ",
         ),
         ("another", "hangs", ""),  # its loopback address is not this machine's
+        ("elsewhere", "hangs", ""),  # such as a pod, whose name nobody else knows
     ],
 )
 def test_a_coordinator_that_runs_is_asked_how_it_is(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, host: str, wrong: str | None, told: str
 ) -> None:
     """One under SIGSTOP holds its lock, and the system takes connections for it."""
+    named = {"metrics.host": "coordinator.invalid"} if host == "elsewhere" else {}
     monkeypatch.setattr(doctor, "_HEALTH_S", 0.5)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setattr(socket, "gethostname", lambda: "h" if host == "here" else host)
     with socket.create_server(("127.0.0.1", 0)) as silent, serving("127.0.0.1", 0, tuple, lambda: wrong) as answering:
         port = silent.getsockname()[1] if wrong == "hangs" else answering
         with held(warehouse):
-            found = coordinator(warehouse, **{"metrics.port": port})
+            found = coordinator(warehouse, **{"metrics.port": port, **named})
     assert found.is_well == (not told)
     assert re.match(f"epoch 2 on h, pid 8, version 1{told}", found.detail), found.detail
 
@@ -134,6 +136,17 @@ def test_a_file_that_can_not_be_read_is_a_finding_among_others(warehouse: Path) 
     found = {each.what: each for each in doctor.examine(from_mapping({"warehouse": str(warehouse)}))}
     assert not found["coordinator"].is_well
     assert JVM_LOCK in found["coordinator"].detail
+    assert "kafka" in found
+
+
+def test_a_table_with_other_columns_is_a_finding_among_others(warehouse: Path) -> None:
+    """As those of an older version, or of another application."""
+    for name in ("half", "rejected"):
+        write_deltalake(str(warehouse / name), pa.table({"x": [1]}))
+    found = {each.what: each for each in doctor.examine(from_mapping({"warehouse": str(warehouse)}))}
+    assert not found["rejects"].is_well
+    assert found["rejects"].detail.startswith("Binder Error: Referenced column ")
+    assert "\n" not in found["rejects"].detail
     assert "kafka" in found
 
 

@@ -16,7 +16,7 @@ from tests.support.small_disk import SmallDisk
 
 from commitlake import config
 from commitlake.errors import SetupError
-from commitlake.spark import preflight
+from commitlake.spark import preflight, submit
 from commitlake.tools import storage
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,7 @@ def test_a_full_disk_is_told_with_the_place_before_java_starts(tmp_path: Path, k
             done = run(*(f"--set={name}={place}" for name, place in given.items()))
         told = f"error: {key}: 0 MiB free on the disk of {disk.place}/new/place; allowed is at least 64 MiB free"
         assert done.stderr.startswith(told)
+        assert ("--make-room" in done.stderr) == (key == "warehouse"), "only there is a file to be deleted"
         preflight.check_coordinator(config.from_mapping(given), is_shared=lambda: False)
 
 
@@ -103,7 +104,11 @@ def test_a_file_system_that_tells_no_size_is_taken_for_one_with_room() -> None:
     assert storage.room(given)[0]
 
 
-def test_without_a_directory_for_temporary_files_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_for_temporary_files_nothing_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where all of a container's file system is read-only."""
+
     def none() -> str:
         raise FileNotFoundError
 
@@ -111,7 +116,7 @@ def test_without_a_directory_for_temporary_files_nothing_starts(monkeypatch: pyt
     with pytest.raises(
         SetupError, match=r"^TMPDIR: no directory for temporary files can be written; allowed is at least"
     ):
-        preflight.check(WELL, is_one_machine=True)
+        submit.launch(tmp_path / "script.py", [], name="commitlake-run", master="local[1]")
 
 
 def test_a_user_without_a_name_is_told_before_hadoop_ends(monkeypatch: pytest.MonkeyPatch) -> None:

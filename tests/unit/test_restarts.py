@@ -24,6 +24,7 @@ from commitlake.errors import (
     explained,
 )
 from commitlake.spark.callbacks import held_weakly
+from commitlake.tables.telling import telling
 
 PASSING = StreamError("landing", "Connection reset")
 AWAY = KafkaError("cannot reach Kafka at k:9092")
@@ -43,7 +44,14 @@ def test_what_may_pass_is_tried_again_with_longer_pauses_and_then_no_more(error:
 @pytest.mark.parametrize("kind", [FencedError, IdentityError, ConfigError, SetupError, DoubledError])
 def test_what_does_not_pass_ends_it_at_once(kind: type[CommitLakeError]) -> None:
     assert pauses([kind("x")]) == [None]
-    assert pauses([explained("landing", RuntimeError("java.lang.OutOfMemoryError: Java heap space"))]) == [None]
+    no_memory = RuntimeError("java.lang.OutOfMemoryError: Java heap space")
+    assert pauses([explained("landing", no_memory)]) == [None]
+
+    def write() -> None:
+        raise no_memory
+
+    with pytest.raises(SetupError, match=r"^Spark ran out of memory: java\.lang\.OutOfMemoryError"):
+        telling("/w/half", write)
 
 
 def test_kafka_is_waited_for_without_end_and_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

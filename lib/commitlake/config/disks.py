@@ -7,7 +7,6 @@ and where others have filled it, a file that is there to be deleted gives mainte
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,9 +20,12 @@ _LEAST = 512 << 20
 _LEAST_PART = 20
 """Of a small disk: landing waits when a twentieth is free."""
 _PLENTY = 4
+_SCARCE_PART = 5
+"""Of the inodes: where more are free nobody needs to hear of them."""
 _FULL = ("No space left on device", "Disk quota exceeded")
 WAITS = "nothing lands until there is more room, and nothing is lost: %s"
 """What the log says once a minute while a disk is short."""
+REMEDY = "docs/runbook.md#commitlakedisknearlyfull"
 BALLAST = ".commitlake-ballast"
 """The file of a local warehouse that is there to be deleted."""
 
@@ -35,22 +37,28 @@ class Disk:
     Attributes:
         key: of the configuration, which names the directory.
         place: the directory.
-        free: bytes that may still be written.
+        free: bytes that may still be written; where fewer files than that may still be made, as many as are in them.
         total: bytes that it has.
+        is_by_inodes: whether that is so.
     """
 
     key: str
     place: Path
     free: int
     total: int
+    is_by_inodes: bool
 
     @classmethod
     def of(cls, key: str, place: Path) -> Disk:
         """That of a directory, which need not be there yet."""
         above = (place.absolute(), *place.absolute().parents)
         there = next(each for each in above if os.path.exists(each))  # no error below one that is closed
-        space = shutil.disk_usage(there)
-        return cls(key, place, space.free, space.total)
+        space = os.statvfs(there)
+        free, total = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+        # Some file systems tell no number of files, or none that is free.
+        is_scarce = 0 < space.f_favail < space.f_files // _SCARCE_PART
+        files = total * space.f_favail // space.f_files if is_scarce else free
+        return cls(key, place, min(free, files), total, files < free)
 
     @property
     def least(self) -> int:
@@ -69,7 +77,8 @@ class Disk:
 
     def __str__(self) -> str:
         """For people."""
-        return f"{self.key} {self.place}: {_size(self.free)} of {_size(self.total)} free"
+        inodes = ", as far as its inodes go" if self.is_by_inodes else ""
+        return f"{self.key} {self.place}: {_size(self.free)} of {_size(self.total)} free{inodes}"
 
 
 def _size(size: int) -> str:
@@ -98,7 +107,7 @@ def with_room(reason: str, config: Config) -> str:
     if not any(each in reason for each in _FULL):
         return reason
     temporary = Disk.of("temporary files", Path(tempfile.gettempdir()))
-    return f"{reason} ({_listed([*disks(config), temporary])}; `commitlake doctor --make-room` frees some)"
+    return f"{reason} ({_listed([*disks(config), temporary])}; {REMEDY})"
 
 
 def _listed(found: Iterable[Disk]) -> str:
@@ -106,10 +115,11 @@ def _listed(found: Iterable[Disk]) -> str:
 
 
 def keep_ballast(config: Config) -> None:
-    """Makes the ballast of a local warehouse, where there is none and plenty of room."""
+    """Makes the ballast of a local warehouse, where there is none, or part of one, and plenty of room."""
     for disk in disks(config):
         file = disk.place / BALLAST
-        if disk.key == "warehouse" and not file.exists() and disk.free > _PLENTY * disk.least:
+        there = file.stat().st_size if file.exists() else 0  # a kill while it is made leaves less
+        if disk.key == "warehouse" and there < disk.least and disk.free > _PLENTY * disk.least:
             _allocate(file, disk.least)
 
 

@@ -140,7 +140,7 @@ KEYS: tuple[Key, ...] = (
     _time("maintenance.file_retention", "1h", "how long files that a table no longer uses are kept", HOUR_MS),
     _time("maintenance.topic_file_retention", "7d", "the same of topic tables: a reader's longest absence", HOUR_MS),
     _key("metrics.port", integer(0, 65_535), 0, "port of /metrics and /healthz in the coordinator; 0: none"),
-    _key("metrics.host", text, "127.0.0.1", "address that it listens on; 0.0.0.0 for all of the machine's"),
+    _key("metrics.host", text, "127.0.0.1", "address that it listens on; 0.0.0.0, or :: with IPv6: all of them"),
     _key("accept.lost_range", flag, False, "start though Kafka no longer holds records that never landed"),
     _key("accept.other_cluster", flag, False, "start though this is another Kafka cluster than before"),
     _key("accept.recreated_topic", flag, False, "start though a Kafka topic was deleted and created again"),

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
+from commitlake.coordinator.landing.positions import Offsets
 from commitlake.coordinator.run import Run
-from commitlake.errors import SetupError
+from commitlake.errors import KafkaError, SetupError
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.kafka_topics import LANDED
 
@@ -29,13 +30,16 @@ _ASK_MS = 2_000
 
 
 @contextmanager
-def telling(config: Config, run: Callable[[], Run], health: Callable[[], str | None]) -> Iterator[None]:
+def telling(
+    config: Config, run: Callable[[], Run], health: Callable[[], str | None], waits: Callable[[], bool]
+) -> Iterator[None]:
     """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.
 
     Args:
         config: of the coordinator.
         run: the one that the figures are of.
         health: what is wrong, None when nothing is.
+        waits: whether all queries wait for Kafka, which may answer, and not as it has to.
 
     Raises:
         SetupError: the port is taken, or a module is missing.
@@ -45,8 +49,13 @@ def telling(config: Config, run: Callable[[], Run], health: Callable[[], str | N
         return
     with _extra("metrics.port"):
         from commitlake.coordinator.metrics import collect, server
-    ends = partial(landing_start.ends, config, LANDED, timeout_ms=_ASK_MS)
     names = collect.MetricNames()
+
+    def ends() -> Offsets:
+        if waits():
+            msg = "all queries wait for it"
+            raise KafkaError(msg)
+        return landing_start.ends(config, LANDED, timeout_ms=_ASK_MS)
 
     def figures() -> Iterable[Metric]:
         of = run()

@@ -148,7 +148,8 @@ class Coordinator:
         self._served = self._run
 
     def _serve(self) -> None:
-        self._stack.enter_context(companions.telling(self.config, lambda: self._served, self._health))
+        waits = lambda: is_outage(self._trouble)  # noqa: E731
+        self._stack.enter_context(companions.telling(self.config, lambda: self._served, self._health, waits))
         companions.answer_by_rules(self.config, self._clock, self._stopping)
         self._serves = True
         threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()

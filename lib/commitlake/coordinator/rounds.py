@@ -74,9 +74,13 @@ class Rounds:
         log.info("%s", done.line(), extra={FIELDS: {"event": "round", **asdict(done)}})
         self._look_whether_behind(classify_s + write_s)
 
+    def alive(self) -> None:
+        """What was due is done."""
+        self.alive_at = now_ms()
+
     def idle(self) -> None:
         """Nothing was to be done."""
-        self.alive_at = now_ms()
+        self.alive()
         self._slow = 0
 
     def maintained(self) -> None:

@@ -47,8 +47,8 @@ from commitlake.tables import Warehouse
 log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 60
-_SILENCE_S = 60.0
-"""A round of a flood takes tens of seconds; who restarts a process must not end it for that."""
+_SILENCE_S = 180.0
+"""A cold round of 400 000 records takes up to 100 s; who restarts a process must not end it for that."""
 _SET_BACK_S = 10.0
 """Spark's trigger waits by the wall clock: set back by an hour, it would begin the next round in an hour."""
 
@@ -177,8 +177,9 @@ class Run:
 
     def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
         tell = partial(settings.tick, self.warehouse.topics)
-        # Kafka may keep the others waiting, which no deadline does.
-        for steps in ([scheduler.tick], [tell, self.forwarders.tick]):
+        # Spark is asked first: where it hangs nothing is alive. Kafka may keep the others waiting, as no deadline does.
+        ask = lambda: [each.isActive for each in self._queries]  # noqa: E731
+        for steps in ([ask, scheduler.tick], [tell, self.forwarders.tick]):
             threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
         if interval_ms := self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731

@@ -122,9 +122,11 @@ class Scheduler:
                 if goes_on:
                     self._ask()
                     self._play(None)
-        elif time.monotonic() - self._asked_at > _ASK_EVERY_S:
-            self._look()
-        self.rounds.idle()
+            self.rounds.alive()
+        elif not self._turn.locked():  # a round that is under way may hang
+            if time.monotonic() - self._asked_at > _ASK_EVERY_S:
+                self._look()
+            self.rounds.idle()
 
     def _await_room(self) -> None:
         while not self._has_room() and not self._stopping.wait(_LOOK_S):

@@ -169,20 +169,26 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
 
     disk = Disk.of(what, place)
     if disk.total and disk.free < _LEAST_FREE:
-        remedy = "make room there (commitlake doctor --make-room), or use a larger disk"
+        ballast = " (commitlake doctor --make-room)" if what == "warehouse" else ""
+        remedy = f"make room there{ballast}, or use a larger disk"
         yield Lack(what, f"{disk.free >> 20} MiB free on the disk of {place}", allowed, remedy)
 
 
 def _port(host: str, port: int) -> Iterator[Lack]:
     if not port:
         return
-    with socket.socket() as probe:
+    with socket.socket(family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             value, remedy = f"cannot listen on {host}:{port}: {error.strerror}", "stop what uses it, or choose another"
             yield Lack("metrics.port", value, "a free port, or 0 for none", remedy)
+
+
+def family(host: str) -> socket.AddressFamily:
+    """That of an address to listen on; `::` takes calls by IPv4 too, where the system has both."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _hidden(paths: str) -> Iterator[Lack]:

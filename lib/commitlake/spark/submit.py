@@ -51,12 +51,12 @@ def launch(
     Raises:
         SetupError: no fitting Java or Spark, or jars that cannot be resolved.
     """
+    settings = session.submit_settings(master, short_lived=short_lived)  # looks at the machine, first of all
     with tempfile.TemporaryDirectory(prefix="commitlake-launch-") as directory:
         place = Path(directory)
         command, environment = runtime.spark_submit()
         command += ["--master", master, "--name", name]
         words = given.from_environment()
-        settings = session.submit_settings(master, short_lived=short_lived)
         if not session.is_one_machine(master):
             settings |= _shipped(place, {**given.defaults(runtime.spark_home()), **given.settings(words)})
             environment = _without_own_python(environment)

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from commitlake.config.locations import is_local, local_path
-from commitlake.errors import NoTableError, WarehouseError, root_reason
+from commitlake.errors import OUT_OF_MEMORY, NoTableError, SetupError, WarehouseError, out_of_memory, root_reason
 from commitlake.reading import damage
 
 _T = TypeVar("_T")
@@ -69,13 +69,17 @@ def telling(place: str, write: Callable[[], _T]) -> _T:
         write: does it.
 
     Raises:
+        SetupError: Java has run out of memory.
         WarehouseError: that failed; it names the table.
     """
     try:
         return write()
     except Exception as error:
+        reason = root_reason(error)
+        if OUT_OF_MEMORY in reason:
+            raise SetupError(out_of_memory(reason)) from error
         message = (
-            f"cannot write to the table at {place}: {root_reason(error)}; fix the cause and start again: nothing "
+            f"cannot write to the table at {place}: {reason}; fix the cause and start again: nothing "
             "is lost, the next start goes on from the tables"
         )
         raise WarehouseError(message) from error

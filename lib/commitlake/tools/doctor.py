@@ -62,9 +62,11 @@ def examine(config: Config) -> Iterator[Diagnosis]:
         for check in checks if config.checks else checks[:-1]:
             try:
                 yield check(tables, config)
-            except (CommitLakeError, OSError) as error:  # it may be another user than the coordinator
-                told, what = str(error), check.__name__.removeprefix("_")
+            # It may be another user than the coordinator; DuckDB tells of tables with other columns.
+            except (CommitLakeError, OSError, duckdb.Error) as error:
+                told = str(error).splitlines()[0] if isinstance(error, duckdb.Error) else str(error)
                 remedy = damage.remedy(told, "") if isinstance(error, OSError) else ""
+                what = check.__name__.removeprefix("_")
                 yield Diagnosis(what, False, f"{told}; {remedy}" if remedy else told)
                 if check is _tables:
                     return
@@ -124,6 +126,8 @@ def _unhealthy(config: Config, host: str) -> str | None:
         connection.request("GET", "/healthz")
         answer = connection.getresponse()
         said = answer.read().decode(errors="replace").strip()
+    except socket.gaierror:  # such as the name of a pod
+        return None
     except (OSError, http.client.HTTPException) as error:
         remedy = "is it still starting? If not, end that process and start another"
         return f"its /healthz at {asked}:{port} does not answer ({error}); {remedy}"
@@ -172,8 +176,6 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
     except ModuleNotFoundError as error:
         lack = f"the Python module {error.name} is missing; pip install '/path/to/clone[all]'"
         return Diagnosis("rules", False, lack)
-    except duckdb.Error as error:
-        return Diagnosis("rules", False, str(error).splitlines()[0])
     return Diagnosis("rules", True, ", ".join(f"{group} answers {count} now" for group, count in answers.items()))
 
 

@@ -58,6 +58,6 @@ def room(config: Config) -> tuple[bool, str]:
     found = list(disks.disks(config))
     text = "; ".join(f"{disk}, {disk.free / max(disk.total, 1):.0%}" for disk in found) or "not local"
     if disks.short(config):
-        return False, f"{text}; nothing lands until there is more room: --make-room, then a larger disk"
+        return False, f"{text}; nothing lands until there is more room: {disks.REMEDY}"
     is_well = all(disk.free >= _LEAST_FREE * disk.total for disk in found)
     return is_well, text if is_well else f"{text}; make room, or move it"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+
+from kafka import KafkaAdminClient
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
@@ -14,12 +17,14 @@ from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
 from commitlake.kafka.held_back import HeldBack, held_back
-from commitlake.kafka.log_ends import Place, cuts, deposed
+from commitlake.kafka.log_ends import LogEnds, Place, cuts, deposed
 from commitlake.kafka.oldest import oldest_ms
 from commitlake.kafka.topics import earliest_offsets, latest_offsets, log_ends
 from commitlake.tables import Warehouse, topic_table
 
 log = logging.getLogger(__name__)
+
+_SUCCESSORS_S, _LOOK_S = 30.0, 1.0
 
 
 class Begin(NamedTuple):
@@ -82,7 +87,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
     """
     comparable = {source: ends for source, ends in come.position.held.items() if source not in others}
     with connect(config) as client:
-        held = log_ends(client, config, SOURCES)
+        held = _of_leaders(client, config, comparable)
         first = earliest_offsets(client, config, SOURCES)
         cut = cuts(client, config, comparable, held)
         waiting = held_back(client, config, held)
@@ -115,6 +120,16 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
     kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
     return Begin(known, offsets, last, *_stable(waiting, last, config))
+
+
+def _of_leaders(client: KafkaAdminClient, config: Config, known: LogEnds) -> LogEnds:
+    """Where the logs end; one who led before, as after an outage, hears within seconds that another leads now."""
+    until = time.monotonic() + _SUCCESSORS_S
+    while deposed(known, held := log_ends(client, config, SOURCES)):
+        if config.accept.lost_range or time.monotonic() > until:
+            break
+        time.sleep(_LOOK_S)
+    return held
 
 
 def _stable(waiting: Mapping[Place, HeldBack], last: Offsets, config: Config) -> tuple[Offsets, int | None]:

@@ -31,7 +31,7 @@ SELECT (SELECT count(*) FROM delayed WHERE deliver_at > {moment})
 """
 
 
-_REACHABLE = "whether Kafka answers: 1 or 0"
+_REACHABLE = "whether Kafka answers, and no query waits for it: 1 or 0"
 _MOST_TOPICS = 50
 _OTHERS = "_others"
 

@@ -14,11 +14,14 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from commitlake.errors import SetupError
+from commitlake.spark import preflight
 
 log = logging.getLogger(__name__)
 
 _FRESH_S = 15.0
 """Two that ask within so long get one answer: each reads the tables."""
+_REQUEST_S = 30.0
+"""Who has connected and asks nothing, or does not read the answer, keeps a thread and a socket for so long."""
 
 
 class KeptMetrics:
@@ -46,6 +49,16 @@ class KeptMetrics:
         return []
 
 
+class _Server(ThreadingHTTPServer):
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = preflight.family(host)
+        super().__init__((host, port), handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Who asked has gone; Python's own writes a stack trace of that."""
+        log.debug("no answer to %s", client_address, exc_info=True)
+
+
 @contextmanager
 def serving(
     host: str, port: int, collect: Callable[[], Iterable[Metric]], health: Callable[[], str | None]
@@ -64,7 +77,7 @@ def serving(
     registry = CollectorRegistry(auto_describe=False)
     registry.register(KeptMetrics(collect))
     try:
-        server = ThreadingHTTPServer((host, port), _handler(registry, health))
+        server = _Server(host, port, _handler(registry, health))
     except OSError as error:
         msg = f"metrics.port: cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for none"
         raise SetupError(msg) from error
@@ -79,23 +92,23 @@ def serving(
 
 def _handler(registry: CollectorRegistry, health: Callable[[], str | None]) -> type[BaseHTTPRequestHandler]:
     class MetricsHandler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_S
+
         def do_GET(self) -> None:
             try:
-                self._answer()
-            except BrokenPipeError:
-                return
+                answer = self._answer()
             except Exception as error:
                 log.warning("no metrics: %s", error)
-                self._send(500, f"{type(error).__name__}: {error}\n".encode(), "text/plain")
+                answer = 500, f"{type(error).__name__}: {error}\n".encode(), "text/plain"
+            self._send(*answer)
 
-        def _answer(self) -> None:
+        def _answer(self) -> tuple[int, bytes, str]:
             if self.path == "/metrics":
-                self._send(200, generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
-            elif self.path == "/healthz":
+                return 200, generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+            if self.path == "/healthz":
                 wrong = health()
-                self._send(200 if wrong is None else 503, f"{wrong or 'ok'}\n".encode(), "text/plain")
-            else:
-                self._send(404, b"/metrics and /healthz are here\n", "text/plain")
+                return 200 if wrong is None else 503, f"{wrong or 'ok'}\n".encode(), "text/plain"
+            return 404, b"/metrics and /healthz are here\n", "text/plain"
 
         def _send(self, code: int, body: bytes, kind: str) -> None:
             self.send_response(code)

@@ -14,7 +14,7 @@ def make_room(settings: Config) -> None:
     """Delete the ballast, and say what to do then."""
     size = disks.free_ballast(settings)
     done = f"{size / 2**20:.0f} MiB are free again" if size else "there is no ballast: deleted, or not made yet"
-    print(f"{done}; see docs/runbook.md#commitlakedisknearlyfull", file=sys.stderr)
+    print(f"{done}; see {disks.REMEDY}", file=sys.stderr)
 
 
 def doctor(settings: Config, as_json: bool) -> int:
