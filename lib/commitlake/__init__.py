@@ -144,7 +144,7 @@ def _extras(name: str) -> str:
 
 def _missing(name: str, module: str | None) -> str:
     extras = _extras(name) or "all"
-    return f"commitlake.{name} needs the module {module}; install it with pip install '/path/to/clone[{extras}]'"
+    return f"commitlake.{name} needs the module {module}; install it with {errors.installed_by(extras)}"
 
 
 __all__ = ["__version__", *_can_load()]  # noqa: PLE0604 - names of strings

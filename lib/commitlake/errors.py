@@ -190,6 +190,11 @@ def explained(query: str, cause: Exception, more: Callable[[str], str] = str) ->
     return told
 
 
+def installed_by(extras: str) -> str:
+    """The command that brings the packages of extras; the name on PyPI is not ours."""
+    return f"pip install '/path/to/clone[{extras}]'"
+
+
 def out_of_memory(reason: str) -> str:
     """What to do when Java has run out of memory."""
     return (

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import wraps
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from commitlake.errors import SetupError
+from commitlake.errors import SetupError, installed_by
 from commitlake.protocol.version import __version__
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def trace(tracer_provider: TracerProvider | None = None) -> None:
     try:
         _SWITCH.on = Tracing(tracer_provider)
     except ModuleNotFoundError as error:
-        remedy = "install it with pip install '/path/to/clone[opentelemetry]'"
+        remedy = f"install it with {installed_by('opentelemetry')}"
         msg = f"commitlake.trace needs the module {error.name}; {remedy}"
         raise SetupError(msg) from error
 

@@ -16,7 +16,7 @@ from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.positions import Offsets
 from commitlake.coordinator.run import Run
-from commitlake.errors import KafkaError, SetupError
+from commitlake.errors import KafkaError, SetupError, installed_by
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.kafka_topics import LANDED
 
@@ -107,5 +107,5 @@ def _extra(key: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        msg = f"{key}: the module {error.name} is missing; install it with pip install '/path/to/clone[all]'"
+        msg = f"{key}: the module {error.name} is missing; install it with {installed_by('all')}"
         raise SetupError(msg) from error

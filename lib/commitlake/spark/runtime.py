@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from commitlake.errors import SetupError
+from commitlake.errors import SetupError, installed_by
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def spark_home() -> Path:
         return home
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        msg = "no Spark found; install it with pip install '/path/to/clone[spark]', or set SPARK_HOME"
+        msg = f"no Spark found; install it with {installed_by('spark')}, or set SPARK_HOME"
         raise SetupError(msg)
     return Path(found.origin).parent
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from commitlake.clients.consumer import overview as consumers
 from commitlake.config import Config
 from commitlake.config.terminal import counted
-from commitlake.errors import CommitLakeError
+from commitlake.errors import CommitLakeError, installed_by
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.held_back import held_back
@@ -174,8 +174,7 @@ def _rules(tables: Tables, config: Config) -> Diagnosis:
 
         answers = Resolver(config, BrokerClock()).look()
     except ModuleNotFoundError as error:
-        lack = f"the Python module {error.name} is missing; pip install '/path/to/clone[all]'"
-        return Diagnosis("rules", False, lack)
+        return Diagnosis("rules", False, f"the Python module {error.name} is missing; {installed_by('all')}")
     return Diagnosis("rules", True, ", ".join(f"{group} answers {count} now" for group, count in answers.items()))
 
 

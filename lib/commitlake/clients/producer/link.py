@@ -17,7 +17,15 @@ from commitlake.clients.producer.connection import CONFLUENT_TAKES, NOT_RUNNING,
 from commitlake.clients.producer.engine import Engine, Sent
 from commitlake.clients.producer.plain import shown
 from commitlake.config import KafkaConfig
-from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, SetupError, UncertainSend
+from commitlake.errors import (
+    ConfigError,
+    FailedSend,
+    MQClientException,
+    RefusedSend,
+    SetupError,
+    UncertainSend,
+    installed_by,
+)
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import check_option_names
 from commitlake.kafka.refusals import Loop
@@ -73,7 +81,7 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
         raise MQClientException(msg)
     if engine == "confluent":
         if importlib.util.find_spec("confluent_kafka") is None:
-            msg = "engine='confluent' needs the package confluent-kafka: pip install '/path/to/clone[confluent]'"
+            msg = f"engine='confluent' needs the package confluent-kafka: {installed_by('confluent')}"
             raise SetupError(msg)
         reading = set(KafkaConsumer.DEFAULT_CONFIG)
         others = [name for name in sorted(options) if name not in reading or name.startswith(_LOGIN)]

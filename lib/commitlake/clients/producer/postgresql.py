@@ -6,7 +6,7 @@ import importlib
 import uuid
 from typing import Any
 
-from commitlake.errors import MQClientException, SetupError
+from commitlake.errors import MQClientException, SetupError, installed_by
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, Xact, answer_of, judged, question, xact
 
 _SYNCHRONOUS = "current_setting('synchronous_commit')"
@@ -35,7 +35,7 @@ class LocalDatabase:
         try:
             self._psycopg = importlib.import_module("psycopg")
         except ModuleNotFoundError as error:
-            msg = f"database= needs the module {error.name}; install it with pip install '/path/to/clone[postgresql]'"
+            msg = f"database= needs the module {error.name}; install it with {installed_by('postgresql')}"
             raise SetupError(msg) from error
         connection = self._connection()
         if connection.autocommit:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commitlake.errors import CommitLakeError, RecordError, SetupError, WarehouseError, root_reason
+from commitlake.errors import CommitLakeError, RecordError, SetupError, WarehouseError, installed_by, root_reason
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
@@ -55,7 +55,7 @@ def main(*words: str) -> None:
             if module == "commitlake":
                 raise
             extra = "consumer" if module in _OF_CONSUMERS else "all"
-            msg = f"the Python module {error.name} is missing; install it with pip install '/path/to/clone[{extra}]'"
+            msg = f"the Python module {error.name} is missing; install it with {installed_by(extra)}"
             raise SetupError(msg) from error
         except Exception as error:
             reason = root_reason(error)

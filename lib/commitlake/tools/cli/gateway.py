@@ -8,7 +8,7 @@ from pathlib import Path
 
 from commitlake.config import Config
 from commitlake.config.secret_references import is_secret_reference, resolve
-from commitlake.errors import ConfigError, SetupError
+from commitlake.errors import ConfigError, SetupError, installed_by
 from commitlake.tools.cli.options import with_address
 
 
@@ -24,7 +24,7 @@ def run(
     settings = with_address(settings)
     for module in ("grpc", "rocketmq", "deltalake"):
         if importlib.util.find_spec(module) is None:
-            msg = f"the Python module {module} is missing; install it with pip install '/path/to/clone[gateway]'"
+            msg = f"the Python module {module} is missing; install it with {installed_by('gateway')}"
             raise SetupError(msg)
     from commitlake.clients.gateway.access import parse_keys
     from commitlake.clients.gateway.server import Entrance, serve
