@@ -21,7 +21,7 @@ trap 'for each in "${running[@]}"; do kill "${each%%:*}" 2>/dev/null || true; do
 beside() {
   local name=$1 first=10
   shift
-  [[ $name =~ ^(campaign|commands|kills|clients)$ ]] && first=0
+  [[ $name =~ ^(commands|coordinator|kills|clients)$ ]] && first=0
   nice -n "$first" "$@" >"$logs/$name" 2>&1 &
   running+=("$!:$name")
   ((free_kb > 14000000)) || finish
@@ -48,7 +48,6 @@ tests() { # NAME MARKERS PATH...
 
 # Tests of clients mostly wait for time-outs, so they have a process of their own.
 clients=(tests/e2e/test_producer.py tests/e2e/test_producer_faults.py tests/e2e/test_embedded_broker.py)
-campaign=tests/recovery/test_campaign.py
 consumers=(tests/unit/test_consum*.py)
 others=(tests/e2e "${clients[@]/#/--ignore=}")
 rules=(tests/unit tests/property "${consumers[@]/#/--ignore=}")
@@ -72,9 +71,7 @@ short() {
   local markers="short and not long and not soak"
   beside checks bash -c check
   tests commands "$markers" "${others[@]}"
-  tests kills "$markers" tests/recovery --ignore="$campaign"
-  tests campaign "$markers" "$campaign"
-  tests spark "$markers" tests/spark
+  tests coordinator "$markers" tests/spark tests/recovery # one warm JVM: a cold one takes 50 core seconds more
   tests clients "$markers" "${consumers[@]}" "${clients[@]}"
   tests rules "$markers" "${rules[@]}"
 }
