@@ -18,12 +18,14 @@ class FileSystem:
     """
 
     def __init__(self, spark: SparkSession, place: str) -> None:
-        self._jvm: Any = spark.sparkContext._jvm
+        jvm: Any = spark.sparkContext._jvm
+        # By their whole names: for each part of one the JVM looks through all jars in vain.
+        self._new_path, self._utils = (getattr(jvm, f"org.apache.hadoop.{name}") for name in ("fs.Path", "io.IOUtils"))
         self._root = place.rstrip("/")
         self._system = self._path("").getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
     def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}".rstrip("/"))
+        return self._new_path(f"{self._root}/{name}".rstrip("/"))
 
     def directories(self, name: str) -> list[str]:
         """Names of the directories in a directory; none where there is no such directory."""
@@ -58,7 +60,7 @@ class FileSystem:
                 return None
             raise
         try:
-            return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
+            return bytes(self._utils.readFullyToByteArray(stream)).decode()
         finally:
             stream.close()
 

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
+from commitlake.tables.commits import file_name
 from commitlake.tables.names import CHECKPOINT_INTERVALS
 
 log = logging.getLogger(__name__)
@@ -134,13 +135,13 @@ def _is_newest(known: Any, commits: Path) -> bool:
     """Whether a table's newest commit is the last one of a `LogSegment` of Delta, which is short enough."""
     version = known.version()
     try:
-        newest = (commits / f"{version:020}.json").stat()
+        newest = (commits / file_name(version)).stat()
     except FileNotFoundError:  # the table is gone, or was made again
         return False
     is_same = newest.st_mtime_ns // 1_000_000 == known.lastCommitFileModificationTimestamp()
     last = _checkpointed(commits)
-    is_last = not (commits / f"{version + 1:020}.json").exists() and last <= version
-    has_hole = last < version - 1 and not (commits / f"{version - 1:020}.json").exists()  # it was made again meanwhile
+    is_last = not (commits / file_name(version + 1)).exists() and last <= version
+    has_hole = last < version - 1 and not (commits / file_name(version - 1)).exists()  # it was made again meanwhile
     return is_same and is_last and not has_hole and known.deltas().size() < _MOST_COMMITS
 
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from pyspark.sql import SparkSession
 
 from commitlake.spark.files import FileSystem
+from commitlake.tables.commits import file_name
 
 _MOST = 5_000
 """Commits to look at, each a small file: maintenance compacts a table long before it has so many."""
@@ -46,7 +47,7 @@ def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool |
 
 
 def _commit(files: FileSystem, version: int) -> list[dict[str, Any]] | None:
-    text = files.read(f"_delta_log/{version:020}.json")
+    text = files.read(f"_delta_log/{file_name(version)}")
     return None if text is None else [json.loads(line) for line in text.splitlines() if line]
 
 

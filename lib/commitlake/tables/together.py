@@ -13,6 +13,7 @@ from typing import Any
 from commitlake.errors import WarehouseError
 from commitlake.reading.markers import marker_of
 from commitlake.spark.files import FileSystem
+from commitlake.tables import commits
 from commitlake.tables.names import TableName
 
 LAST = {"positions": "landing_id", "batches": "batch_id"}
@@ -49,13 +50,9 @@ class Written:
 
 def markers(log: FileSystem | None) -> Iterator[tuple[int, Marker]]:
     """Version and marker of a table's commits, the newest first; without those that have none."""
-    if log is None:
-        return
-    commits = {name.removesuffix(".json") for name in log.names("")}  # an owner's checkpoint may end like one
-    for version in sorted(filter(str.isdigit, commits), reverse=True):
-        marker = marker_of(log.read(f"{version}.json") or "")
-        if marker:
-            yield int(version), marker
+    for version, text in commits.newest_first(log) if log else ():
+        if marker := marker_of(text):
+            yield version, marker
 
 
 def check(log_of: Callable[[str], FileSystem | None]) -> None:

@@ -26,7 +26,7 @@ from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import direct_append, kept_versions, together
+from commitlake.tables import commits, direct_append, kept_versions, together
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
@@ -265,9 +265,9 @@ class Warehouse:
 
     def _has_grown(self, name: str) -> bool:
         log = self.log(name)
-        if log is None or log.exists(f"{1:020}.json") or log.exists("_last_checkpoint"):
+        if log is None or log.exists(commits.file_name(1)) or log.exists("_last_checkpoint"):
             return True
-        first = log.read(f"{0:020}.json")
+        first = log.read(commits.file_name(0))
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
 
     def log(self, name: str) -> FileSystem | None:
