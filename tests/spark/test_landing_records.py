@@ -19,6 +19,7 @@ from commitlake.coordinator.landing import classify, landed_rows
 from commitlake.errors import RecordError
 from commitlake.protocol import delay, wire
 from commitlake.protocol.encoding import MAX_OFFSET, born_ms
+from commitlake.tables.columns import visible_at_sql
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits
 
@@ -529,8 +530,7 @@ def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(classif
 
 
 def test_topic_rows_are_one_a_message_and_one_a_batch_member(classified: DataFrame) -> None:
-    now_ms = STORED_MS + 77
-    rows = rows_by_case(landed_rows.topic_rows(classified, now_ms).where("topic = 'orders'"), "source_offset")
+    rows = rows_by_case(landed_rows.topic_rows(classified).where("topic = 'orders'"), "source_offset")
     (plain,) = rows["a message"]
     assert (plain["queue_id"], plain["tags"], plain["keys"], plain["body"]) == (7, "t", "k", b"body")
     assert (plain["properties"], plain["source"], plain["source_index"]) == ({"color": "red"}, "messages", 0)
@@ -543,7 +543,7 @@ def test_topic_rows_are_one_a_message_and_one_a_batch_member(classified: DataFra
 
 def test_nobody_has_to_read_a_time_that_pandas_can_not_hold(classified: DataFrame) -> None:
     """Nor can Arrow's nanoseconds and `mapInPandas`: one such row would fail each reader of the topic."""
-    topic = landed_rows.topic_rows(classified, STORED_MS).where("topic = 'orders'")
+    topic = landed_rows.topic_rows(classified).where("topic = 'orders'")
     rows = rows_by_case(topic.selectExpr("*", "unix_millis(born_at) as born"), "source_offset")
     assert [row["born"] for row in rows["a message born when no reader can tell"]] == [None]
     assert [row["born"] for row in rows["a batch born when no reader can tell"]] == [None, None]
@@ -552,7 +552,7 @@ def test_nobody_has_to_read_a_time_that_pandas_can_not_hold(classified: DataFram
 
 
 def test_a_joined_batch_has_bodies_as_they_are_and_ids_by_index(classified: DataFrame) -> None:
-    rows = rows_by_case(landed_rows.topic_rows(classified, STORED_MS).where("topic = 'orders'"), "source_offset")
+    rows = rows_by_case(landed_rows.topic_rows(classified).where("topic = 'orders'"), "source_offset")
     first, second, third = sorted(rows["a joined batch"], key=lambda row: row["source_index"])
     assert [each["body"] for each in (first, second, third)] == [b"\xff\0", b"", b"b"]
     assert [each["message_id"] for each in (first, second, third)] == ["m1-0", "own", "m1-2"]
@@ -561,13 +561,8 @@ def test_a_joined_batch_has_bodies_as_they_are_and_ids_by_index(classified: Data
 
 
 def test_nothing_is_visible_before_it_was_stored(classified: DataFrame) -> None:
-    early = (
-        landed_rows.topic_rows(classified, STORED_MS - 5)
-        .where("topic = 'orders'")
-        .selectExpr("visible_at >= stored_at as ok")
-        .distinct()
-    )
-    assert early.collect() == [Row(ok=True)]
+    topic = landed_rows.topic_rows(classified).where("topic = 'orders'").selectExpr("*", visible_at_sql(STORED_MS - 5))
+    assert topic.selectExpr("visible_at >= stored_at as ok").distinct().collect() == [Row(ok=True)]
 
 
 def test_rejected_rows_hold_the_original_bytes(classified: DataFrame) -> None:

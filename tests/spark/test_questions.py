@@ -191,11 +191,16 @@ def test_files_with_timestamps_of_either_kind_are_one_table(spark: SparkSession,
 
 def test_counts_are_those_of_the_tables(story: Story) -> None:
     code, rows = ask(story, "stats")
-    counted = sum(row["messages"] for row in rows if row["state"] != "PENDING")
+    counted = sum(row["messages"] for row in rows if row["state"] not in ("PENDING", "VISIBLE"))
     assert (code, counted) == (0, len(ended(story.lake)))
     pending = sum(row["messages"] for row in rows if row["state"] == "PENDING")
     assert pending == sum(state == "PENDING" for state, *_ in expected(story).values())
     topics = {row["topic"]: row["messages"] for row in ask(story, "topics")[1]}
+    shown = {
+        topic: sum(row["messages"] for row in rows if (row["topic"], row["state"]) == (topic, "VISIBLE"))
+        for topic in topics
+    }
+    assert shown == topics
     assert topics["orders"] == len(story.lake.rows("topics/orders"))
     assert len(ask(story, "rejected", "--limit=1000")[1]) == len(story.lake.rows("rejected"))
     reasons = {row["reason"] for row in ask(story, "rejected", "--reason=BAD_OP")[1]}
@@ -208,10 +213,21 @@ def test_the_doctor_names_what_needs_a_look(story: Story) -> None:
     code, findings = ask(story, "doctor", kafka, prefix)
     found = {finding["what"]: finding for finding in findings}
     assert code == 1
-    looked_at = ["tables", "disk", "coordinator", "pending", "discarded", "rejected", "files", "kafka", "groups"]
+    looked_at = [
+        "tables",
+        "disk",
+        "coordinator",
+        "pending",
+        "late",
+        "discarded",
+        "rejected",
+        "files",
+        "kafka",
+        "groups",
+    ]
     assert list(found) == ["verdict", *looked_at]
     wrong = [name for name in looked_at if not found[name]["is_well"]]
-    assert found["verdict"]["detail"] == f"{len(wrong)} of 9 need a look: {', '.join(wrong)}"
+    assert found["verdict"]["detail"] == f"{len(wrong)} of 10 need a look: {', '.join(wrong)}"
     assert not found["coordinator"]["is_well"]
     assert found["coordinator"]["detail"].startswith("none runs; the last one was epoch ")
     assert not found["discarded"]["is_well"] and "tx list --state DISCARDED" in found["discarded"]["detail"]

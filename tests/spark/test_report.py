@@ -86,7 +86,7 @@ def test_a_browser_draws_all_of_it_in_its_width(page: Path, tmp_path: Path, size
     assert not found["wide"], "the page must not be wider than the window"
     assert found["bars"] >= 1
     assert found["dots"] >= 1
-    assert found["cards"] == 8
+    assert found["cards"] == 9
     assert found["rows"] >= 1
     assert found["outside"] == 0
 

@@ -28,14 +28,18 @@ SELECT 0 AS queue, 7::BIGINT AS queue_offset, 0 AS first_queue, 7::BIGINT AS fir
 OTHERS = {
     "transactions": "queue INT, half_offset BIGINT, round INT, topic VARCHAR, state VARCHAR, reason VARCHAR, "
     "producer_group VARCHAR, transaction_id VARCHAR, message_id VARCHAR, checks INT, stored_at TIMESTAMPTZ, "
-    "resolved_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ",
+    "resolved_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ, op_queue INT, op_offset BIGINT, duplicate_of VARCHAR, "
+    "batch_id BIGINT",
     "checks": "queue INT, half_offset BIGINT, round INT, check_no INT, repeat INT, requested_at TIMESTAMPTZ",
-    "op": "check_id VARCHAR, stored_at TIMESTAMPTZ",
+    "op": 'queue INT, op_offset BIGINT, "admin" BOOLEAN, check_id VARCHAR, stored_at TIMESTAMPTZ',
+    "batches": "batch_id BIGINT, completed_at TIMESTAMPTZ",
+    "destinations": "topic VARCHAR",
     "open_rows": 'landing_id BIGINT, kind INT, queue INT, "offset" BIGINT',
     "positions": 'landing_id BIGINT, offsets STRUCT(source VARCHAR, "partition" INT, next BIGINT)[]',
     "rejected": "reason VARCHAR, rejected_at TIMESTAMPTZ",
-    "delayed": "deliver_at TIMESTAMPTZ",
-    "deliveries": "deliver_at TIMESTAMPTZ",
+    "delayed": "queue INT, queue_offset BIGINT, stored_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ",
+    "deliveries": "source VARCHAR, queue INT, queue_offset BIGINT, topic VARCHAR, state VARCHAR, batch_id BIGINT, "
+    "deliver_at TIMESTAMPTZ, resolved_at TIMESTAMPTZ",
 }
 
 
@@ -93,7 +97,8 @@ def test_a_half_message_counts_once_by_its_newest_round(resumed: Path) -> None:
         db.execute(f"CREATE TABLE transactions ({OTHERS['transactions']})")
         for place, round_, state in ends:
             db.execute(
-                "INSERT INTO transactions VALUES (0, ?, ?, 'orders', ?, 'x', 'shop', 'tx', 'm', 0, now(), now(), NULL)",
+                "INSERT INTO transactions VALUES (0, ?, ?, 'orders', ?, 'x', 'shop', 'tx', 'm', 0, now(), now(), NULL, "
+                "NULL, NULL, NULL, NULL)",
                 (place, round_, state),
             )
         write_deltalake(str(resumed / "transactions"), db.sql("FROM transactions").arrow(), mode="append")

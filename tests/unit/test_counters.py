@@ -30,9 +30,9 @@ def test_counts_are_added_by_labels_and_may_begin_at_0() -> None:
 
 def test_ages_are_counted_up_to_each_bound() -> None:
     ages = Ages()
-    ages.add([0, 1, 1, 1, 1, 1, 1, 1, 1, 1], 2, 90_001.5)
-    ages.add([1] * 10, 1, 0.5)
-    assert ages.sums == ((1, 2, 2, 2, 2, 2, 2, 2, 2, 2), 3, 90_002.0)
+    ages.add([(0, 1), (89_998_500, 2)], until=90_000_000)
+    ages.add([(1_000, 1), (1_001, 1)], until=1_000)
+    assert ages.sums == ((2, 4, 4, 4, 4, 4, 4, 4, 4, 4), 5, 90_003.0)
 
 
 def test_what_is_counted_are_counters_and_histograms_of_prometheus() -> None:
@@ -41,7 +41,8 @@ def test_what_is_counted_are_counters_and_histograms_of_prometheus() -> None:
             return list(of_counters(counters))
 
     counters = Counters()
-    counters.ended.add([1] * 10, 1, 0.5)
+    counters.ended.add([(500, 1)], until=1_000)
+    counters.normal.add([(500, 1)], until=1_000)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector())
     families = {each.name: each for each in text_string_to_metric_families(generate_latest(registry).decode())}
@@ -50,6 +51,8 @@ def test_what_is_counted_are_counters_and_histograms_of_prometheus() -> None:
     assert {each.name for each in families["commitlake_ended"].samples} == {"commitlake_ended_total"}
     assert all(each.value == 0 for each in families["commitlake_rejected"].samples)
     assert {"_bucket", "_count", "_sum"} == {each.name[22:] for each in families["commitlake_end_seconds"].samples}
+    late = {each.labels["source"]: each.value for each in families["commitlake_visible_late_seconds"].samples}
+    assert late == {"half": 0, "messages": 0.5}, "the last sample of each is its sum"
 
 
 def test_however_many_topics_there_are_few_have_a_name_and_keep_it() -> None:

@@ -15,7 +15,7 @@ def made(**given: Any) -> str:
     nothing: dict[str, Any] = {
         **{"since": 0, "now": 24 * HOUR_MS, "ended": {state: [0] * BUCKETS for state in STATES}},
         **{"p50": [None] * BUCKETS, "p99": [None] * BUCKETS, "ages": [0] * len(AGES)},
-        **{"checks": {"sent": 0}, "discards": [], "rejects": [], "slowest": [], "oldest": []},
+        **{"checks": {"sent": 0}, "discards": [], "rejects": [], "late": [], "slowest": [], "oldest": []},
     }
     return page(Figures(**(nothing | given)), "./warehouse")
 

@@ -154,7 +154,8 @@ def test_the_command_that_the_page_proposes_ends_that_transaction_and_does_nothi
     none: list[float | None] = [None] * BUCKETS
     figures = Figures(
         since=0, now=1, ended={state: [0] * BUCKETS for state in STATES}, p50=none, p99=none, ages=[0] * len(AGES),
-        checks={"sent": 0}, discards=[], rejects=[], slowest=[], oldest=[{"transaction_id": each} for each in ids],
+        checks={"sent": 0}, discards=[], rejects=[], late=[], slowest=[],
+        oldest=[{"transaction_id": each} for each in ids],
     )  # fmt: skip
     shown = unescape(page(figures, "/lake"))
     for each in ids:

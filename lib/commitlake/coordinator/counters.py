@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import add
 from typing import NamedTuple
 
 BOUNDS_S = (1, 2, 5, 10, 30, 60, 300, 1_800, 3_600, 86_400)
 """Upper ends of what ages are counted in, in s."""
 Labels = tuple[str, ...]
+Times = Iterable[tuple[float, int]]
+"""Times in ms since epoch, UTC, each with how many there are of it."""
 
 
 class Sums(NamedTuple):
@@ -37,11 +39,13 @@ class Ages:
     def __init__(self) -> None:
         self.sums = Sums()
 
-    def add(self, within: Sequence[int], number: int, seconds: float) -> None:
-        """Add more of them."""
-        old = self.sums
-        each = tuple(map(add, old.within, within))
-        self.sums = Sums(each, old.number + number, old.seconds + seconds)
+    def add(self, times: Times, until: int) -> None:
+        """Add the ages that `times` have at another time, ms since epoch, UTC; none is below 0."""
+        ages = [(max(0.0, until - at) / 1_000, number) for at, number in times]
+        within = [sum(number for age, number in ages if age <= bound) for bound in BOUNDS_S]
+        old, total = self.sums, sum(age * number for age, number in ages)
+        more = sum(number for _, number in ages)
+        self.sums = Sums(tuple(map(add, old.within, within)), old.number + more, old.seconds + total)
 
 
 class Counters:
@@ -49,13 +53,15 @@ class Counters:
 
     Attributes:
         ended: from a half message to its end.
-        late: from the due time of a delayed message to its delivery.
+        committed: from the op to the row that can be read, of half messages without a delay.
+        normal: from a normal message, or a batch of them, to its rows that can be read.
+        late: from the due time of a delayed message to its row that can be read.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[Labels]] = {}
-        self.ended, self.late = Ages(), Ages()
+        self.ended, self.committed, self.normal, self.late = (Ages() for _ in range(4))
 
     def add(self, name: str, more: Mapping[Labels, int]) -> None:
         """Count more, by labels."""

@@ -79,9 +79,10 @@ class Round:
             return
         with _telling(self._recorded):
             with _telling(self._written):
-                run_all(self._context.warehouse.spark, self._landing.writes(self._landed))
+                stood = run_all(self._context.warehouse.spark, self._landing.writes(self._landed))
             self._landing.complete(self._landed)
         counters = self._context.counters
+        counters.normal.add(self._landed.since, max((at for at in stood if at is not None), default=0))
         counters.add("rejected", {(reason,): number for reason, number in self._landed.rejected.items()})
         counters.add("answers", {(): self._landed.answers})
 

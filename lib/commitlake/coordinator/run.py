@@ -139,7 +139,7 @@ class Run:
 
         if self._owner.is_new:
             return recover.of_new_warehouse(self.warehouse, made)
-        return recover.recover(self.warehouse, self.config, made, position, known)
+        return recover.recover(self.warehouse, self.config, made, self._clock, position, known)
 
     def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
         return self._keep(query.start(self.config, inputs, held_weakly(write), self._scratch("coordination")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -23,6 +24,7 @@ class BrokerClock:
 
     def __init__(self) -> None:
         self._ahead_ms = now_ms() - _running_ms()
+        self._lock, self._told_ms = threading.Lock(), 0
 
     def set(self, appended_ms: int) -> None:
         """Takes the append time (ms since epoch, UTC) of a record that was acknowledged right now."""
@@ -31,6 +33,12 @@ class BrokerClock:
     def now_ms(self) -> int:
         """The broker's time now, ms since epoch, UTC."""
         return _running_ms() + self._ahead_ms
+
+    def onward_ms(self) -> int:
+        """The same, but never before what this has returned yet, though `set` puts the clock back."""
+        with self._lock:
+            self._told_ms = max(self._told_ms, self.now_ms())
+            return self._told_ms
 
 
 def _running_ms() -> int:

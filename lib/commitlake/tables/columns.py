@@ -61,3 +61,14 @@ def millis_sql(column: str) -> str:
 def hashed_sql(text: str) -> str:
     """The 64-bit hash that stands for a string in a segment."""
     return f"xxhash64({text})"
+
+
+def visible_at_sql(at_ms: int) -> str:
+    """`visible_at` of rows whose append begins now: one number for all of them, also where Spark does a task again.
+
+    With the time of its batch a row could be read 8.6 s later (p50) on a busy machine, and who read by time missed it.
+
+    Args:
+        at_ms: Kafka's time, ms since epoch, UTC.
+    """
+    return f"greatest(timestamp_millis({at_ms}L), stored_at) AS visible_at"

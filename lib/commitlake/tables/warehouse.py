@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -27,6 +27,7 @@ from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
 from commitlake.tables import commits, direct_append, kept_versions, together
+from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
@@ -34,8 +35,9 @@ from commitlake.tables.schemas import TABLES
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.telling import reading, telling
 
+Marker = Mapping[str, Any]
+Now = Callable[[], int] | None
 _CATALOG = "schema:"
-_STAGED = "_staged"
 _SIDE_BY_SIDE = 4
 """Tables that get an append each: as many run at once, so one job for all of them is hardly sooner."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
@@ -220,7 +222,7 @@ class Warehouse:
             return None
         return kept_versions.are_kept(self.spark, self.locate(name), since, self.version(name))
 
-    def append(self, df: DataFrame, name: str, marker: Mapping[str, Any] | None = None) -> None:
+    def append(self, df: DataFrame, name: str, marker: Marker | None = None) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
 
         Args:
@@ -240,28 +242,29 @@ class Warehouse:
             writer = writer.option("userMetadata", json.dumps(marker, separators=(",", ":")))
         self._write(writer, name)
 
-    def append_to_topics(self, rows: DataFrame, topics: Sequence[str], marker: Mapping[str, Any]) -> None:
+    def append_to_topics(self, rows: DataFrame, topics: Sequence[str], marker: Marker, now: Now = None) -> None:
         """Appends rows to the tables of several topics, which are created where missing; each table gets one commit.
 
         Args:
             rows: Rows with `topic`; cached, or read again for each topic.
-            topics: The topics that they are of.
+            topics: Those that they are of.
             marker: Stored with each commit, as by `append`.
+            now: Gives `visible_at` as the last thing before the write; None where rows have it.
 
         Raises:
             WarehouseError: A table can't be written; the others are.
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
         staged = telling(self.root, self._staging) if len(topics) > _SIDE_BY_SIDE else None
+        rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
+        names = [*map(TableName.of_topic, topics)]
         if staged is not None:
-            places = {topic: self.locate(TableName.of_topic(topic)) for topic in topics}
-            for topic in topics:
-                self._written.note(TableName.of_topic(topic), marker)
-            staged.append(rows, places, marker)
+            for name in names:
+                self._written.note(name, marker)
+            staged.append(rows, dict(zip(topics, map(self.locate, names), strict=True)), marker)
             return
         own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
-        each = zip(own, map(TableName.of_topic, topics), strict=True)
-        run_all(self.spark, [partial(self.append, frame, name, marker) for frame, name in each])
+        run_all(self.spark, [partial(self.append, frame, name, marker) for frame, name in zip(own, names, strict=True)])
 
     def _has_grown(self, name: str) -> bool:
         log = self.log(name)
@@ -285,9 +288,7 @@ class Warehouse:
 
     def _direct(self) -> DirectAppend | None:
         """What appends by Delta's own transactions; None where Delta's writer has to."""
-        if self._in_catalog or self.guard.fences:
-            return None
-        return self._found_direct
+        return None if self._in_catalog or self.guard.fences else self._found_direct
 
     @cached_property
     def _found_direct(self) -> DirectAppend | None:
@@ -300,7 +301,7 @@ class Warehouse:
             return None
         with self._lock:
             if self._staged is None:
-                self._staged = StagedAppend(self.spark, direct, f"{self.root}/{_STAGED}")
+                self._staged = StagedAppend(self.spark, direct, f"{self.root}/_staged")
         return self._staged
 
     def replace(self, df: DataFrame, name: str) -> None:

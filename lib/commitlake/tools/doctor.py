@@ -20,10 +20,12 @@ from commitlake.kafka.admin_client import connect
 from commitlake.kafka.held_back import held_back
 from commitlake.kafka.oldest import oldest_ms
 from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.durations import DAY_MS, HOUR_MS
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading import damage
 from commitlake.reading.questions import liveness, overview
+from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.tools import storage
 
@@ -31,7 +33,6 @@ _MOST_LATE_S = 60
 _MOST_BEHIND_S = 600
 _HEALTH_S = 5.0
 _MOST_FILES = 2_000
-_DAY_MS = 86_400_000
 _LANDED = """
 SELECT o.source AS source, o."partition" AS queue, o.next AS next FROM (
     SELECT unnest(offsets) AS o FROM positions WHERE landing_id = (SELECT max(landing_id) FROM positions))
@@ -57,7 +58,7 @@ def examine(config: Config) -> Iterator[Diagnosis]:
     """Look at everything; what can't be looked at is a finding too. Without tables there is nothing more to look at."""
     with opened(config.warehouse) as tables:
         checks: tuple[Callable[[Tables, Config], Diagnosis], ...] = (
-            _tables, _disk, _coordinator, _pending, _discards, _rejects, _files, _kafka, _groups, _rules,
+            _tables, _disk, _coordinator, _pending, _late, _discards, _rejects, _files, _kafka, _groups, _rules,
         )  # fmt: skip
         for check in checks if config.checks else checks[:-1]:
             try:
@@ -145,14 +146,26 @@ def _pending(tables: Tables, config: Config) -> Diagnosis:
     return Diagnosis("pending", is_well, text if is_well else f"{text}; `commitlake tx hanging` names their groups")
 
 
+def _late(tables: Tables, config: Config) -> Diagnosis:
+    """How late what became visible was, from its op, its own append or its due time."""
+    now = now_ms()
+    found = lateness(tables, now - HOUR_MS, now).to_pylist()
+    if not found:
+        return Diagnosis("late", True, "nothing became visible in the last hour")
+    worst = max(found, key=lambda row: float(row["p99_s"]))
+    text = f"{worst['p50_s']} s (p50), {worst['p99_s']} s (p99) in the last hour in {worst['topic']}, the latest topic"
+    is_well = worst["p99_s"] <= _MOST_LATE_S
+    return Diagnosis("late", is_well, text if is_well else f"{text}; `commitlake stats --since 1h` tells all")
+
+
 def _discards(tables: Tables, config: Config) -> Diagnosis:
-    count = pc.sum(overview.discarded(tables, now_ms() - _DAY_MS)["messages"]).as_py() or 0
+    count = pc.sum(overview.discarded(tables, now_ms() - DAY_MS)["messages"]).as_py() or 0
     text = f"{counted(count, 'half message')} in the last day"
     return Diagnosis("discarded", count == 0, text if not count else f"{text}; `commitlake tx list --state DISCARDED`")
 
 
 def _rejects(tables: Tables, config: Config) -> Diagnosis:
-    records = {row["reason"]: row["records"] for row in overview.reasons(tables, now_ms() - _DAY_MS).to_pylist()}
+    records = {row["reason"]: row["records"] for row in overview.reasons(tables, now_ms() - DAY_MS).to_pylist()}
     duplicates = records.pop(DUPLICATE_OF, 0)
     count = sum(records.values())
     text = f"{counted(count, 'record')} in the last day"

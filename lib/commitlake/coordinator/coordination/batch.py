@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination import check_requests, duplicates, ledger_rows, messages_met, topic_rows
 from commitlake.coordinator.coordination.context import Context
-from commitlake.coordinator.coordination.counted import ages
+from commitlake.coordinator.coordination.counted import times, told_times
 from commitlake.coordinator.coordination.events import Ends, Events
 from commitlake.coordinator.coordination.rejected_rows import rejected_rows
 from commitlake.coordinator.coordination.unmatched.resolve import Resolved
-from commitlake.coordinator.counters import Ages
+from commitlake.coordinator.counters import Ages, Times
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
@@ -38,6 +38,8 @@ class Batch:
         opened: those of them that RESUMEs have opened, None when there are none.
         cached: what `release` frees.
         topics: those in which something becomes visible; the ledger's append finds them.
+        since: what counts ages, with the times since when; the ledger's append finds them, too.
+        shown_at: when all of it could be read, ms since epoch, UTC.
     """
 
     context: Context
@@ -49,6 +51,8 @@ class Batch:
     opened: DataFrame | None
     cached: ExitStack
     topics: set[str] = field(default_factory=set)
+    since: list[tuple[Ages, Times]] = field(default_factory=list)
+    shown_at: int = 0
 
     @property
     def marker(self) -> dict[str, int]:
@@ -74,12 +78,12 @@ class Batch:
 
     def write_ledger(self) -> None:
         """The commit point: what stands in `transactions` or `deliveries` has ended."""
+        counters = self.context.counters
         if self.events.count(Event.DECIDED):
             rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
-            age = "unix_millis(resolved_at) - unix_millis(stored_at)"
-            place = "0, queue, half_offset"
-            counted = self.context.counters.ended
-            written = self._append_ledger(rows, "transactions", ledger_rows.SHOWN_AT_ONCE, place, age, counted)
+            place, shown = "0, queue, half_offset", ledger_rows.SHOWN_AT_ONCE
+            since = [(counters.ended, "unix_millis(stored_at)"), (counters.committed, _since(shown))]
+            written = self._append_ledger(rows, "transactions", shown, place, since)
             self.events.check_written(written, "transactions", Event.DECIDED)
         ended = [
             ledger_rows.deliveries(self.messages[src], src, self.batch_id)
@@ -89,22 +93,24 @@ class Batch:
         if ended:
             rows, place = reduce(DataFrame.unionByName, ended), "INT(source != 'half'), queue, queue_offset"
             shown = "state = 'DELIVERED'"
-            late = f"IF({shown}, unix_millis(resolved_at) - unix_millis(deliver_at), NULL)"
-            written = self._append_ledger(rows, "deliveries", shown, place, late, self.context.counters.late)
+            written = self._append_ledger(rows, "deliveries", shown, place, [(counters.late, _since(shown))])
             self.events.check_written(written, "deliveries", Event.DELIVERY)
 
     def publish(self) -> None:
-        """What was committed or delivered becomes visible."""
+        """What was committed or delivered becomes visible; how late is counted when it can be read."""
         if self.topics:
             shown = f"({topic_rows.SHOWN}) AND duplicate_of IS NULL"
             frames = [
-                topic_rows.topic_rows(frame.where(shown), src, self.batch_id, self.events.now)
+                topic_rows.topic_rows(frame.where(shown), src, self.batch_id)
                 for src, frame in self.messages.items()
                 if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
             ]
             rows = reduce(DataFrame.union, frames)
             marker = {**self.marker, AFTER: self.landing_id}
-            self.context.warehouse.append_to_topics(rows, sorted(self.topics), marker)
+            self.context.warehouse.append_to_topics(rows, sorted(self.topics), marker, self.context.clock.onward_ms)
+        self.shown_at = self.context.clock.onward_ms()
+        for ages, since in self.since:
+            ages.add(since, self.shown_at)
 
     def write_rest(self) -> None:
         """What no reader of a topic waits for, side by side."""
@@ -133,7 +139,7 @@ class Batch:
     def complete(self) -> None:
         """A batch that stands in `batches` is whole."""
         spark = self.context.warehouse.spark
-        row = spark.sql(f"SELECT {self.batch_id}L AS batch_id, timestamp_millis({self.events.now}L) AS completed_at")
+        row = spark.sql(f"SELECT {self.batch_id}L AS batch_id, timestamp_millis({self.shown_at}L) AS completed_at")
         self.context.warehouse.append(row, "batches", self.marker)
 
     def send_checks(self) -> None:
@@ -149,7 +155,9 @@ class Batch:
         """Frees the memory of what was cached."""
         self.cached.close()
 
-    def _append_ledger(self, rows: DataFrame, name: str, shown: str, place: str, age_ms: str, counted: Ages) -> Ends:
+    def _append_ledger(
+        self, rows: DataFrame, name: str, shown: str, place: str, since: Sequence[tuple[Ages, str]]
+    ) -> Ends:
         """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job.
 
         Args:
@@ -157,18 +165,16 @@ class Batch:
             name: of the table.
             shown: SQL; whether a row's message becomes visible.
             place: SQL of what identifies a row.
-            age_ms: SQL of an age in ms.
-            counted: where these ages are counted.
+            since: what counts ages, each with SQL of the time since when, ms since epoch, UTC.
         """
         seen = Observation()
         topics = F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics")
-        found = rows.observe(
-            seen, topics, F.count("*").alias("n"), F.expr(f"bit_xor(xxhash64({place}))").alias("places"), ages(age_ms)
-        )
+        gathered = [times(at, f"since {number}") for number, (_, at) in enumerate(since)]
+        places = F.expr(f"bit_xor(xxhash64({place}))").alias("places")
+        found = rows.observe(seen, topics, F.count("*").alias("n"), places, *gathered)
         self.context.warehouse.append(found, name, self.marker)
         self.topics |= set(json.loads(seen.get["topics"]))
-        *within, number, total_ms = json.loads(seen.get["ages"])
-        counted.add(within, number, total_ms / 1_000)
+        self.since += [(ages, told_times(seen.get[f"since {number}"])) for number, (ages, _) in enumerate(since)]
         return Ends(seen.get["n"], seen.get["places"] or 0)
 
     def _parts(self) -> DataFrame | None:
@@ -177,3 +183,8 @@ class Batch:
             return None
         parts = self.events.of(Event.CHECK_PART)
         return parts.selectExpr("first_queue", "first_offset", "queue", "offset AS queue_offset")
+
+
+def _since(shown: str) -> str:
+    """SQL of the time since when a message could have been visible; null of one that does not become visible."""
+    return f"IF({shown}, {ledger_rows.SINCE}, NULL)"

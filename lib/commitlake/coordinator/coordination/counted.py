@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.column import Column
 
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.counters import BOUNDS_S, Counters, Labels
+from commitlake.coordinator.counters import Counters, Labels, Times
 from commitlake.protocol.states import Delivery, Event, Reason, Refusal, State
 
 
@@ -34,12 +36,19 @@ def _told(row: Row) -> tuple[str, Labels] | None:
     return None
 
 
-def ages(age_ms: str) -> Column:
-    """Aggregate of ages, for `Ages.add`: as JSON, since an observation hands no list to Python.
+def times(at_ms: str, name: str) -> Column:
+    """Aggregate of times, which `told_times` reads: as JSON, since an observation hands no list to Python.
+
+    Their ages count to a commit that is still to come, so what is kept are some 64 times, each with how many there are
+    of it, or near it.
 
     Args:
-        age_ms: SQL of the age in ms; null for rows that do not count.
+        at_ms: SQL of the time, ms since epoch, UTC; null for rows that do not count.
+        name: of the column.
     """
-    within = ", ".join(f"count_if({age_ms} <= {bound * 1_000})" for bound in BOUNDS_S)
-    total = f"coalesce(sum(greatest({age_ms}, 0)), 0)"
-    return F.expr(f"to_json(array({within}, count({age_ms}), {total}))").alias("ages")
+    return F.expr(f"to_json(histogram_numeric({at_ms}, 64))").alias(name)
+
+
+def told_times(text: str | None) -> Times:
+    """What `times` has gathered."""
+    return [(part["x"], round(part["y"])) for part in json.loads(text or "[]")]

@@ -13,6 +13,9 @@ _ENDED_AT = f"greatest({moment_sql('e.now')}, stored_at)"
 SHOWN_AT_ONCE = "state = 'COMMITTED' AND deliver_at IS NULL AND duplicate_of IS NULL"
 """Rows of `transactions` whose half messages are visible from their batch on."""
 
+SINCE = "since_ms"
+"""Of rows of `transactions` and `deliveries`, and in no table: since when a message could have been visible."""
+
 _TRANSACTION = [
     "queue",
     "queue_offset AS half_offset",
@@ -26,6 +29,7 @@ _TRANSACTION = [
     "duplicate_of",
     "stored_at",
     f"{_ENDED_AT} AS resolved_at",
+    f"greatest(e.op_stored, unix_millis(stored_at)) AS {SINCE}",
 ]
 _DELIVERY = [
     *("queue", "queue_offset", "message_id", "topic"),
@@ -33,6 +37,7 @@ _DELIVERY = [
     "duplicate_of",
     f"{moment_sql('e.deliver_at')} AS deliver_at",
     f"{_ENDED_AT} AS resolved_at",
+    f"greatest(e.deliver_at, unix_millis(stored_at)) AS {SINCE}",
 ]
 _DISCARDED = [
     f"{named_sql(Reason, 'e.reason')} AS reason",

@@ -12,7 +12,7 @@ from commitlake.tables import Warehouse
 from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import within
 
-_EVENT = "struct(state, reason, op_queue, op_offset, checks, repeat, round, deliver_at, now) AS e"
+_EVENT = "struct(state, reason, op_queue, op_offset, op_stored, checks, repeat, round, deliver_at, now) AS e"
 _EVENTS = (Event.DECIDED, Event.DELIVERY, Event.CHECK)
 
 

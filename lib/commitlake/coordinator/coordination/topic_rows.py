@@ -13,14 +13,13 @@ SHOWN = (
 """Of messages with their events: those that become visible now."""
 
 
-def topic_rows(messages: DataFrame, src: Source, batch_id: int, now: int) -> DataFrame:
-    """Messages as rows of their topic tables, with `topic`. Bodies go from Parquet to Parquet in the JVM.
+def topic_rows(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
+    """Messages as rows of topic tables, without `visible_at`. Bodies go from Parquet to Parquet in the JVM.
 
     Args:
         messages: the messages that become visible, rows of `half` or `delayed`.
         src: which of the two.
         batch_id: the batch that shows them.
-        now: its time, ms since epoch, UTC; no row is visible before it was stored.
     """
     return messages.selectExpr(
         *("topic", "queue_id", "message_id"),
@@ -28,6 +27,5 @@ def topic_rows(messages: DataFrame, src: Source, batch_id: int, now: int) -> Dat
         *("producer_group", "tags", "keys", "properties", "sharding_key", "body"),
         f"'{src.name.lower()}' AS source",
         *("queue AS source_queue", "queue_offset AS source_offset", "0 AS source_index", "born_at", "stored_at"),
-        f"greatest(timestamp_millis({now}L), stored_at) AS visible_at",
         f"{batch_id}L AS batch_id",
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from commitlake.coordinator.counters import Times
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
@@ -38,6 +39,7 @@ class Landed:
         tables: The rows of each fixed table that gets some; those of `half` also serve the decisions that follow.
         shown: The rows of topic tables, with `topic`: normal messages, and members of batches.
         topics: The topics that they are of.
+        since: When Kafka stored their records.
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
         bytes: What they take, about.
@@ -51,6 +53,7 @@ class Landed:
     tables: Mapping[TableName, DataFrame]
     shown: DataFrame
     topics: Sequence[str]
+    since: Times
     half_spans: Mapping[int, OffsetRange]
     rows: int
     bytes: int
@@ -121,8 +124,9 @@ class Landing:
         return Landed(
             classified=classified,
             tables=_of_fixed_tables(rows, counts, now),
-            shown=landed_rows.topic_rows(rows, now),
+            shown=landed_rows.topic_rows(rows),
             topics=sorted(_shown_topics(counts)),
+            since=_since(counts),
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
             bytes=sum(row["bytes"] for row in counts),
@@ -132,23 +136,29 @@ class Landing:
             is_whole=self._uncommitted is None,
         )
 
-    def writes(self, landed: Landed) -> list[Callable[[], None]]:
-        """The appends of a landing; nothing orders them."""
+    def writes(self, landed: Landed) -> list[Callable[[], int | None]]:
+        """The appends of a landing; nothing orders them. Those to topics return when their rows could be read."""
         marker, append = {"landing_id": landed.position.landing_id}, self._warehouse.append
-        writes: list[Callable[[], None]] = [partial(append, rows, name, marker) for name, rows in landed.tables.items()]
+        writes: list[Callable[[], int | None]]
+        writes = [partial(append, rows, name, marker) for name, rows in landed.tables.items()]
         first = [topic for topic in landed.topics if self._warehouse.guard.fences and topic not in self._own_topics]
         writes += [partial(self._append_first, landed.shown, topic, marker) for topic in first]
         known = [topic for topic in landed.topics if topic not in first]
         if known:
             rows = landed.shown.where(F.col("topic").isin(*known)) if first else landed.shown
-            writes.append(partial(self._warehouse.append_to_topics, rows, known, marker))
+            writes.append(partial(self._show, rows, known, marker))
         return writes
 
-    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int]) -> None:
+    def _show(self, rows: DataFrame, topics: Sequence[str], marker: Mapping[str, int]) -> int:
+        self._warehouse.append_to_topics(rows, topics, marker, self._clock.onward_ms)
+        return self._clock.onward_ms()
+
+    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int]) -> int | None:
         rows = self._without_others(topic, shown.where(F.col("topic") == topic))
         self._own_topics.add(topic)
-        if not rows.isEmpty():  # Delta commits nothing then, and a start would look for the landing there
-            self._warehouse.append(rows, topic_table(topic), marker)
+        if rows.isEmpty():  # Delta commits nothing then, and a start would look for the landing there
+            return None
+        return self._show(rows, [topic], marker)
 
     def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
         """The first rows of a topic in this run, without what an older coordinator has landed meanwhile.
@@ -187,10 +197,11 @@ class Landing:
         topics = _shown_topics(counts) & self._dedup.topics
         if not topics:
             return None
-        shown = landed_rows.topic_rows(rows, now).where(F.col("topic").isin(*topics))
+        shown = landed_rows.topic_rows(rows).where(F.col("topic").isin(*topics))
         place = f"{place_sql('source', 'source_queue', 'source_offset')} AS place"
+        at = f"greatest({now}L, unix_millis(stored_at)) AS at"
         order = ("unix_millis(stored_at) AS rank", "source_index AS member")
-        each = [*("topic", "keys", "message_id"), place, "unix_millis(visible_at) AS at", *order]
+        each = [*("topic", "keys", "message_id"), place, at, *order]
         return self._dedup.duplicates(shown.selectExpr(*each))
 
 
@@ -227,9 +238,23 @@ def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
             F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),
+            F.expr("array(min(unix_millis(stored_at)), max(unix_millis(stored_at)))").alias("ends"),
+            F.expr("avg(unix_millis(stored_at))").alias("mean"),
         )
         .collect()
     )
+
+
+def _since(counts: Sequence[Row]) -> Times:
+    """When Kafka stored normal messages: by partition and topic first, last, and the others' mean."""
+    found: list[tuple[float, int]] = []
+    for row in counts:
+        if row["target"] == classify.TOPIC and row["topic"] != _OTHERS:
+            (first, last), number = row["ends"], row["n"]
+            found += [(first, 1), (last, min(1, number - 1))]
+            if number > 2:
+                found.append(((row["mean"] * number - first - last) / (number - 2), number - 2))
+    return found
 
 
 def _names_others(counts: Sequence[Row]) -> bool:

@@ -37,13 +37,8 @@ def delayed_rows(classified: DataFrame) -> DataFrame:
     return _going_to(classified, classify.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
 
 
-def topic_rows(classified: DataFrame, now_ms: int) -> DataFrame:
-    """Rows of topic tables, with `topic`: one for a normal message, one for each member of a batch.
-
-    Args:
-        classified: Classified records.
-        now_ms: Time of the landing batch, ms since epoch, UTC.
-    """
+def topic_rows(classified: DataFrame) -> DataFrame:
+    """Rows of topic tables, without `visible_at`: one for a normal message, one for each member of a batch."""
     of_topic = _going_to(classified, classify.TOPIC)
     plain = "array(struct(value AS body, CAST(NULL AS map<string, string>) AS properties))"
     each = of_topic.selectExpr("*", f"posexplode(coalesce(members, {plain})) AS (source_index, member)")
@@ -59,7 +54,6 @@ def topic_rows(classified: DataFrame, now_ms: int) -> DataFrame:
         ),
         *("properties", "key AS sharding_key", "member.body AS body", "'messages' AS source"),
         *("partition AS source_queue", "offset AS source_offset", "source_index", "born_at", "stored_at"),
-        f"greatest(timestamp_millis({now_ms}L), stored_at) AS visible_at",
         "CAST(NULL AS BIGINT) AS batch_id",
     )
 

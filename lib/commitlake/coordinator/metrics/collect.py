@@ -141,8 +141,13 @@ def of_counters(counters: Counters) -> Iterable[Metric]:
     yield _counted("checks_sent", "checks sent", (), {(): checks["sent",]})
     yield _counted("checks_repeated", "checks sent again", (), {(): checks["repeated",]})
     yield _counted("checks_answered", "answers to checks", (), counters.of("answers", [()]))
-    yield _ages("end_seconds", "from a half message to its end", counters.ended)
-    yield _ages("delivered_late_seconds", "from the due time of a delayed message to its delivery", counters.late)
+    yield _ages("end_seconds", "from a half message to its end", {(): counters.ended})
+    late: dict[tuple[str, ...], Ages]
+    late = {("half",): counters.committed, ("messages",): counters.normal}
+    text = "from the op, or the normal message, to the row that can be read"
+    yield _ages("visible_late_seconds", text, late, "source")
+    text = "from the due time of a delayed message to the row that can be read"
+    yield _ages("delivered_late_seconds", text, {(): counters.late})
 
 
 def of_tables(tables: Tables, names: MetricNames) -> Iterable[Metric]:
@@ -195,9 +200,10 @@ def _counted(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tupl
     return family
 
 
-def _ages(name: str, text: str, ages: Ages) -> Metric:
-    sums = ages.sums
-    buckets = [(str(float(bound)), number) for bound, number in zip(BOUNDS_S, sums.within, strict=True)]
-    return HistogramMetricFamily(
-        f"commitlake_{name}", text, buckets=[*buckets, ("+Inf", sums.number)], sum_value=sums.seconds
-    )
+def _ages(name: str, text: str, ages: Mapping[tuple[str, ...], Ages], *labels: str) -> Metric:
+    family = HistogramMetricFamily(f"commitlake_{name}", text, labels=labels)
+    for values, each in ages.items():
+        sums = each.sums
+        buckets = [(str(float(bound)), number) for bound, number in zip(BOUNDS_S, sums.within, strict=True)]
+        family.add_metric(values, [*buckets, ("+Inf", sums.number)], sums.seconds)
+    return family

@@ -11,6 +11,7 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination import check_requests, topic_rows
 from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
 from commitlake.errors import WarehouseError
+from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import materialized
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
@@ -23,7 +24,7 @@ _SHOWN = ["source", "source_queue", "source_offset"]
 _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
 
 
-def complete_last_batch(warehouse: Warehouse) -> int:
+def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
     """Completes the newest batch; returns its batch_id, -1 when there was none yet.
 
     A batch is whole when it stands in `batches`. If not, its ledger rows are final all the same: what they make
@@ -36,9 +37,10 @@ def complete_last_batch(warehouse: Warehouse) -> int:
         return complete
     ended = warehouse.rows("transactions").where(F.col("batch_id") == last)
     delivered = warehouse.rows("deliveries").where(F.col("batch_id") == last)
-    _complete_topics(warehouse, ended, delivered, last)
+    _complete_topics(warehouse, clock, ended, delivered, last)
+    shown_at = clock.onward_ms()
     _complete_discarded(warehouse, ended, last)
-    done = warehouse.spark.sql(f"SELECT CAST({last} AS BIGINT) AS batch_id, current_timestamp() AS completed_at")
+    done = warehouse.spark.sql(f"SELECT {last}L AS batch_id, timestamp_millis({shown_at}L) AS completed_at")
     warehouse.append(done, "batches", {"batch_id": last})
     return last
 
@@ -53,7 +55,9 @@ def _newest_after(warehouse: Warehouse, complete: int) -> int | None:
     return found[0] if found else None
 
 
-def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFrame, batch_id: int) -> None:
+def _complete_topics(
+    warehouse: Warehouse, clock: BrokerClock, ended: DataFrame, delivered: DataFrame, batch_id: int
+) -> None:
     shown = {
         Source.HALF: _shown(delivered, Source.HALF).union(
             ended.where(SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
@@ -63,11 +67,8 @@ def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFram
     topics = sorted({row["topic"] for each in shown.values() for row in each.select("topic").distinct().collect()})
     if not topics:
         return
-    ends = ended.select("resolved_at").union(delivered.select("resolved_at"))
-    # The batch's time: no row ends before it was stored.
-    now = int(ends.agg(F.unix_millis(F.min("resolved_at"))).collect()[0][0])
     frames = [
-        topic_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id, now)
+        topic_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
     warehouse.add_topics(topics)  # a listed one that is gone is told below
@@ -79,7 +80,7 @@ def _complete_topics(warehouse: Warehouse, ended: DataFrame, delivered: DataFram
         for topic in topics
     ]
     missing = reduce(DataFrame.union, frames).join(reduce(DataFrame.union, there), ["topic", *_SHOWN], "left_anti")
-    warehouse.append_to_topics(missing, topics, {"batch_id": batch_id})
+    warehouse.append_to_topics(missing, topics, {"batch_id": batch_id}, clock.onward_ms)
 
 
 def _shown(delivered: DataFrame, src: Source) -> DataFrame:

@@ -14,6 +14,7 @@ from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition, UncommittedRecords
 from commitlake.coordinator.recovery import complete_batch, rebuild, snapshot
+from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse, topic_table
 
@@ -42,7 +43,12 @@ def of_new_warehouse(warehouse: Warehouse, made: Made) -> Recovered:
 
 
 def recover(
-    warehouse: Warehouse, config: Config, made: Made, position: LandingPosition, topics: Collection[str]
+    warehouse: Warehouse,
+    config: Config,
+    made: Made,
+    clock: BrokerClock,
+    position: LandingPosition,
+    topics: Collection[str],
 ) -> Recovered:
     """Completes the cut-short batch, makes the inputs of what is open, and finds what a cut-short landing has written.
 
@@ -50,6 +56,7 @@ def recover(
         warehouse: the tables.
         config: the configuration.
         made: makes what coordination is going to read.
+        clock: Kafka's time.
         position: where landing goes on, with an entry for each partition.
         topics: those that have a table.
     """
@@ -57,12 +64,12 @@ def recover(
     with ThreadPoolExecutor(3) as pool:
         inputs = pool.submit(_open_rows, warehouse, config, made, position)
         uncommitted = pool.submit(positions.uncommitted, warehouse, position, tables)
-        last = pool.submit(_complete_batch, warehouse, config)
+        last = pool.submit(_complete_batch, warehouse, config, clock)
         return Recovered(inputs.result(), last.result(), uncommitted.result())
 
 
-def _complete_batch(warehouse: Warehouse, config: Config) -> int:
-    last = complete_batch.complete_last_batch(warehouse)
+def _complete_batch(warehouse: Warehouse, config: Config, clock: BrokerClock) -> int:
+    last = complete_batch.complete_last_batch(warehouse, clock)
     complete_batch.resend_checks(warehouse, config)
     return last
 

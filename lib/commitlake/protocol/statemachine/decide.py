@@ -50,6 +50,7 @@ def _decided(
         first_offset=first["offset"],
         op_queue=op["op_queue"],
         op_offset=op["op_offset"],
+        op_stored=op["stored"],
         admin=op["admin"],
         state=state,
         reason=reason,

@@ -55,6 +55,7 @@ EVENT = np.dtype(
         ("first_offset", "i8"),  # of the first half message; its queue is the segment's
         ("op_queue", "i4"),
         ("op_offset", "i8"),
+        ("op_stored", "i8"),  # of the op that decided
         ("admin", "i4"),
         ("state", "i4"),
         ("reason", "i4"),

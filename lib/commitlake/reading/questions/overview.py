@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from commitlake.reading.questions import ended
 from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, moment
 
 _ENDED = f"""
@@ -39,16 +40,18 @@ ORDER BY rejected_at DESC, source, kafka_partition, kafka_offset
 
 
 def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
-    """Half messages by topic, state and reason whose newest round ended since, and first ones that are pending.
+    """Half messages by topic, state and reason whose newest round ended since, first ones that are pending, and rows.
 
     Returns:
         topic, state, reason, messages, and p50_s and p99_s: seconds from `stored_at` to the end; of what is pending its
-        least and its greatest age.
+        least and its greatest age; of `VISIBLE`, whose reason is a kind, how late it became so (`lateness`).
     """
     ended.make(tables)
     ages = pending(tables, now_ms).rename_columns({"youngest_s": "p50_s", "oldest_s": "p99_s"})
     ends = tables.rows(_ENDED.format(since=moment(since_ms)))
-    found = pa.concat_tables([ends, ages], promote_options="permissive")
+    late = lateness(tables, since_ms, now_ms).rename_columns({"kind": "reason"})
+    late = late.append_column("state", pa.array(["VISIBLE"] * late.num_rows, pa.string()))
+    found = pa.concat_tables([ends, ages, late.select(ends.column_names)], promote_options="permissive")
     return found.sort_by([("topic", "ascending"), ("state", "ascending"), ("reason", "ascending")])
 
 

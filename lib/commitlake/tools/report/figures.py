@@ -9,6 +9,7 @@ from typing import Any
 from commitlake.reading.questions import ended as ended_messages
 from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions import overview
+from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, moment
 
 BUCKETS = 48
@@ -19,10 +20,14 @@ _BUCKET = "least(greatest((epoch_ms({column}) - {since}) // {width}, 0), {last})
 _ENDED = f"""
 SELECT {{bucket}} AS bucket, state, count(*) AS n FROM {ended_messages.VIEW} WHERE {{recent}} GROUP BY ALL
 """
-_LATENCY = """
-SELECT {bucket} AS bucket, quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000 AS p50,
-       quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.99) / 1000 AS p99
-FROM transactions WHERE state = 'COMMITTED' AND {recent} GROUP BY ALL
+_COMMITTED = """(
+SELECT *, (epoch_ms(completed_at) - epoch_ms(stored_at)) / 1000 AS took_s
+FROM transactions JOIN batches USING (batch_id) WHERE state = 'COMMITTED' AND {recent})
+"""
+"""With the time to the end of their batch's appends, when what has no delay could be read."""
+_LATENCY = f"""
+SELECT {{bucket}} AS bucket, quantile_cont(took_s, 0.5) AS p50, quantile_cont(took_s, 0.99) AS p99
+FROM {_COMMITTED} GROUP BY ALL
 """
 _AGES = f"""
 SELECT CASE WHEN age < 60 THEN 0 WHEN age < 600 THEN 1 WHEN age < 3600 THEN 2 WHEN age < 86400 THEN 3 ELSE 4
@@ -40,11 +45,10 @@ FROM checks c LEFT JOIN (
   ON a.check_id = concat_ws('-', c.queue, c.half_offset, c.round, c.check_no)
 WHERE c.requested_at >= {begin}
 """
-_SLOWEST = """
-SELECT producer_group, count(*) AS committed,
-       round(quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.5) / 1000, 1) AS p50_s,
-       round(quantile_cont(epoch_ms(resolved_at) - epoch_ms(stored_at), 0.99) / 1000, 1) AS p99_s
-FROM transactions WHERE state = 'COMMITTED' AND {recent} GROUP BY ALL ORDER BY p99_s DESC, producer_group LIMIT 10
+_SLOWEST = f"""
+SELECT producer_group, count(*) AS committed, round(quantile_cont(took_s, 0.5), 1) AS p50_s,
+       round(quantile_cont(took_s, 0.99), 1) AS p99_s
+FROM {_COMMITTED} GROUP BY ALL ORDER BY p99_s DESC, producer_group LIMIT 10
 """
 _OPEN = f"""
 SELECT transaction_id, producer_group, topic, checks, stored_at, ({{now}} - since_ms) / 1000 AS age_s
@@ -66,6 +70,7 @@ class Figures:
         checks: sent, repeated, answered, p50_s, p99_s.
         discards: rows of producer_group, topic, reason, messages.
         rejects: rows of reason, records, newest.
+        late: rows of topic, kind, messages, p50_s, p99_s: the latest topics, as `lateness` has them.
         slowest: rows of producer_group, committed, p50_s, p99_s.
         oldest: rows of transaction_id, producer_group, topic, checks, stored_at, age_s.
     """
@@ -79,6 +84,7 @@ class Figures:
     checks: Mapping[str, Any]
     discards: list[dict[str, Any]]
     rejects: list[dict[str, Any]]
+    late: list[dict[str, Any]]
     slowest: list[dict[str, Any]]
     oldest: list[dict[str, Any]]
 
@@ -89,7 +95,7 @@ class Figures:
 
 def read(tables: Tables, since: int, now: int) -> Figures:
     """Read all figures of the time from `since` to `now`, both ms since epoch, UTC."""
-    tables.open("transactions", "checks", "op")
+    tables.open("transactions", "batches", "checks", "op")
     open_transactions.make(tables)
     ended_messages.make(tables)
     width = max(1, (now - since) // BUCKETS)
@@ -114,6 +120,7 @@ def read(tables: Tables, since: int, now: int) -> Figures:
         checks=rows(_CHECKS)[0],
         discards=overview.discarded(tables, since).slice(0, _MOST_DISCARDS).to_pylist(),
         rejects=overview.reasons(tables, since).to_pylist(),
+        late=lateness(tables, since, now).sort_by([("p99_s", "descending")]).slice(0, _OLDEST).to_pylist(),
         slowest=rows(_SLOWEST),
         oldest=rows(_OPEN),
     )

@@ -66,6 +66,7 @@ def _cards(figures: Figures, times: tuple[str, str]) -> Iterable[str]:
     latency = {"p50": figures.p50, "p99": figures.p99}
     yield _card("Outcomes", charts.stacked(figures.ended, times, "outcomes over time") + _key(STATES))
     yield _card("From half message to commit, s", charts.lines(latency, times, "latency over time") + _key(latency))
+    yield _card("From op, normal message or due time to visible row, s", table(figures.late, "nothing became visible"))
     yield _card("Pending by age", charts.lying(dict(zip(AGES, figures.ages, strict=True)), "pending by age"))
     yield _card("Checks", table([figures.checks], "no checks"))
     yield _card("Discarded", table(figures.discards, "nothing was discarded"))
