@@ -13,6 +13,7 @@ from commitlake.config import Config
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.coordinator.landing import classify, kafka_identity, positions, query, start
 from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.parallel import run_all
@@ -39,7 +40,7 @@ def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bo
     clock = BrokerClock()
     topics = Topics(warehouse, rules.topics_max, lambda _: None)
     uncommitted = positions.uncommitted(warehouse, begun.position) if looks else None
-    once, classification = DedupIndex(warehouse, config.topics.dedup, clock), classify.classification(rules)
+    once, classification = DedupIndex(warehouse, config.topics.dedup, clock), Classification.of(rules)
     landing = Landing(warehouse, rules, classification, topics, once, begun.position, clock, uncommitted)
 
     place = f"{config.scratch}/landing/{uuid.uuid4()}"

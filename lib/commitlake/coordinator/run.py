@@ -25,6 +25,7 @@ from commitlake.coordinator.landing import classify, kafka_identity
 from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.parts import Parts
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.coordinator.landing.topic_admission import Topics
@@ -110,7 +111,7 @@ class Run:
             watermark.ask(begin.stable_ms, begin.stable)
         watermark.ask(asked, begin.ends)
         with ThreadPoolExecutor(1) as pool:
-            classification = pool.submit(classify.classification, rules)
+            classification = pool.submit(Classification.of, rules)
             found = self._recovered(begin.position, known.names)  # step 3
         # After what a kill cut short is complete.
         dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)

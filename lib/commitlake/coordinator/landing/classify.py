@@ -94,7 +94,7 @@ Steps = Sequence[Mapping[str, Column]]
 
 
 def classification(rules: LandingRules) -> Steps:
-    """The steps of `classify`, built once: building 1 500 expressions takes longer than a second's records do.
+    """The steps of `classify` for any record.
 
     Each step is a projection of its own: a value used by several expressions of the next is computed once.
     """
@@ -125,7 +125,7 @@ def classification(rules: LandingRules) -> Steps:
         {"ends": F.when(has_head & F.col("batch").isNotNull(), parse.ends(F.col("json")))},
         {"members": F.when(F.col("batch").isNotNull(), members)},
         {"verdict": _verdict_of_any(rules), "bytes": size(F.map_values("headers"))},
-        _outcome() | message_columns(),
+        outcome() | message_columns() | {"is_judged": F.lit(True)},
     ]
 
 
@@ -177,7 +177,7 @@ def half_cases(rules: LandingRules) -> list[Case]:
         | ((first["queue"] == F.col("partition")) & (first["offset"] == F.col("offset")))
     )
     return [
-        *_identity_cases(rules, is_half=True),
+        *identity_cases(rules, F.lit(True)),
         ("BAD_BATCH", header(headers.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
         *_delay_cases(rules),
         (
@@ -196,7 +196,7 @@ def message_cases(rules: LandingRules) -> list[Case]:
         forbidden |= F.col("headers")[name].isNotNull()
     bad_batch = forbidden | F.col("members").isNull() | header(headers.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
     return [
-        *_identity_cases(rules, is_half=False),
+        *identity_cases(rules, F.lit(False)),
         (
             "BAD_BATCH",
             header(headers.BATCH).isNotNull() & bad_batch,
@@ -213,22 +213,14 @@ def op_cases() -> list[Case]:
     """The reasons to reject a record of `op` or `admin`."""
     op, value = F.col("op"), F.col("value")
     admin = F.col("source") == "admin"
-    decision, group = op["decision"], op["producer_group"]
-    known = decision.isin("COMMIT", "ROLLBACK", "UNKNOWN") | (admin & (decision == "RESUME"))
-    of_transaction = (
-        known
-        & parse.not_empty(op["transaction_id"])
-        & (parse.not_empty(group) | (admin & group.isNull()))
-        & parse.are_places(op["half_messages"], wire.MAX_HALF_MESSAGES)
-    )
     recall = (
         ~admin
-        & (decision == "RECALL")
+        & (op["decision"] == "RECALL")
         & parse.not_empty(op["message_id"])
         & parse.not_empty(op["topic"])
         & parse.are_places(op["messages"], 1)
     )
-    good = (of_transaction | recall) & parse.op_texts_are_texts(op, value)
+    good = (decides(op, admin) | recall) & parse.op_texts_are_texts(op, value)
     allowed = (
         "the value must be one UTF-8 JSON object with decision COMMIT, ROLLBACK, UNKNOWN, RECALL (in op) or RESUME "
         "(in admin), transaction_id, producer_group and half_messages (a recall: message_id, topic, one of messages), "
@@ -237,13 +229,25 @@ def op_cases() -> list[Case]:
     return [("BAD_OP", ~F.coalesce(good, F.lit(False)), F.lit(allowed))]
 
 
-def _identity_cases(rules: LandingRules, is_half: bool) -> list[Case]:
+def decides(op: Column, admin: Column) -> Column:
+    """Whether an op is a decision on a transaction, or an UNKNOWN; `admin`: whether an administrator's."""
+    decision, group = op["decision"], op["producer_group"]
+    return (
+        (decision.isin("COMMIT", "ROLLBACK", "UNKNOWN") | (admin & (decision == "RESUME")))
+        & parse.not_empty(op["transaction_id"])
+        & (parse.not_empty(group) | (admin & group.isNull()))
+        & parse.are_places(op["half_messages"], wire.MAX_HALF_MESSAGES)
+    )
+
+
+def identity_cases(rules: LandingRules, is_half: Column) -> list[Case]:
+    """Reasons to reject a message for what it says of itself, in the order in which they count."""
     topic, group, body = header(headers.REAL_TOPIC), header(headers.PGROUP), F.col("value")
     system = topic.startswith(topic_names.SYSTEM_PREFIX) | topic.isin(*sorted(topic_names.SYSTEM_TOPICS))
     bad_queue = header(headers.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
-    bad_group = ~parse.not_empty(group) & (F.lit(is_half) | group.isNotNull())
+    bad_group = ~parse.not_empty(group) & (is_half | group.isNotNull())
     # No op and no check could carry a longer one.
-    long_id = F.lit(is_half) & F.coalesce(F.length(header(headers.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
+    long_id = is_half & F.coalesce(F.length(header(headers.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
     too_large = F.octet_length(body) > rules.max_message_size
     return [
         (
@@ -322,7 +326,8 @@ def _verdict_of_any(rules: LandingRules) -> Column:
     )
 
 
-def _outcome() -> dict[str, Column]:
+def outcome() -> dict[str, Column]:
+    """Where a record goes, by its `verdict`."""
     delayed = F.col("delay_ms").isNotNull() | F.col("deliver_ms").isNotNull()
     target = (
         F.when(F.col("verdict").isNotNull(), REJECTED)

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from commitlake.coordinator.counters import Times
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
+from commitlake.coordinator.landing.ordinary import RECORD, Classification
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
@@ -37,7 +38,8 @@ class Landed:
 
     Attributes:
         tables: The rows of each fixed table that gets some; those of `half` also serve the decisions that follow.
-        shown: The rows of topic tables, with `topic`: normal messages, and members of batches.
+        shown: Makes the rows of topic tables, with `topic`: normal messages, and members of batches. Where there are
+            none, they need no plan.
         topics: The topics that they are of.
         since: When Kafka stored their records.
         half_spans: By queue, where its half messages lie.
@@ -51,7 +53,7 @@ class Landed:
 
     classified: DataFrame
     tables: Mapping[TableName, DataFrame]
-    shown: DataFrame
+    shown: Callable[[], DataFrame]
     topics: Sequence[str]
     since: Times
     half_spans: Mapping[int, OffsetRange]
@@ -73,7 +75,7 @@ class Landing:
     Args:
         warehouse: The tables.
         rules: What records are classified by.
-        classification: The same as expressions.
+        classification: The same as steps.
         topics: The destination topics.
         dedup: Topics that show a name once.
         position: Where to go on.
@@ -85,7 +87,7 @@ class Landing:
         self,
         warehouse: Warehouse,
         rules: classify.LandingRules,
-        classification: classify.Steps,
+        classification: Classification,
         topics: Topics,
         dedup: DedupIndex,
         position: LandingPosition,
@@ -95,6 +97,7 @@ class Landing:
         self._warehouse, self._rules, self._topics, self._dedup = warehouse, rules, topics, dedup
         self._clock = clock
         self._classification = classification
+        self._whole_rounds = 0
         self._uncommitted = uncommitted
         self._used = UsedOffsets(warehouse, position) if position.again else None
         self._own_topics: set[str] = set()
@@ -110,8 +113,7 @@ class Landing:
             ends: Where it ends, the next offset of each partition.
         """
         records = classify.normalise(in_few_tasks(raw), self._rules.prefix)
-        classified = kept(self._new(classify.classify(records, self._classification)))
-        counts = _count(classified, self._topics.names)
+        classified, counts = self._classified(records)
         if _names_others(counts):
             self._topics.admit(classified)
             counts = _count(classified, self._topics.names)
@@ -124,7 +126,7 @@ class Landing:
         return Landed(
             classified=classified,
             tables=_of_fixed_tables(rows, counts, now),
-            shown=landed_rows.topic_rows(rows),
+            shown=partial(landed_rows.topic_rows, rows),
             topics=sorted(_shown_topics(counts)),
             since=_since(counts),
             half_spans=_half_spans(counts),
@@ -141,11 +143,14 @@ class Landing:
         marker, append = {"landing_id": landed.position.landing_id}, self._warehouse.append
         writes: list[Callable[[], int | None]]
         writes = [partial(append, rows, name, marker) for name, rows in landed.tables.items()]
+        if not landed.topics:
+            return writes
+        shown = landed.shown()
         first = [topic for topic in landed.topics if self._warehouse.guard.fences and topic not in self._own_topics]
-        writes += [partial(self._append_first, landed.shown, topic, marker) for topic in first]
+        writes += [partial(self._append_first, shown, topic, marker) for topic in first]
         known = [topic for topic in landed.topics if topic not in first]
         if known:
-            rows = landed.shown.where(F.col("topic").isin(*known)) if first else landed.shown
+            rows = shown.where(F.col("topic").isin(*known)) if first else shown
             writes.append(partial(self._show, rows, known, marker))
         return writes
 
@@ -188,6 +193,22 @@ class Landing:
             self._used = None
         positions.append(self._warehouse, self.position)
 
+    def _classified(self, records: DataFrame) -> tuple[DataFrame, list[Row]]:
+        """Classified records, kept, and their counts: by the short steps, as long as these judge all that comes."""
+        short = None
+        if not (self._whole_rounds or self._uncommitted or self._used):
+            short = kept(classify.classify(records, self._classification.short))
+            counts = _count(short, self._topics.names)
+            if all(row["is_judged"] for row in counts):
+                return short, counts
+            records, self._whole_rounds = short.select(*RECORD), _WHOLE_ROUNDS
+        whole = kept(self._new(classify.classify(records, self._classification.whole)))
+        counts = _count(whole, self._topics.names)
+        if short is not None:
+            release(short)
+        self._whole_rounds = max(0, self._whole_rounds - 1)
+        return whole, counts
+
     def _new(self, classified: DataFrame) -> DataFrame:
         new = used_offsets.apart(classified, self._uncommitted) if self._uncommitted else classified
         return self._used.refuse(new) if self._used else new
@@ -222,26 +243,28 @@ def _shown_topics(counts: Sequence[Row]) -> set[str]:
     return {row["topic"] for row in counts if row["target"] == classify.TOPIC} - {_OTHERS}
 
 
+_WHOLE_ROUNDS = 20
+"""So many rounds, from a record on that the short steps can't judge, all are classified by the whole ones: records of
+its kind come again, and a round that goes both ways takes longer than one that goes the whole way at once."""
 _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
 
 
+_COUNTED = (
+    *("count(*) AS n", "sum(bytes) AS bytes", "bool_and(is_judged) AS is_judged"),
+    f"count_if(target = '{classify.OP}' AND op.from_check) AS answers",
+    *("min(offset) AS first", "max(offset) AS last", "avg(unix_millis(stored_at)) AS mean"),
+    "array(min(unix_millis(stored_at)), max(unix_millis(stored_at))) AS ends",
+)
+
+
 def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
     """Counts by partition, target and (unless rejected) known topic, with the range of offsets; one small job."""
-    topic = F.when(F.col("topic").isin(*known), F.col("topic")).otherwise(_OTHERS)
-    of_message = F.when(~F.col("target").isin(classify.OP, classify.REJECTED), topic)
+    listed = ", ".join(f"'{topic}'" for topic in sorted(known)) or "NULL"  # of letters that need no quoting
+    topic = f"IF(topic IN ({listed}), topic, '{_OTHERS}')"
+    of_message = F.expr(f"IF(target IN ('{classify.OP}', '{classify.REJECTED}'), NULL, {topic}) AS topic")
     return (
-        classified.groupBy("source", "partition", "target", "reason", of_message.alias("topic"))
-        .agg(
-            F.count("*").alias("n"),
-            F.sum("bytes").alias("bytes"),
-            F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
-            F.min("offset").alias("first"),
-            F.max("offset").alias("last"),
-            F.expr("array(min(unix_millis(stored_at)), max(unix_millis(stored_at)))").alias("ends"),
-            F.expr("avg(unix_millis(stored_at))").alias("mean"),
-        )
-        .collect()
+        classified.groupBy("source", "partition", "target", "reason", of_message).agg(*map(F.expr, _COUNTED)).collect()
     )
 
 

@@ -6,6 +6,7 @@ JVM expressions only, and a body is never decoded: no Python worker runs while r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from pyspark.sql import Column
@@ -122,15 +123,17 @@ def _digest(value: Column) -> Column:
 
 def op_texts_are_texts(op: Column, value: Column) -> Column:
     """Whether all text fields of `op` were JSON strings; only texts such as `7` or `true` cost a second look."""
-    ambiguous = F.lit(False)
-    for name in _OP_TEXTS:
-        ambiguous |= F.coalesce(op[name].rlike(_NO_TEXT), F.lit(False))
     content = F.try_parse_json(value.cast(StringType()))
     were_texts = F.lit(True)
     for name in _OP_TEXTS:
         kind = F.schema_of_variant(_get(content, f"$.{name}"))
         were_texts &= F.coalesce(kind, F.lit("VOID")).isin("VOID", "STRING")
-    return F.when(ambiguous, were_texts).otherwise(True)
+    return F.when(are_ambiguous(op), were_texts).otherwise(True)
+
+
+def are_ambiguous(op: Column) -> Column:
+    """Whether one of the text fields of `op` may have been something else than a JSON string."""
+    return reduce(Column.__or__, [F.coalesce(op[name].rlike(_NO_TEXT), F.lit(False)) for name in _OP_TEXTS])
 
 
 _NO_TEXT = r"^(?:-?[.0-9]+(?:[eE][-+]?[0-9]+)?|true|false|[\[{].*)\z"  # a number, a boolean, a list or an object

@@ -1,0 +1,74 @@
+"""The short way through classification, for records as nearly all are.
+
+A plan costs the same for 2 000 records and for 20 000: most of a round's classification was planning what becomes of
+batches, delays, parts and whatever is wrong. The short plan has none of that, and says which records it can't judge.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import NamedTuple, Self
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from commitlake.coordinator.landing import classify, parse
+from commitlake.coordinator.landing.classify import LandingRules, Steps
+from commitlake.coordinator.landing.message_columns import alias, header, message_columns
+from commitlake.coordinator.landing.parts import size
+from commitlake.protocol import headers
+
+RECORD = ("source", "partition", "offset", "stored_at", "key", "value", "headers")
+"""What `classify.normalise` gives, and classified records still have."""
+_ODD = (headers.BATCH, headers.FIRST_HALF, *headers.DELAY_HEADERS)
+_READ = (
+    *(headers.REAL_TOPIC, headers.REAL_QID, headers.UNIQ_KEY, headers.PGROUP, headers.TRANSACTION_ID),
+    *(headers.TAGS, headers.KEYS, headers.CHECK_IMMUNITY, headers.BORN_TIMESTAMP),
+)
+_ABSENT = {
+    **dict.fromkeys(("delay_ms", "deliver_ms"), "bigint"),
+    "members": "array<struct<body: binary, properties: map<string, string>>>",
+    "first": "struct<queue: int, offset: bigint>",
+    "verdict": "struct<reason: string, detail: string>",
+}
+"""What ordinary records do not have."""
+
+
+class Classification(NamedTuple):
+    """The steps for all records, and those that judge ordinary ones only."""
+
+    whole: Steps
+    short: Steps
+
+    @classmethod
+    def of(cls, rules: LandingRules) -> Self:
+        """Both, built once: building 1 500 expressions takes longer than a second's records do."""
+        return cls(classify.classification(rules), _short(rules))
+
+
+def _short(rules: LandingRules) -> Steps:
+    value = F.col("value")
+    return [
+        {
+            **{alias(name): parse.text(F.col("headers"), name) for name in _READ},
+            **{name: F.lit(None).cast(kind) for name, kind in _ABSENT.items()},
+            "op_json": F.when(F.col("source") == "op", parse.op_json(value)),
+        },
+        {
+            "op": parse.op(F.col("op_json"), value),
+            "queue_id": parse.whole(header(headers.REAL_QID), 9).cast("int"),
+            "bytes": size(F.map_values("headers")),
+        },
+        {"is_judged": F.coalesce(_is_ordinary(rules), F.lit(False))},
+        classify.outcome() | message_columns(),
+    ]
+
+
+def _is_ordinary(rules: LandingRules) -> Column:
+    source = F.col("source")
+    odd = F.arrays_overlap(F.map_keys("headers"), F.array(*map(F.lit, _ODD)))
+    wrong = [applies for _, applies, _ in classify.identity_cases(rules, source == "half")]
+    good = reduce(Column.__and__, [~F.coalesce(applies, F.lit(False)) for applies in wrong])
+    is_message = (source == "messages") | ((source == "half") & F.lit(not rules.reject))
+    is_decision = (source == "op") & classify.decides(F.col("op"), F.lit(False)) & ~parse.are_ambiguous(F.col("op"))
+    return (is_message & ~odd & good) | is_decision
