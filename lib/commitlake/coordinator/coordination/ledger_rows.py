@@ -13,6 +13,8 @@ _ENDED_AT = f"greatest({moment_sql('e.now')}, stored_at)"
 SHOWN_AT_ONCE = "state = 'COMMITTED' AND deliver_at IS NULL AND duplicate_of IS NULL"
 """Rows of `transactions` whose half messages are visible from their batch on."""
 
+_BYTES = "coalesce(octet_length(body), 0) + coalesce(octet_length(array_join(map_values(properties), '')), 0) AS bytes"
+"""Not a column of the ledger: of the message, wherever it goes."""
 _TRANSACTION = [
     "queue",
     "queue_offset AS half_offset",
@@ -26,6 +28,7 @@ _TRANSACTION = [
     "duplicate_of",
     "stored_at",
     f"{_ENDED_AT} AS resolved_at",
+    _BYTES,
 ]
 _DELIVERY = [
     *("queue", "queue_offset", "message_id", "topic"),
@@ -33,6 +36,7 @@ _DELIVERY = [
     "duplicate_of",
     f"{moment_sql('e.deliver_at')} AS deliver_at",
     f"{_ENDED_AT} AS resolved_at",
+    _BYTES,
 ]
 _DISCARDED = [
     f"{named_sql(Reason, 'e.reason')} AS reason",

@@ -21,6 +21,7 @@ from commitlake.kafka.log_ends import LogEnds
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import in_few_tasks, kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
+from commitlake.tables.small_files import are_few
 
 
 class OffsetRange(NamedTuple):
@@ -41,6 +42,7 @@ class Landed:
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
         bytes: What they take, about.
+        few: Whether the driver writes the files of its tables.
         rejected: By reason, how many of them are rejected.
         answers: How many of them answer a check.
         position: The position when all tables are written.
@@ -54,6 +56,7 @@ class Landed:
     half_spans: Mapping[int, OffsetRange]
     rows: int
     bytes: int
+    few: bool
     rejected: Mapping[str, int]
     answers: int
     position: LandingPosition
@@ -118,6 +121,7 @@ class Landing:
         if duplicates is not None:
             rows = classify.refuse_duplicates(rows, duplicates)
             counts = _count(rows, self._topics.names)
+        size = sum(row["bytes"] for row in counts)
         return Landed(
             classified=classified,
             tables=_of_fixed_tables(rows, counts, now),
@@ -125,7 +129,8 @@ class Landing:
             topics=sorted(_shown_topics(counts)),
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
-            bytes=sum(row["bytes"] for row in counts),
+            bytes=size,
+            few=are_few(sum(row["rows"] for row in counts), size),
             rejected=_rejected(counts),
             answers=sum(row["answers"] for row in counts),
             position=self.position.advanced(ends),
@@ -134,21 +139,22 @@ class Landing:
 
     def writes(self, landed: Landed) -> list[Callable[[], None]]:
         """The appends of a landing; nothing orders them."""
-        marker, append = {"landing_id": landed.position.landing_id}, self._warehouse.append
-        writes: list[Callable[[], None]] = [partial(append, rows, name, marker) for name, rows in landed.tables.items()]
+        marker, few = {"landing_id": landed.position.landing_id}, landed.few
+        append = partial(self._warehouse.append, marker=marker, few=few)
+        writes: list[Callable[[], None]] = [partial(append, rows, name) for name, rows in landed.tables.items()]
         first = [topic for topic in landed.topics if self._warehouse.guard.fences and topic not in self._own_topics]
-        writes += [partial(self._append_first, landed.shown, topic, marker) for topic in first]
+        writes += [partial(self._append_first, landed.shown, topic, marker, few) for topic in first]
         known = [topic for topic in landed.topics if topic not in first]
         if known:
             rows = landed.shown.where(F.col("topic").isin(*known)) if first else landed.shown
-            writes.append(partial(self._warehouse.append_to_topics, rows, known, marker))
+            writes.append(partial(self._warehouse.append_to_topics, rows, known, marker, few=few))
         return writes
 
-    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int]) -> None:
+    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int], few: bool) -> None:
         rows = self._without_others(topic, shown.where(F.col("topic") == topic))
         self._own_topics.add(topic)
         if not rows.isEmpty():  # Delta commits nothing then, and a start would look for the landing there
-            self._warehouse.append(rows, topic_table(topic), marker)
+            self._warehouse.append(rows, topic_table(topic), marker, few=few)
 
     def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
         """The first rows of a topic in this run, without what an older coordinator has landed meanwhile.
@@ -224,6 +230,7 @@ def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
         .agg(
             F.count("*").alias("n"),
             F.sum("bytes").alias("bytes"),
+            F.sum(F.greatest(F.size("members"), F.lit(1))).alias("rows"),
             F.count_if((F.col("target") == classify.OP) & F.col("op.from_check")).alias("answers"),
             F.min("offset").alias("first"),
             F.max("offset").alias("last"),

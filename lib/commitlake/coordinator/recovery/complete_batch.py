@@ -39,7 +39,7 @@ def complete_last_batch(warehouse: Warehouse) -> int:
     _complete_topics(warehouse, ended, delivered, last)
     _complete_discarded(warehouse, ended, last)
     done = warehouse.spark.sql(f"SELECT CAST({last} AS BIGINT) AS batch_id, current_timestamp() AS completed_at")
-    warehouse.append(done, "batches", {"batch_id": last})
+    warehouse.append(done, "batches", {"batch_id": last}, few=True)
     return last
 
 
