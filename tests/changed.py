@@ -46,8 +46,8 @@ TESTS = {
     "reading": "spark/questions spark/owned_tables e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
     "spark": """e2e/run_command e2e/launch e2e/cluster e2e/wheel e2e/notebook recovery/lock_outlives_python
         recovery/signals e2e/odd_machines""",
-    "tables": """spark/tables spark/direct_append spark/staged_append spark/log_store recovery/kills_of_many_topics
-        recovery/two_coordinators e2e/s3""",
+    "tables": """spark/tables spark/direct_append spark/staged_append spark/small_files spark/log_store
+        recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
     "tools": "spark/questions e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -26,11 +27,11 @@ def test_no_decision_is_written_before_its_landing_is(
         note(self, events)
         decided.set()
 
-    def fails_late(self: Warehouse, df: DataFrame, name: str, marker: dict[str, int] | None = None) -> None:
+    def fails_late(self: Warehouse, df: DataFrame, name: str, marker: Any = None, **more: Any) -> None:
         if name == "half":
             assert decided.wait(WAIT_S), "the state machine waits for the tables of its landing"
             raise WarehouseError("no space left")
-        append(self, df, name, marker)
+        append(self, df, name, marker, **more)
 
     lake.op("COMMIT", "a", lake.half("a"))
     with monkeypatch.context() as patched, pytest.raises(WarehouseError, match="no space left"):

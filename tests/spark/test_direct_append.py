@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from deltalake import DeltaTable, write_deltalake
+from pyarrow.parquet import read_metadata
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
@@ -116,9 +117,9 @@ def test_a_commit_that_comes_between_is_a_conflict_that_delta_solves(
     warehouse.append(rows(spark, "a"), NAME)
     begin = DirectAppend.begin
 
-    def overtaken(self: DirectAppend, table: Path) -> object:
+    def overtaken(self: DirectAppend, table: str) -> object:
         begun = begin(self, table)
-        append_elsewhere(table, "b")
+        append_elsewhere(Path(table), "b")
         return begun
 
     monkeypatch.setattr(DirectAppend, "begin", overtaken)
@@ -160,10 +161,10 @@ def test_no_second_append_goes_into_the_hole_that_a_table_made_again_has(
         warehouse.append(rows(spark, topic), NAME)
     begin = DirectAppend.begin
 
-    def made_again(self: DirectAppend, table: Path) -> object:
+    def made_again(self: DirectAppend, table: str) -> object:
         begun = begin(self, table)
         shutil.rmtree(table)
-        append_elsewhere(table, "new", **{"created_at": datetime.now(UTC)})
+        append_elsewhere(Path(table), "new", **{"created_at": datetime.now(UTC)})
         return begun
 
     with monkeypatch.context() as patch:
@@ -215,20 +216,22 @@ def test_threads_append_to_one_table_and_lose_nothing(spark: SparkSession, wareh
 def test_deltas_writer_appends_where_others_may_or_delta_has_no_such_classes(
     spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert direct_append.found(spark, "s3a://lake/warehouse") is None
     assert Warehouse(spark, "schema:lake")._direct() is None
     monkeypatch.setattr(warehouse.guard, "fences", True)
-    assert warehouse._direct() is None
+    assert warehouse._staging() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectAppend, "begin", None)
+        warehouse.append(rows(spark, "b"), NAME)
     monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
     other = Warehouse(spark, warehouse.root)
     assert other._direct() is None
     other.append(rows(spark, "a"), NAME, MARKER)
-    assert (topics(warehouse), warehouse.markers(NAME)) == (["a"], [MARKER])
+    assert (topics(warehouse), warehouse.markers(NAME)) == (["a", "b"], [MARKER])
 
 
-@pytest.mark.parametrize("is_direct", [True, False])
-def test_input_rows_are_the_same_both_ways(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+@pytest.mark.parametrize(("is_direct", "few"), [(True, False), (False, False), (True, True)])
+def test_input_rows_are_the_same_each_way(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool, few: bool
 ) -> None:
     if not is_direct:
         monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
@@ -236,5 +239,7 @@ def test_input_rows_are_the_same_both_ways(
     table = InputTable(spark, place, BrokerClock(), of_rows(spark, [], INPUT_SCHEMA))
     assert (table._direct is not None) == is_direct
     for _ in range(3):
-        table.append(table.ticks([SegmentKey(0, 1, 2)]), 5)
+        table.append(table.ticks([SegmentKey(0, 1, 2)]), 5, few=few)
+    written = {read_metadata(file).created_by.partition(" ")[0] for file in Path(place).rglob("part=0/*.parquet")}
+    assert written == {"parquet-cpp-arrow" if few else "parquet-mr"}
     assert spark.read.format("delta").load(place).where("landed = 5 AND part = 0").count() == 3

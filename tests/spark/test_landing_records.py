@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.support import message_values
 
 from commitlake import config
-from commitlake.coordinator.landing import classify, landed_rows
+from commitlake.coordinator.landing import classify, land, landed_rows
 from commitlake.errors import RecordError
 from commitlake.protocol import delay, wire
 from commitlake.protocol.encoding import MAX_OFFSET, born_ms
@@ -558,6 +558,13 @@ def test_a_joined_batch_has_bodies_as_they_are_and_ids_by_index(classified: Data
     assert [each["message_id"] for each in (first, second, third)] == ["m1-0", "own", "m1-2"]
     assert (first["tags"], first["properties"], first["producer_group"]) == ("t", {"color": "red"}, "g")
     assert (second["keys"], third["tags"], third["properties"]) == ("x", None, {})
+
+
+def test_each_member_of_a_batch_counts_as_a_row(classified: DataFrame) -> None:
+    counts = land._count(classified, {"orders"})
+    shown = landed_rows.topic_rows(classified).count()
+    assert sum(row["rows"] for row in counts if row["target"] == classify.TOPIC) == shown
+    assert sum(row["n"] for row in counts if row["target"] == classify.TOPIC) < shown
 
 
 def test_nothing_is_visible_before_it_was_stored(classified: DataFrame) -> None:

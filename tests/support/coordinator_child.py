@@ -32,7 +32,7 @@ from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.spark import process, session
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, small_files
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Plan:
         serves: whether it goes on until SIGTERM, instead of working off what is there.
         maintains: whether the tables are maintained after that.
         most: records that a landing takes; None for as many as it is used to.
+        most_few: rows whose files the driver writes; None for as many as it is used to.
         writes: faults of writes, each with the fields of `faults.WriteFault`.
         clock: by how many ms Python's clock is ahead, from when on (s), and for how long (s); empty: it is right.
         elsewhere: whether it takes the warehouse for one that is not on a local disk, where there is no lock.
@@ -54,6 +55,7 @@ class Plan:
     serves: bool = False
     maintains: bool = False
     most: int | None = None
+    most_few: int | None = None
     writes: Sequence[Mapping[str, Any]] = ()
     clock: Sequence[float] = ()
     elsewhere: bool = False
@@ -65,6 +67,8 @@ class Plan:
         """Lets all that happen in this process that is to go wrong."""
         if self.most:
             faults.land_at_most(patch, self.most)
+        if self.most_few is not None:
+            patch.setattr(small_files, "MOST_ROWS", self.most_few)
         if not self.vacuums:
             faults.vacuum_nothing(patch)
         patch.setattr(restarts, "PAUSES_S", tuple(self.pauses))

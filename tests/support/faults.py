@@ -25,11 +25,11 @@ from pyspark.sql import functions as F
 from commitlake.coordinator.coordination import check_requests
 from commitlake.coordinator.landing import parts, query
 from commitlake.protocol import clock
-from commitlake.tables import TableName, Warehouse
+from commitlake.tables import TableName, Warehouse, small_files
 from commitlake.tables.staged_append import StagedAppend
 
 TABLES = ("positions", "batches", "transactions", "deliveries", "topic", "open_rows", "reentries", "half", "op")
-OTHERS = ("delayed", "discarded", "rejected", "checks", "staged", "kafka")
+OTHERS = ("delayed", "discarded", "rejected", "checks", "files", "kafka")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class WriteFault:
 
     Attributes:
         step: `landing:half` for a landing's append to a table, `coordination:transactions` for one of coordination's,
-            `half` for both; `topic` is every topic's table, `staged` the commit of one of several topics, `kafka` the
-            check requests, `any` all appends.
+            `half` for both; `topic` is every topic's table, `files` what the driver writes of a few rows before their
+            commit, `staged` the commit of one of several topics with many rows, `kafka` the check requests, `any` all
+            appends.
         moment: `before` or `after` the write, or `within` it: rows are being written, nothing is committed.
         effect: `kill python`, `kill jvm`, `kill both`, `hold up`, `fail`, `full disk` or `delay`; within a write only
             `kill both` and `hold up`.
@@ -59,7 +60,7 @@ class WriteFault:
     def concerns(self, step: str) -> bool:
         """Whether a write is one of those it counts."""
         table = step.rpartition(":")[2]
-        return self.step in (step, table) or (self.step == "any" and table not in ("staged", "kafka"))
+        return self.step in (step, table) or (self.step == "any" and table not in ("files", "staged", "kafka"))
 
 
 class WriteFaults:
@@ -100,9 +101,12 @@ class WriteFaults:
             return True
         return now < self._until.get(fault, now)
 
-    def _signalling(self, rows: DataFrame, effect: str) -> DataFrame:
-        """The same rows; the first that is written sends the signal."""
+    def _signalling(self, rows: Any, effect: str) -> Any:
+        """The same rows; the first that is written sends the signal. That of rows that the driver has comes at once."""
         group, number, sent = os.getpgid(0), _signal_of(effect), self._scratch / f"sent-{uuid.uuid4()}"
+        if not isinstance(rows, DataFrame):
+            os.killpg(group, number)
+            return rows
 
         @F.udf("boolean")
         def passes(_: object) -> bool:
@@ -129,9 +133,12 @@ class WriteFaults:
     def arm(self, patch: pytest.MonkeyPatch) -> None:
         """From now on all writes of this process go through `around`."""
         append, replace, send, commit = Warehouse.append, Warehouse.replace, check_requests.send, StagedAppend._commit
+        written = small_files.written
 
-        def appending(own: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None) -> None:
-            self.around(_step(name, marker), df, lambda rows: append(own, rows, name, marker))
+        def appending(
+            own: Warehouse, df: Any, name: str, marker: Mapping[str, Any] | None = None, *, few: bool = False
+        ) -> None:
+            self.around(_step(name, marker), df, lambda rows: append(own, rows, name, marker, few=few))
 
         def replacing(own: Warehouse, df: Any, name: str) -> None:
             self.around(_step(name, None), df, lambda rows: replace(own, rows, name))
@@ -142,6 +149,12 @@ class WriteFaults:
         def committing(own: StagedAppend, step: Any, *more: Any) -> None:
             self.around(_step("staged", step.marker), None, lambda _: commit(own, step, *more))
 
+        def writing(rows: Any, *more: Any) -> small_files.Adds:
+            adds: list[small_files.Adds] = []
+            self.around("files", rows, lambda own: adds.append(written(own, *more)))
+            return adds[0]
+
+        patch.setattr(small_files, "written", writing)
         patch.setattr(Warehouse, "append", appending)
         patch.setattr(Warehouse, "replace", replacing)
         patch.setattr(check_requests, "send", sending)

@@ -181,9 +181,9 @@ class Runs:
             self._spare = Run(self._settings, self._logs)
         return self._current
 
-    def killed_at(self, step: str, moment: str, nth: int = 1, *, is_last: bool = False) -> str:
+    def killed_at(self, step: str, moment: str, nth: int = 1, *, is_last: bool = False, **plan: Any) -> str:
         """Works off what is there, up to a write at which it kills itself; returns how it ended, for an assert."""
-        return _killed_at(self.next(kills=not is_last), step, moment, nth)
+        return _killed_at(self.next(kills=not is_last), step, moment, nth, **plan)
 
     def __enter__(self) -> Self:
         return self
@@ -200,8 +200,8 @@ def killed_at(lake: Lake, step: str, moment: str, nth: int = 1, **changes: objec
         return _killed_at(run, step, moment, nth)
 
 
-def _killed_at(run: Run, step: str, moment: str, nth: int) -> str:
-    how = run.begin(writes=[{"step": step, "moment": moment, "nth": nth}]).end()
+def _killed_at(run: Run, step: str, moment: str, nth: int, **plan: Any) -> str:
+    how = run.begin(writes=[{"step": step, "moment": moment, "nth": nth}], **plan).end()
     if how == KILLED:
         wait_for(lambda: not run.has_jvm())  # it dies some moments after Python, and writes until then
     return how

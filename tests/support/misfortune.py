@@ -133,7 +133,7 @@ class Fate:
 
     def _kill_at_write(self, found: Misfortune) -> None:
         fault = self._write(f"kill {self._chosen.choice(_TARGETS)}")
-        is_within = fault.effect == "kill both" and fault.step != "staged" and self._chosen.random() < 0.5
+        is_within = fault.effect == "kill both" and fault.step != "files" and self._chosen.random() < 0.5
         found.writes.append(replace(fault, moment="within") if is_within else fault)
 
     def _kill_at_any_time(self, found: Misfortune) -> None:

@@ -93,7 +93,8 @@ class Round:
         if due:
             rows.append(self._context.inputs.ticks(due))
         if rows:
-            self._context.inputs.append(in_few_tasks(reduce(DataFrame.union, rows)), self._watermark)
+            few = self._landed is None or self._landed.few
+            self._context.inputs.append(in_few_tasks(reduce(DataFrame.union, rows)), self._watermark, few=few)
         return bool(rows)
 
     def commit(self, frame: DataFrame, batch_id: int) -> None:

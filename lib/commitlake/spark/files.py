@@ -43,13 +43,13 @@ class FileSystem:
         """Shows checksum files, too, which Hadoop's local file system hides."""
         return self._system.getRawFileSystem() if self._system.getScheme() == "file" else self._system
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Writes a small file, in the place of the one that is there."""
-        with_text = self._system.create(self._path(name), True)
+        stream = self._system.create(self._path(name), True)
         try:
-            with_text.write(bytearray(text.encode()))
+            stream.write(bytearray(content.encode() if isinstance(content, str) else content))
         finally:
-            with_text.close()
+            stream.close()
 
     def read(self, name: str) -> str | None:
         """The text of a small file, None where there is none."""

@@ -12,8 +12,9 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from commitlake.spark.session import is_classic, is_one_machine
 
@@ -61,6 +62,16 @@ def of_rows(spark: SparkSession, rows: Iterable[Mapping[str, object]], schema: S
     JVM as it is.
     """
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=_arrow(schema)), schema)
+
+
+def typed(frame: DataFrame, schema: StructType, *more: str) -> DataFrame:
+    """The columns of a schema, in order and of its types, behind `more` of the frame's."""
+    return frame.select(*more, *[F.col(field.name).cast(field.dataType) for field in schema])
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """The rows of a frame in the driver: few, and never Python's own objects."""
+    return frame.toArrow().cast(_arrow(StructType([StructField(each.name, each.dataType) for each in frame.schema])))
 
 
 def in_few_tasks(frame: DataFrame) -> DataFrame:

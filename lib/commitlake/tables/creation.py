@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
@@ -13,12 +15,15 @@ from pyspark.sql import SparkSession
 
 from commitlake.errors import WarehouseError
 from commitlake.spark.files import FileSystem
-from commitlake.tables.schemas import TableLayout
+from commitlake.tables.schemas import FILE_RETENTION, TableLayout
 
 log = logging.getLogger(__name__)
 
 _BEGUN = ("_staged_commits", "_commits", "_sidecars")
 """Directories that Delta makes in a log before its first commit; the second one is of its older versions."""
+
+_FREE = ("delta.appendOnly", "delta.checkpointInterval", "delta.logRetentionDuration", FILE_RETENTION)
+"""Properties on which no file of an append depends."""
 
 
 def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
@@ -119,3 +124,33 @@ def _added_since(found: list[str], table: TableLayout) -> list[str]:
         for last, field in pairwise(table.schema.fields)
         if field.name not in found
     ]
+
+
+def is_as_made(metadata: Any, table: TableLayout) -> bool:
+    """Whether files of a layout's columns are what Delta's writer would write to a table.
+
+    Else its owner has given it constraints, defaults, generated or mapped columns, other partitions, or a property that
+    Delta's writer heeds, such as those for compaction or a change feed.
+
+    Args:
+        metadata: Delta's `Metadata` of the table.
+        table: the layout.
+    """
+    found = json.loads(metadata.json())["metaData"]
+    return (
+        _heeded(found["configuration"]) == _heeded(table.properties())
+        and found["partitionColumns"] == list(table.partition_by)
+        and _by_name(found["schemaString"]) == _by_name(table.schema.json())
+    )
+
+
+def _heeded(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that Delta's writer heeds; one that says that columns are not mapped is the default."""
+    own = {name: value for name, value in properties.items() if name.startswith("delta.") and name not in _FREE}
+    return {"delta.columnMapping.mode": "none", **own}
+
+
+def _by_name(schema: str) -> list[dict[str, Any]]:
+    """Columns with all that Delta notes of them."""
+    fields: list[dict[str, Any]] = json.loads(schema)["fields"]
+    return sorted(fields, key=lambda field: str(field["name"]))

@@ -1,4 +1,4 @@
-"""Appends to local tables by Delta's own transactions, each begun at the state of the table that this JVM knows.
+"""Appends by Delta's own transactions; to local tables each begins at the state of the table that this JVM knows.
 
 Delta's writer lists the table's whole log, two or three times an append: with 500 rows it took 118 ms after 400 commits
 and 156 ms after 1 200. This way it takes 78 ms, and one append in some tens lists the log. The commit is Delta's own:
@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
+from commitlake.spark.files import FileSystem
+from commitlake.tables import small_files
 from commitlake.tables.commits import file_name
+from commitlake.tables.creation import is_as_made
 from commitlake.tables.names import CHECKPOINT_INTERVALS
+from commitlake.tables.schemas import TableLayout
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +44,20 @@ _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
 
 
 class DirectAppend:
-    """Appends to tables below a local directory.
+    """Appends to tables below a place.
 
-    Only for tables with one writer, whose other commits come from this JVM, such as those of maintenance; two of these
-    at once are Delta's conflict, as always. Those of other processes are seen, too, at the cost of a look through the
-    log, but for one that comes while this one is written: on local disks Delta's log stores look, and then write.
+    On local disks only for tables with one writer, whose other commits come from this JVM, such as those of
+    maintenance; two of these at once are Delta's conflict, as always. Those of other processes are seen, too, at the
+    cost of a look through the log, but for one that comes while this one is written: there Delta's log stores look, and
+    then write. Off local disks each append looks through the log.
 
     Args:
         spark: the session that appends.
-        place: the directory.
+        place: the place.
 
-    Attributes:
-        is_possible: whether this version of Delta has the internal classes that it takes.
+    Raises:
+        Py4JError: a platform locks the internal classes of Delta away that it takes.
+        TypeError: this version of Delta lacks them.
     """
 
     def __init__(self, spark: SparkSession, place: str) -> None:
@@ -59,16 +67,8 @@ class DirectAppend:
         # two fifths of a commit's CPU.
         self._jvm = SimpleNamespace(**{name.rpartition(".")[2]: getattr(jvm, name) for name in _CLASSES})
         self._write_operation, self._none = getattr(jvm, _WRITE), self._jvm.Option.empty()
-        self.is_possible = self._has_classes(local_path(place))
-
-    def _has_classes(self, place: Path) -> bool:
-        try:
-            self.operation(None)
-            self._begun(place)
-        except (Py4JError, TypeError, ValueError) as error:
-            log.debug("each append is one of Delta's writer: %s", error)
-            return False
-        return True
+        self.operation(None)
+        self._begun(place)
 
     def append(self, rows: DataFrame, table: str, marker: Mapping[str, Any] | None) -> None:
         """Appends rows to a table in one commit; none where there are no rows.
@@ -78,12 +78,51 @@ class DirectAppend:
             table: its place; it must exist.
             marker: stored as JSON in the commit's userMetadata.
         """
-        begun = self.begin(local_path(table))
+        begun = self.begin(table)
         files = begun.writeFiles(rows._jdf)
         if not files.isEmpty():
             begun.commit(files, self.operation(marker))
 
-    def begin(self, table: Path) -> Any:
+    def append_few(
+        self,
+        rows: pa.Table,
+        table: str,
+        layout: TableLayout,
+        marker: Mapping[str, Any] | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Appends rows that the driver has, as `append`; returns False where only Delta's writer knows the table.
+
+        Args:
+            rows: with just the table's columns.
+            table: its place, which may be off local disks; it must exist.
+            layout: the columns that it was made with.
+            marker: as of `append`.
+            check: is called between the begin of the transaction and its commit, and raises where there may be none.
+        """
+        begun = self.begin(table)
+        if not is_as_made(begun.metadata(), layout):
+            return False
+        if rows.num_rows:
+            adds = small_files.written(rows, layout, self._codec, partial(self._write, table))
+            check()
+            self.commit(adds, begun, self.operation(marker))
+        return True
+
+    def _write(self, table: str, path: str, content: bytes) -> None:
+        if not is_local(table):
+            FileSystem(self._spark, table).write(path, content)
+            return
+        file = local_path(table) / path
+        if file.parent != local_path(table):
+            file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+
+    @cached_property
+    def _codec(self) -> str:
+        return str(self._spark.conf.get("spark.sql.parquet.compression.codec")).lower()
+
+    def begin(self, table: str) -> Any:
         """A transaction of Delta on a table.
 
         Raises:
@@ -95,12 +134,12 @@ class DirectAppend:
             raise WarehouseError(msg)
         return begun
 
-    def _begun(self, table: Path) -> Any:
+    def _begun(self, table: str) -> Any:
         session: Any = self._spark._jsparkSession
         self._jvm.SparkSession.setActiveSession(session)  # of this thread
-        found = self._jvm.DeltaLog.forTable(session, str(table))
+        found = self._jvm.DeltaLog.forTable(session, table)
         known = found.unsafeVolatileSnapshot()
-        is_newest = _is_newest(known.logSegment(), table / "_delta_log")
+        is_newest = is_local(table) and _is_newest(known.logSegment(), local_path(table) / "_delta_log")
         return found.startTransaction(self._none, self._jvm.Option.apply(known) if is_newest else self._none)
 
     def operation(self, marker: Mapping[str, Any] | None) -> Any:
@@ -115,7 +154,7 @@ class DirectAppend:
         (made,) = self._jvm.Class.forName(_WRITE).getConstructors()
         return int(made.getParameterCount())
 
-    def written(self, rows: DataFrame, table: Path) -> list[dict[str, Any]]:
+    def written(self, rows: DataFrame, table: str) -> list[dict[str, Any]]:
         """Writes the files of an append and does not commit them; returns Delta's `add` actions."""
         actions = self.begin(table).writeFiles(rows._jdf)
         return [json.loads(action.json())["add"] for action in self._jvm.CollectionConverters.asJava(actions)]
@@ -154,8 +193,9 @@ def _checkpointed(commits: Path) -> int:
 
 
 def found(spark: SparkSession, place: str) -> DirectAppend | None:
-    """What appends to the tables at a place; None where Delta's writer has to: off local disks, or in a newer Delta."""
-    if not is_local(place):
+    """What appends to the tables at a place; None where Delta's writer has to: in a newer Delta."""
+    try:
+        return DirectAppend(spark, place)
+    except (Py4JError, PySparkException, TypeError, ValueError) as error:
+        log.debug("each append is one of Delta's writer: %s", error)
         return None
-    direct = DirectAppend(spark, place)
-    return direct if direct.is_possible else None

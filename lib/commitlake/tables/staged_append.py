@@ -6,7 +6,6 @@ A job for each table is what costs: 2 000 rows of 100 topics took 8.2 s, four ta
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping
@@ -20,18 +19,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from commitlake.config.locations import local_path
+from commitlake.spark.frames import typed
 from commitlake.spark.parallel import run_all
-from commitlake.tables.creation import create_at_path
+from commitlake.tables.creation import create_at_path, is_as_made
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.schemas import TOPIC, TableLayout
+from commitlake.tables.small_files import Adds
 from commitlake.tables.telling import telling
 
 _LAYOUT = TableLayout(
     StructType([StructField("digest", StringType()), *TOPIC.schema]), ("digest", *TOPIC.partition_by), TOPIC.stats
 )
 """With a digest of the topic: its name may be too long for a directory once it is escaped, or mean null to Spark."""
-Adds = list[dict[str, Any]]
-"""Delta's `add` actions."""
 
 
 class _Step(NamedTuple):
@@ -60,8 +59,6 @@ class StagedAppend:
         if self._place.exists():
             shutil.rmtree(self._place)
         create_at_path(spark, place, _LAYOUT)  # it stays empty: it lends Delta's writer its columns
-        self._columns = [each for each in _columns(direct.begin(self._place).metadata()) if each["name"] != "digest"]
-        self._as_made: dict[int, bool] = {}
 
     def append(self, rows: DataFrame, tables: Mapping[str, str], marker: Mapping[str, Any] | None) -> None:
         """Appends rows, in one commit for each table; when one fails, the others are there, as of appends one by one.
@@ -74,7 +71,7 @@ class StagedAppend:
         Raises:
             WarehouseError: a table can't be written; the others are.
         """
-        own = rows.select("topic", *[F.col(field.name).cast(field.dataType) for field in TOPIC.schema])
+        own = typed(rows, TOPIC.schema, "topic")
         adds: Mapping[str, Adds] = defaultdict(list)
         for add in telling(str(self._place), partial(self._write, own)):
             adds[add["partitionValues"].pop("digest")].append(add)
@@ -84,32 +81,22 @@ class StagedAppend:
 
     def _told(self, step: _Step, topic: str, tables: Mapping[str, str], adds: Adds) -> None:
         table = tables[topic]
-        telling(table, partial(self._commit, step, topic, local_path(table), adds))
+        telling(table, partial(self._commit, step, topic, table, adds))
 
     def _write(self, own: DataFrame) -> Adds:
         digest = F.md5(F.col("topic").cast("binary")).alias("digest")
-        return self._direct.written(own.select(digest, *TOPIC.schema.names), self._place)
+        return self._direct.written(own.select(digest, *TOPIC.schema.names), str(self._place))
 
-    def _commit(self, step: _Step, topic: str, table: Path, adds: Adds) -> None:
+    def _commit(self, step: _Step, topic: str, table: str, adds: Adds) -> None:
         begun = self._direct.begin(table)
-        if self._is_as_made(begun.metadata()):
-            own = [add | {"path": quote(str(self._moved(add, table)))} for add in adds]
+        if is_as_made(begun.metadata(), TOPIC):
+            own = [add | {"path": quote(str(self._moved(add, local_path(table))))} for add in adds]
             self._direct.commit(own, begun, step.operation)
         else:  # Delta's writer knows of constraints, defaults and columns that were mapped or renamed
             for add in adds:
                 self._delete(self._place / unquote(add["path"]))
             rows = step.rows.where(F.col("topic") == topic).drop("topic")
-            self._direct.append(rows, str(table), step.marker)
-
-    def _is_as_made(self, metadata: Any) -> bool:
-        """Whether files of `TOPIC.schema` are what Delta's writer would write to the table."""
-        known = metadata.hashCode()  # the schema is 3 kB of text
-        if known not in self._as_made:
-            is_free = "delta.constraints." not in metadata.configuration().toString()
-            partitions = json.loads(metadata.json())["metaData"]["partitionColumns"]
-            has_columns = _columns(metadata) == self._columns and partitions == list(TOPIC.partition_by)
-            self._as_made[known] = is_free and has_columns
-        return self._as_made[known]
+            self._direct.append(rows, table, step.marker)
 
     def _moved(self, add: Mapping[str, Any], table: Path) -> Path:
         staged = Path(unquote(add["path"]))
@@ -123,9 +110,3 @@ class StagedAppend:
         """Deletes what is left of a staged file, and that of Hadoop's own file system beside it."""
         for path in (staged, staged.with_name(f".{staged.name}.crc")):
             path.unlink(missing_ok=True)
-
-
-def _columns(metadata: Any) -> list[dict[str, Any]]:
-    """A table's columns with all that Delta notes of them, by name."""
-    fields: list[dict[str, Any]] = json.loads(metadata.schemaString())["fields"]
-    return sorted(fields, key=lambda field: str(field["name"]))

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
@@ -23,15 +24,16 @@ from commitlake.protocol.version import __version__
 from commitlake.reading import damage
 from commitlake.reading.markers import parsed
 from commitlake.spark.files import FileSystem
-from commitlake.spark.frames import of_rows
+from commitlake.spark.frames import of_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import commits, direct_append, kept_versions, together
+from commitlake.tables import commits, direct_append, kept_versions, small_files, together
+from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
-from commitlake.tables.schemas import TABLES
+from commitlake.tables.schemas import TABLES, TOPIC
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.telling import reading, telling
 
@@ -43,25 +45,6 @@ _SIDE_BY_SIDE = 4
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
 _TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
-
-
-class AppendGuard:
-    """Stands before every append of a `Warehouse`; this one lets all pass, which is enough under a lock."""
-
-    fences = False
-    """Whether others may have appends under way, which `fence` ends."""
-
-    def rows(self, rows: DataFrame) -> DataFrame:
-        """What is appended instead of `rows`."""
-        return rows
-
-    def for_tables(self, warehouse: Warehouse) -> AppendGuard:
-        """The same guard for the same tables in another session."""
-        del warehouse
-        return self
-
-    def fence(self, topics: Iterable[str]) -> None:
-        """Ends appends that others have under way to these topic tables, before what they hold is read."""
 
 
 class Warehouse:
@@ -166,7 +149,7 @@ class Warehouse:
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in new])
         rows = [{"topic": topic, "table": self._name(TableName.of_topic(topic))} for topic in new]
         listed = of_rows(self.spark, rows, TABLES["destinations"].schema)
-        self.append(listed.withColumn("created_at", F.current_timestamp()), "destinations")
+        self.append(listed.withColumn("created_at", F.current_timestamp()), "destinations", few=True)
 
     def may_hold(self, topic: str, others: Collection[str] = ()) -> bool:
         """Whether there can be a table of a new topic here, of its own, beside those of others."""
@@ -222,27 +205,40 @@ class Warehouse:
             return None
         return kept_versions.are_kept(self.spark, self.locate(name), since, self.version(name))
 
-    def append(self, df: DataFrame, name: str, marker: Marker | None = None) -> None:
+    def append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None = None, *, few: bool = False) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
 
         Args:
-            df: Has at least the table's columns; more are ignored, order and width are put right.
+            df: Has at least the table's columns, in any order and width; an Arrow table of the driver has just them.
             name: The table.
             marker: Stored as JSON in the commit's userMetadata; see `markers`.
+            few: Whether the driver may hold the rows (`small_files.are_few`).
 
         Raises:
             WarehouseError: The table can't be written.
         """
-        direct, marker = self._direct(), self._written.note(name, marker)
-        if direct is not None:
-            telling(self.locate(name), partial(direct.append, self._own(df, name), self.locate(name), marker))
+        marker = self._written.note(name, marker)
+        telling(self.locate(name), partial(self._append, df, name, marker, few))
+
+    def _append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None, few: bool) -> None:
+        direct, place = self._direct(), self.locate(name)
+        if direct is not None and isinstance(df, DataFrame) and few:
+            df = to_arrow(typed(df, TableName(name).layout.schema))
+        if isinstance(df, pa.Table):
+            if direct is not None and direct.append_few(df, place, TableName(name).layout, marker, self.guard.check):
+                return
+            df = self.spark.createDataFrame(df)
+        if direct is not None and self._is_alone:
+            direct.append(self._own(df, name), place, marker)
             return
-        writer = self._writer(df, name).mode("append")
+        writer = self._own(df, name).write.format("delta").mode("append")
         if marker is not None:
             writer = writer.option("userMetadata", json.dumps(marker, separators=(",", ":")))
-        self._write(writer, name)
+        self._save(writer, name)
 
-    def append_to_topics(self, rows: DataFrame, topics: Sequence[str], marker: Marker, now: Now = None) -> None:
+    def append_to_topics(
+        self, rows: DataFrame, topics: Sequence[str], marker: Marker, now: Now = None, *, few: bool = False
+    ) -> None:
         """Appends rows to the tables of several topics, which are created where missing; each table gets one commit.
 
         Args:
@@ -250,21 +246,24 @@ class Warehouse:
             topics: Those that they are of.
             marker: Stored with each commit, as by `append`.
             now: Gives `visible_at` as the last thing before the write; None where rows have it.
+            few: As of `append`, of all topics together.
 
         Raises:
             WarehouseError: A table can't be written; the others are.
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
-        staged = telling(self.root, self._staging) if len(topics) > _SIDE_BY_SIDE else None
         rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
         names = [*map(TableName.of_topic, topics)]
-        if staged is not None:
+        if few and len(topics) > 1 and self._direct() is not None:
+            own = small_files.by_topic(telling(self.root, lambda: to_arrow(typed(rows, TOPIC.schema, "topic"))), topics)
+        elif len(topics) > _SIDE_BY_SIDE and (staged := telling(self.root, self._staging)) is not None:
             for name in names:
                 self._written.note(name, marker)
             staged.append(rows, dict(zip(topics, map(self.locate, names), strict=True)), marker)
             return
-        own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
-        run_all(self.spark, [partial(self.append, frame, name, marker) for frame, name in zip(own, names, strict=True)])
+        else:
+            own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
+        run_all(self.spark, [partial(self.append, *each, marker, few=few) for each in zip(own, names, strict=True)])
 
     def _has_grown(self, name: str) -> bool:
         log = self.log(name)
@@ -288,7 +287,12 @@ class Warehouse:
 
     def _direct(self) -> DirectAppend | None:
         """What appends by Delta's own transactions; None where Delta's writer has to."""
-        return None if self._in_catalog or self.guard.fences else self._found_direct
+        return None if self._in_catalog else self._found_direct
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a table's newest commit is mostly one of this process, and appends are fenced by nobody."""
+        return is_local(self.root) and not self.guard.fences
 
     @cached_property
     def _found_direct(self) -> DirectAppend | None:
@@ -297,7 +301,7 @@ class Warehouse:
     def _staging(self) -> StagedAppend | None:
         """What appends to many tables at once; None where each needs an append of its own."""
         direct = self._direct()
-        if direct is None:
+        if direct is None or not self._is_alone:
             return None
         with self._lock:
             if self._staged is None:
@@ -306,18 +310,14 @@ class Warehouse:
 
     def replace(self, df: DataFrame, name: str) -> None:
         """Replaces all rows of a table, as `append` adds some."""
-        self._write(self._writer(df, name).mode("overwrite"), name)
+        writer = self._own(df, name).write.format("delta").mode("overwrite")
+        telling(self.locate(name), partial(self._save, writer, name))
 
     def _own(self, df: DataFrame, name: str) -> DataFrame:
-        rows = df.select(*[F.col(field.name).cast(field.dataType) for field in TableName(name).layout.schema])
-        return self.guard.rows(rows)
+        return self.guard.rows(typed(df, TableName(name).layout.schema))
 
-    def _writer(self, df: DataFrame, name: str) -> DataFrameWriter:
-        return self._own(df, name).write.format("delta")
-
-    def _write(self, writer: DataFrameWriter, name: str) -> None:
-        place = self.locate(name)
-        telling(place, partial(writer.saveAsTable if self._in_catalog else writer.save, place))
+    def _save(self, writer: DataFrameWriter, name: str) -> None:
+        (writer.saveAsTable if self._in_catalog else writer.save)(self.locate(name))
 
     def table(self, name: str) -> DeltaTable:
         """The table, for what is not reading or appending."""

@@ -22,6 +22,7 @@ from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
 from commitlake.tables.landed_after import AFTER
+from commitlake.tables.small_files import are_few
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Batch:
         topics: those in which something becomes visible; the ledger's append finds them.
         since: what counts ages, with the times since when; the ledger's append finds them, too.
         shown_at: when all of it could be read, ms since epoch, UTC.
+        bytes: about what the messages that end take; the ledger's append finds them, too.
     """
 
     context: Context
@@ -53,11 +55,17 @@ class Batch:
     topics: set[str] = field(default_factory=set)
     since: list[tuple[Ages, Times]] = field(default_factory=list)
     shown_at: int = 0
+    bytes: int = 0
 
     @property
     def marker(self) -> dict[str, int]:
         """Marker of its commits; those to topics have more."""
         return {"batch_id": self.batch_id}
+
+    @property
+    def few(self) -> bool:
+        """Whether the driver writes the files of what ends."""
+        return are_few(self.events.count(Event.DECIDED, Event.DELIVERY), self.bytes)
 
     @classmethod
     def of(cls, context: Context, batch_id: int, landing_id: int, found: Resolved) -> Batch:
@@ -107,7 +115,8 @@ class Batch:
             ]
             rows = reduce(DataFrame.union, frames)
             marker = {**self.marker, AFTER: self.landing_id}
-            self.context.warehouse.append_to_topics(rows, sorted(self.topics), marker, self.context.clock.onward_ms)
+            clock = self.context.clock.onward_ms
+            self.context.warehouse.append_to_topics(rows, sorted(self.topics), marker, clock, few=self.few)
         self.shown_at = self.context.clock.onward_ms()
         for ages, since in self.since:
             ages.add(since, self.shown_at)
@@ -119,13 +128,13 @@ class Batch:
         if events.count_discarded():
             columns = self.context.warehouse.read("half").columns
             rows = ledger_rows.discarded(self.messages[Source.HALF], columns, self.batch_id)
-            tasks.append(partial(append, rows, "discarded", self.marker))
+            tasks.append(partial(append, rows, "discarded", self.marker, few=self.few))
         if events.count(Event.REFUSED):
             refused = rejected_rows(self.context.warehouse, self.context.config, events)
             tasks.append(partial(append, refused, "rejected", self.marker))
         if events.count(Event.CHECK):
             checks = ledger_rows.checks(self.messages[Source.HALF], self.batch_id)
-            tasks.append(partial(append, checks, "checks", self.marker))
+            tasks.append(partial(append, checks, "checks", self.marker, few=are_few(events.count(Event.CHECK))))
         if self.opened is not None:
             opened = self.opened.withColumn("batch_id", F.lit(self.batch_id))
             tasks.append(partial(append, opened, "reentries", self.marker))
@@ -140,7 +149,7 @@ class Batch:
         """A batch that stands in `batches` is whole."""
         spark = self.context.warehouse.spark
         row = spark.sql(f"SELECT {self.batch_id}L AS batch_id, timestamp_millis({self.shown_at}L) AS completed_at")
-        self.context.warehouse.append(row, "batches", self.marker)
+        self.context.warehouse.append(row, "batches", self.marker, few=True)
 
     def send_checks(self) -> None:
         """To Kafka; ids never change. The batch ends all the same when they can't be sent."""
@@ -171,8 +180,9 @@ class Batch:
         topics = F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics")
         gathered = [times(at, f"since {number}") for number, (_, at) in enumerate(since)]
         places = F.expr(f"bit_xor(xxhash64({place}))").alias("places")
-        found = rows.observe(seen, topics, F.count("*").alias("n"), places, *gathered)
-        self.context.warehouse.append(found, name, self.marker)
+        found = rows.observe(seen, topics, F.count("*").alias("n"), F.sum("bytes").alias("bytes"), places, *gathered)
+        self.context.warehouse.append(found, name, self.marker, few=self.few)
+        self.bytes += seen.get["bytes"] or 0
         self.topics |= set(json.loads(seen.get["topics"]))
         self.since += [(ages, told_times(seen.get[f"since {number}"])) for number, (ages, _) in enumerate(since)]
         return Ends(seen.get["n"], seen.get["places"] or 0)

@@ -7,14 +7,14 @@ concern the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from commitlake.coordinator.coordination import input_rows
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
@@ -22,8 +22,9 @@ from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.statemachine.rows import ABSENT, SEGMENT_SIZE
 from commitlake.protocol.states import Kind
 from commitlake.spark.files import FileSystem
-from commitlake.spark.frames import of_rows
+from commitlake.spark.frames import of_rows, to_arrow
 from commitlake.tables import direct_append, log_cleanup
+from commitlake.tables.schemas import TableLayout
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
 """A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
@@ -32,13 +33,23 @@ _PART = 100
 """Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round; and with
 them what the log holds of them, or each round would list the log of all rounds before."""
 _KEPT_LOG_MS = 120_000
-_PROPERTIES = {
-    "delta.checkpointInterval": str(_PART),
-    "delta.dataSkippingNumIndexedCols": "0",
-    "delta.logRetentionDuration": "interval 1 hour",
-    "delta.deletedFileRetentionDuration": "interval 1 hour",
-}
-"""Of the new table: its first append sets them."""
+_TIMES = ("landed", "now")
+
+
+class _Layout(TableLayout):
+    """Without statistics. The table's first append sets the properties."""
+
+    def properties(self) -> dict[str, str]:
+        return {
+            "delta.checkpointInterval": str(_PART),
+            "delta.dataSkippingNumIndexedCols": "0",
+            "delta.logRetentionDuration": "interval 1 hour",
+            "delta.deletedFileRetentionDuration": "interval 1 hour",
+        }
+
+
+_MORE = [*(StructField(name, LongType()) for name in _TIMES), StructField("part", IntegerType())]
+_LAYOUT = _Layout(StructType([*INPUT_SCHEMA, *_MORE]), ("part",))
 
 
 class SegmentKey(NamedTuple):
@@ -64,19 +75,20 @@ class InputTable:
         self._files, self._direct = FileSystem(spark, path), direct_append.found(spark, path)
         self._appended = 0
         self._lock = Lock()
-        self._write(opened, ABSENT, **_PROPERTIES)
+        self._write(opened, ABSENT, few=False, properties=_LAYOUT.properties())
 
-    def append(self, rows: DataFrame, watermark: int) -> None:
+    def append(self, rows: DataFrame, watermark: int, *, few: bool = False) -> None:
         """Appends rows of `INPUT_SCHEMA`.
 
         Args:
             rows: the rows.
             watermark: up to where all has landed, ms since epoch, UTC: it goes with every row, and holds for the
                 deadlines of its segment.
+            few: whether the driver may hold the rows.
         """
         if self._appended % _PART == 0:  # first: what fails here leaves no rows that a batch takes by itself
             self._forget(self._appended // _PART - 1)
-        self._write(rows, watermark)
+        self._write(rows, watermark, few=few)
 
     def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
         """A row for each of these segments, in which something is due though nothing came."""
@@ -102,16 +114,19 @@ class InputTable:
         if part > 1:
             self._files.delete(f"part={part - 2}")
 
-    def _write(self, rows: DataFrame, watermark: int, **properties: str) -> None:
+    def _write(
+        self, rows: DataFrame, watermark: int, *, few: bool, properties: Mapping[str, str] | None = None
+    ) -> None:
         with self._lock:
             part, self._appended = self._appended // _PART, self._appended + 1
-        times = {"landed": watermark, "now": self._clock.now_ms()}
+        times = zip(_TIMES, (watermark, self._clock.now_ms()), strict=True)
         own = rows.select(
             *INPUT_SCHEMA.names,
-            *[F.lit(time).cast("bigint").alias(name) for name, time in times.items()],
+            *[F.lit(time).cast("bigint").alias(name) for name, time in times],
             F.lit(part).alias("part"),
         )
-        if self._direct is not None and not properties:
+        if self._direct is None or properties:
+            writer = own.write.format("delta").partitionBy(*_LAYOUT.partition_by).mode("append")
+            writer.options(**(properties or {})).save(self._path)
+        elif not (few and self._direct.append_few(to_arrow(own), self._path, _LAYOUT, None)):
             self._direct.append(own, self._path, None)
-        else:
-            own.write.format("delta").partitionBy("part").mode("append").options(**properties).save(self._path)

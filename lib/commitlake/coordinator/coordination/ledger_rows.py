@@ -16,6 +16,8 @@ SHOWN_AT_ONCE = "state = 'COMMITTED' AND deliver_at IS NULL AND duplicate_of IS 
 SINCE = "since_ms"
 """Of rows of `transactions` and `deliveries`, and in no table: since when a message could have been visible."""
 
+_BYTES = "coalesce(octet_length(body), 0) + coalesce(octet_length(array_join(map_values(properties), '')), 0) AS bytes"
+"""Not a column of the ledger: of the message, wherever it goes."""
 _TRANSACTION = [
     "queue",
     "queue_offset AS half_offset",
@@ -30,6 +32,7 @@ _TRANSACTION = [
     "stored_at",
     f"{_ENDED_AT} AS resolved_at",
     f"greatest(e.op_stored, unix_millis(stored_at)) AS {SINCE}",
+    _BYTES,
 ]
 _DELIVERY = [
     *("queue", "queue_offset", "message_id", "topic"),
@@ -38,6 +41,7 @@ _DELIVERY = [
     f"{moment_sql('e.deliver_at')} AS deliver_at",
     f"{_ENDED_AT} AS resolved_at",
     f"greatest(e.deliver_at, unix_millis(stored_at)) AS {SINCE}",
+    _BYTES,
 ]
 _DISCARDED = [
     f"{named_sql(Reason, 'e.reason')} AS reason",

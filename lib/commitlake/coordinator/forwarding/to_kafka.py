@@ -151,7 +151,7 @@ class ToKafka:
             if version is not None and version > self._saved:
                 row = {"topic": self.topic, "target": self._target, "next_version": version}
                 rows = of_rows(self._warehouse.spark, [row], TABLES["forwarded"].schema)
-                self._warehouse.append(rows, "forwarded")
+                self._warehouse.append(rows, "forwarded", few=True)
                 self._saved = version
             self._saved_at = time.monotonic()
 

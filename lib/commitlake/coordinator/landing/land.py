@@ -23,6 +23,7 @@ from commitlake.kafka.log_ends import LogEnds
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import in_few_tasks, kept, release
 from commitlake.tables import TableName, Warehouse, topic_table
+from commitlake.tables.small_files import are_few
 
 
 class OffsetRange(NamedTuple):
@@ -45,6 +46,7 @@ class Landed:
         half_spans: By queue, where its half messages lie.
         rows: How many records there are.
         bytes: What they take, about.
+        few: Whether the driver writes the files of its tables.
         rejected: By reason, how many of them are rejected.
         answers: How many of them answer a check.
         position: The position when all tables are written.
@@ -59,6 +61,7 @@ class Landed:
     half_spans: Mapping[int, OffsetRange]
     rows: int
     bytes: int
+    few: bool
     rejected: Mapping[str, int]
     answers: int
     position: LandingPosition
@@ -123,6 +126,7 @@ class Landing:
         if duplicates is not None:
             rows = classify.refuse_duplicates(rows, duplicates)
             counts = _count(rows, self._topics.names)
+        size = sum(row["bytes"] for row in counts)
         return Landed(
             classified=classified,
             tables=_of_fixed_tables(rows, counts, now),
@@ -131,7 +135,8 @@ class Landing:
             since=_since(counts),
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
-            bytes=sum(row["bytes"] for row in counts),
+            bytes=size,
+            few=are_few(sum(row["rows"] for row in counts), size),
             rejected=_rejected(counts),
             answers=sum(row["answers"] for row in counts),
             position=self.position.advanced(ends),
@@ -140,30 +145,30 @@ class Landing:
 
     def writes(self, landed: Landed) -> list[Callable[[], int | None]]:
         """The appends of a landing; nothing orders them. Those to topics return when their rows could be read."""
-        marker, append = {"landing_id": landed.position.landing_id}, self._warehouse.append
-        writes: list[Callable[[], int | None]]
-        writes = [partial(append, rows, name, marker) for name, rows in landed.tables.items()]
+        marker, few = {"landing_id": landed.position.landing_id}, landed.few
+        append = partial(self._warehouse.append, marker=marker, few=few)
+        writes: list[Callable[[], int | None]] = [partial(append, rows, name) for name, rows in landed.tables.items()]
         if not landed.topics:
             return writes
         shown = landed.shown()
         first = [topic for topic in landed.topics if self._warehouse.guard.fences and topic not in self._own_topics]
-        writes += [partial(self._append_first, shown, topic, marker) for topic in first]
+        writes += [partial(self._append_first, shown, topic, marker, few) for topic in first]
         known = [topic for topic in landed.topics if topic not in first]
         if known:
             rows = shown.where(F.col("topic").isin(*known)) if first else shown
-            writes.append(partial(self._show, rows, known, marker))
+            writes.append(partial(self._show, rows, known, marker, few))
         return writes
 
-    def _show(self, rows: DataFrame, topics: Sequence[str], marker: Mapping[str, int]) -> int:
-        self._warehouse.append_to_topics(rows, topics, marker, self._clock.onward_ms)
+    def _show(self, rows: DataFrame, topics: Sequence[str], marker: Mapping[str, int], few: bool) -> int:
+        self._warehouse.append_to_topics(rows, topics, marker, self._clock.onward_ms, few=few)
         return self._clock.onward_ms()
 
-    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int]) -> int | None:
+    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int], few: bool) -> int | None:
         rows = self._without_others(topic, shown.where(F.col("topic") == topic))
         self._own_topics.add(topic)
         if rows.isEmpty():  # Delta commits nothing then, and a start would look for the landing there
             return None
-        return self._show(rows, [topic], marker)
+        return self._show(rows, [topic], marker, few)
 
     def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
         """The first rows of a topic in this run, without what an older coordinator has landed meanwhile.
@@ -251,7 +256,8 @@ _OTHERS = ""
 
 
 _COUNTED = (
-    *("count(*) AS n", "sum(bytes) AS bytes", "bool_and(is_judged) AS is_judged"),
+    *("count(*) AS n", "sum(bytes) AS bytes", "sum(greatest(size(members), 1)) AS rows"),
+    "bool_and(is_judged) AS is_judged",
     f"count_if(target = '{classify.OP}' AND op.from_check) AS answers",
     *("min(offset) AS first", "max(offset) AS last", "avg(unix_millis(stored_at)) AS mean"),
     "array(min(unix_millis(stored_at)), max(unix_millis(stored_at))) AS ends",

@@ -175,7 +175,7 @@ class Maintenance:
         moment = self._warehouse.spark.sql(
             f"SELECT timestamp_millis({cut.stored_ms}) AS ended_before, current_timestamp() AS maintained_at"
         )
-        self._warehouse.append(moment, "maintenance")
+        self._warehouse.append(moment, "maintenance", few=True)
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:
         """What a report calls each table, its name, and the time for which its unused files are kept."""

@@ -41,7 +41,7 @@ def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
     shown_at = clock.onward_ms()
     _complete_discarded(warehouse, ended, last)
     done = warehouse.spark.sql(f"SELECT {last}L AS batch_id, timestamp_millis({shown_at}L) AS completed_at")
-    warehouse.append(done, "batches", {"batch_id": last})
+    warehouse.append(done, "batches", {"batch_id": last}, few=True)
     return last
 
 

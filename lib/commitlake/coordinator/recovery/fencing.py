@@ -26,7 +26,7 @@ from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TABLES, Warehouse, topic_table
-from commitlake.tables.warehouse import AppendGuard
+from commitlake.tables.append_guard import AppendGuard
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -
     values = {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "version": version}
     values |= {"contract": CONTRACT}
     row = of_rows(warehouse.spark, [values], TABLES["epochs"].schema)
-    warehouse.append(row.withColumn("started_at", F.current_timestamp()), "epochs", {"epoch": epoch})
+    warehouse.append(row.withColumn("started_at", F.current_timestamp()), "epochs", {"epoch": epoch}, few=True)
     return epoch
 
 
@@ -208,6 +208,10 @@ class EpochGuard(AppendGuard):
         error = F.raise_error(F.lit("a newer epoch has begun"))
         passes = F.when(F.struct("epoch", "host", "pid") == own, True).otherwise(error)
         return rows.where(newest.select(passes).scalar())
+
+    def check(self) -> None:
+        """What `rows` does, for rows that the driver has: between the begin of a transaction and its commit."""
+        check(self._warehouse, self._epoch)
 
     def for_tables(self, warehouse: Warehouse) -> AppendGuard:
         """The same guard for the same tables in another session."""

@@ -1,0 +1,122 @@
+"""Files of a few rows, written by the driver: for 1 000 rows a Spark job costs five times as much as all the rest.
+
+They are what Spark would write: the same types, the same compression, and the statistics by which Delta skips files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from commitlake.protocol.clock import now_ms
+from commitlake.tables.schemas import TableLayout
+
+MOST_ROWS, MOST_BYTES = 20_000, 16 << 20
+"""Of one append by the driver: it holds them two or three times, beside those of other tables."""
+_LONGEST, _LAST = 32, "\U0010ffff"
+"""Characters of a string that statistics have, as Delta's; and what stands for the rest of the greatest one."""
+_CODECS = {name: name for name in ("gzip", "brotli", "zstd", "none")} | {"uncompressed": "none", "lz4_raw": "lz4"}
+"""By Spark's names, as pyarrow calls them; what only Spark knows is snappy, its default."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Adds = list[dict[str, Any]]
+"""Delta's `add` actions."""
+Values = dict[str, str | None]
+"""Of partition columns, as Delta's log has them."""
+
+
+def are_few(rows: int, size: int = 0) -> bool:
+    """Whether the driver writes so many rows of so many bytes; else a Spark job does."""
+    return rows <= MOST_ROWS and size <= MOST_BYTES
+
+
+def by_topic(rows: pa.Table, topics: Iterable[str]) -> list[pa.Table]:
+    """The rows of each topic, without the column `topic`."""
+    return [rows.filter(pc.equal(rows["topic"], topic)).drop_columns("topic") for topic in topics]
+
+
+def written(rows: pa.Table, layout: TableLayout, codec: str, write: Callable[[str, bytes], None]) -> Adds:
+    """Writes a file for each value of the partition columns; what is not committed then no log names.
+
+    Args:
+        rows: with just the table's columns, as Spark's Arrow has them.
+        layout: its partition columns, of whole numbers, and what it has statistics on.
+        codec: how files are compressed, by Spark's name.
+        write: writes a file, whole, by its path below the table.
+    """
+    return [_written(part, values, layout, codec, write) for values, part in _parts(rows, layout.partition_by)]
+
+
+def _parts(rows: pa.Table, by: Sequence[str]) -> Iterator[tuple[Values, pa.Table]]:
+    """The values of partition columns, and the rows without them."""
+    if not by:
+        yield {}, rows
+        return
+    column = rows[by[0]]
+    for value in column.unique():
+        own = rows.filter(pc.equal(column, value) if value.is_valid else pc.is_null(column)).drop_columns(by[0])
+        text = str(value) if value.is_valid else None
+        yield from (({by[0]: text, **values}, part) for values, part in _parts(own, by[1:]))
+
+
+def _written(
+    rows: pa.Table, values: Values, layout: TableLayout, codec: str, write: Callable[[str, bytes], None]
+) -> dict[str, Any]:
+    folders = [f"{name}={_NULL if value is None else value}" for name, value in values.items()]
+    path = "/".join([*folders, f"part-00000-{uuid4()}.parquet"])
+    file = pa.BufferOutputStream()
+    # Dictionaries are of use in large files only; maintenance makes those.
+    pq.write_table(rows, file, compression=_CODECS.get(codec, "snappy"), use_dictionary=False, store_schema=False)
+    content = file.getvalue().to_pybytes()
+    write(path, content)
+    return {
+        "path": path,
+        "partitionValues": values,
+        "size": len(content),
+        "modificationTime": now_ms(),
+        "dataChange": True,
+        "stats": json.dumps(statistics(rows, layout.stats)),
+    }
+
+
+def statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
+    """What Delta's log says of a file, so that a query skips it; no row is ever outside of it.
+
+    Args:
+        rows: of the file.
+        columns: of numbers, strings or timestamps.
+    """
+    ends = {name: _ends(rows[name]) for name in columns}
+    return {
+        "numRecords": rows.num_rows,
+        "minValues": {name: low for name, (low, _) in ends.items() if low is not None},
+        "maxValues": {name: high for name, (_, high) in ends.items() if high is not None},
+        "nullCount": {name: rows[name].null_count for name in columns},
+    }
+
+
+def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """No value is below the first one, or above the second one."""
+    is_time = pa.types.is_timestamp(column.type)
+    low, high = pc.min_max(column.cast(pa.int64()) if is_time else column).as_py().values()
+    if isinstance(low, str):
+        is_cut = len(high) > _LONGEST and high[_LONGEST] != _LAST
+        return low[:_LONGEST], high[:_LONGEST] + _LAST if is_cut else high
+    if is_time and low is not None:
+        return _moment(low // 1_000), _moment(-(-high // 1_000)) or _moment(high // 1_000)
+    return low, high
+
+
+def _moment(ms: int) -> str | None:
+    """A time as Delta's statistics have it, None beyond the year 9999."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return None
