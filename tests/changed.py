@@ -25,12 +25,13 @@ TESTS = {
     "config": "e2e/run_command e2e/launch e2e/security recovery/growth recovery/full_disk",
     "coordinator": """spark/coordination_rules recovery/round recovery/restarts recovery/liveness recovery/faults
         recovery/campaign e2e/metrics steady/steady_load""",
-    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
+    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time spark/visible_at
         spark/refused_parts spark/in_memory_coordinator
         recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/delayed_by_key""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",
-    "coordinator/landing": """spark/landing_records spark/hostile_records spark/in_memory_coordinator
+    "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records
+        spark/in_memory_coordinator spark/visible_at
         recovery/landing_recovery recovery/kafka_identity recovery/offsets_used_before recovery/liveness
         e2e/log_ends""",
     "coordinator/maintenance": "spark/maintenance spark/open_rows recovery/corners",
