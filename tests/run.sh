@@ -19,11 +19,10 @@ trap 'for each in "${running[@]}"; do kill "${each%%:*}" 2>/dev/null || true; do
 # Runs a part beside the others where memory allows: one after the other takes twice as long. Those that take
 # longest come first at the processors, and the rest takes what they leave: all end at about the same time.
 beside() {
-  local name=$1 niceness=10
+  local name=$1 first=10
   shift
-  [[ $name =~ ^(commands|clients)$ ]] && niceness=5
-  [[ $name =~ ^(coordinator|kills)$ ]] && niceness=0
-  nice -n "$niceness" "$@" >"$logs/$name" 2>&1 &
+  [[ $name =~ ^(commands|coordinator|kills|clients)$ ]] && first=0
+  nice -n "$first" "$@" >"$logs/$name" 2>&1 &
   running+=("$!:$name")
   ((free_kb > 14000000)) || finish
 }
