@@ -1,0 +1,179 @@
+"""What a standby does while it waits: starts and rounds on tables of its own, so that its JVM is warm at the takeover.
+
+A JVM loads classes, and compiles what it runs often; cold, a standby took 27 s from a SIGKILL of the coordinator to the
+first new row. Kafka takes no part: the records are made here, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from commitlake.config import Config
+from commitlake.coordinator.coordination import query
+from commitlake.coordinator.coordination.context import Context
+from commitlake.coordinator.coordination.half_cache import HalfCache
+from commitlake.coordinator.coordination.input_table import InputTable
+from commitlake.coordinator.dedup.dedup_index import DedupIndex
+from commitlake.coordinator.landing import classify
+from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.landing.ordinary import Classification
+from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.coordinator.landing.topic_admission import Topics
+from commitlake.coordinator.landing.watermark import Watermark
+from commitlake.coordinator.recovery import recover
+from commitlake.coordinator.recovery.recover import Recovered
+from commitlake.coordinator.scheduler import Scheduler
+from commitlake.protocol import headers, wire
+from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.encoding import Position
+from commitlake.spark import checkpoints
+from commitlake.spark.callbacks import held_weakly
+from commitlake.spark.files import FileSystem
+from commitlake.spark.frames import of_rows
+from commitlake.tables import Warehouse
+
+log = logging.getLogger(__name__)
+
+_SOONEST_S = 1.0
+"""Where nobody runs, a standby takes over before that."""
+_END_S = 10.0
+_NAME = "rehearsal"
+"""Of the topic and of the producer group."""
+_ROUNDS, _EACH = 12, 20
+"""Each time; by the twelfth one takes hardly longer than the next."""
+_RAW = cast(
+    StructType,
+    StructType.fromDDL(
+        "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary,"
+        "headers array<struct<key: string, value: binary>>"
+    ),
+)
+"""What landing reads of the Kafka source."""
+
+
+class Rehearsal:
+    """Starts and rounds on tables of its own.
+
+    Args:
+        spark: a session with the coordinator's settings.
+        config: the coordinator's.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self._spark, self._place = spark, checkpoints.fresh(config, "rehearsal", 0)
+        free = replace(config.topics, allowed=(), dedup={})
+        self._config = replace(
+            config,
+            warehouse=f"{self._place}/warehouse",
+            checkpoints=f"{self._place}/checkpoints",
+            topics=free,
+            transaction=replace(config.transaction, reject=False),
+        )
+        self._clock, self._stopping = BrokerClock(), threading.Event()
+
+    def stop(self) -> None:
+        """Lets the round under way end, and none begin."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """A first start and its rounds, then one that finds what the first has left, with messages that are delayed."""
+        try:
+            if not self._stopping.wait(_SOONEST_S):
+                self._run()
+        except Exception as error:  # a standby that is not warm is one all the same
+            log.warning("the standby could not rehearse, so it will be slower at first: %s", error)
+        finally:
+            FileSystem(self._spark, self._place).delete("")
+
+    def _run(self) -> None:
+        tables = Warehouse(self._spark, self._config.warehouse)
+        tables.create()
+        landed = self._played(tables, recover.of_new_warehouse(tables, self._inputs), LandingPosition(0, {}))
+        if not self._stopping.is_set():
+            found = recover.recover(tables, self._config, self._inputs, self._clock, landed, tables.topics())
+            self._played(tables, found, landed, **{headers.TIMER_DELAY_SEC: "1"})
+
+    def _inputs(self, opened: DataFrame) -> InputTable:
+        return InputTable(self._spark, f"{checkpoints.fresh(self._config, 'inputs', 0)}/table", self._clock, opened)
+
+    def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
+        """Runs rounds of what a start has found; returns how far they came."""
+        rules, dedup = classify.LandingRules.of(self._config), DedupIndex(tables, {}, self._clock)
+        topics = Topics(tables, rules.topics_max, lambda _: None)
+        context = Context(self._config, tables, self._clock, HalfCache(tables), found.inputs, dedup)
+        landing = Landing(tables, rules, Classification.of(rules), topics, dedup, begun, self._clock, found.uncommitted)
+        queries: list[StreamingQuery] = []
+
+        def start(write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+            scratch = checkpoints.fresh(self._config, "coordination", 0)
+            queries.append(query.start(self._config, found.inputs, held_weakly(write), scratch))
+            return queries[0]
+
+        ends: dict[str, dict[int, int]] = {}
+        scheduler = Scheduler(context, landing, Watermark(), lambda: ends, start, found.last_batch + 1)
+        first = begun.next("half", 0)
+        try:
+            for at in range(first, first + _ROUNDS * _EACH, _EACH):
+                if self._stopping.is_set():
+                    break
+                ends.update({source: {0: at + _EACH} for source in ("half", "op", "messages")})
+                scheduler.round(self._raw(range(at, at + _EACH), delays), ends)
+        finally:
+            scheduler.stop(_END_S)
+            for each in queries:
+                each.stop()
+            context.half_cache.clear()
+        return landing.position
+
+    def _raw(self, offsets: range, delays: dict[str, str]) -> DataFrame:
+        """For each offset a transaction that is committed, and a message."""
+        rows = []
+        for at in offsets:
+            for source, record in _records(at, delays):
+                stored = {"topic": self._config.kafka.topic(source), "partition": 0, "offset": at}
+                named = [{"key": name, "value": value} for name, value in record.headers]
+                rows.append({**record._asdict(), **stored, "timestamp": datetime.now(UTC), "headers": named})
+        return of_rows(self._spark, rows, _RAW)
+
+
+def _records(offset: int, delays: dict[str, str]) -> list[tuple[str, wire.Encoded]]:
+    half = wire.HalfRecord(
+        topic=_NAME, msg_id=f"h{offset}", body=b"rehearsal", producer_group=_NAME, transaction_id=f"t{offset}"
+    )
+    op = wire.OpRecord(
+        transaction_id=f"t{offset}",
+        producer_group=_NAME,
+        decision="COMMIT",
+        half_messages=(Position(0, offset),),
+    )
+    message = wire.MessageRecord(
+        topic=_NAME, msg_id=f"m{offset}", body=b"rehearsal", producer_group=_NAME, delays=delays
+    )
+    return [
+        ("half", wire.encode_half(half)),
+        ("op", wire.encode_op(op)),
+        ("messages", wire.encode_message(message)),
+    ]
+
+
+@contextmanager
+def rehearsing(spark: SparkSession, config: Config) -> Iterator[None]:
+    """Rehearses while the context lasts."""
+    rehearsal = Rehearsal(spark, config)
+    thread = threading.Thread(target=rehearsal.run, name="commitlake-rehearsal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        rehearsal.stop()
+        thread.join(_END_S)
