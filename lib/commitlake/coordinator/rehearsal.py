@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,7 +90,10 @@ class Rehearsal:
         """A first start and its rounds, then one that finds what the first has left, with messages that are delayed."""
         try:
             if not self._stopping.wait(_SOONEST_S):
+                begun = time.monotonic()
                 self._run()
+                if not self._stopping.is_set():
+                    log.warning("standing by, warm after %.0f s", time.monotonic() - begun)
         except Exception as error:  # a standby that is not warm is one all the same
             log.warning("the standby could not rehearse, so it will be slower at first: %s", error)
         finally:
