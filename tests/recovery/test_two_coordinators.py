@@ -181,6 +181,25 @@ def test_an_append_planned_before_a_newer_epoch_began_fails(spark: SparkSession,
     assert guarded.read("batches").count() == 2
 
 
+def test_epochs_is_read_again_only_when_it_has_a_new_commit(
+    spark: SparkSession, guarded: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at before each small append; in a catalog, where its log is out of reach, it is read each time."""
+    reads: list[int] = []
+    read = fencing.check
+    monkeypatch.setattr(fencing, "check", lambda *given: (reads.append(given[1]), read(*given)))
+    for _ in range(3):
+        guarded.append(batch(spark), "batches", few=True)
+    assert len(reads) == (3 if guarded.log("epochs") is None else 1)
+    guarded.append(guarded.read("epochs").where("false"), "epochs")
+    guarded.table("epochs").optimize().executeCompaction()
+    guarded.append(batch(spark), "batches", few=True)
+    fencing.begin_epoch(Warehouse(spark, guarded.root), "1")
+    with pytest.raises(FencedError, match="epoch 2; this one"):
+        guarded.append(batch(spark), "batches", few=True)
+    assert guarded.read("batches").count() == 4
+
+
 @pytest.mark.short
 def test_an_append_under_way_when_a_newer_epoch_fences_the_table_fails(
     spark: SparkSession, guarded: Warehouse, tmp_path: Path
