@@ -187,7 +187,12 @@ def test_epochs_is_read_again_only_when_it_has_a_new_commit(
     """It is looked at before each small append; in a catalog, where its log is out of reach, it is read each time."""
     reads: list[int] = []
     read = fencing.check
-    monkeypatch.setattr(fencing, "check", lambda *given: (reads.append(given[1]), read(*given)))
+
+    def counted(warehouse: Warehouse, epoch: int) -> None:
+        reads.append(epoch)
+        read(warehouse, epoch)
+
+    monkeypatch.setattr(fencing, "check", counted)
     for _ in range(3):
         guarded.append(batch(spark), "batches", few=True)
     assert len(reads) == (3 if guarded.log("epochs") is None else 1)
