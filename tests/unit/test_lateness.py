@@ -94,7 +94,7 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
         assert page.late == sorted(LATE, key=lambda row: -float(str(row["p99_s"])))
         assert [row["p99_s"] for row in page.slowest] == [29.0]
         config = from_mapping({"warehouse": warehouse})
-        told = "23.0 s (p50), 27.0 s (p99) in the last hour in delays, the latest topic"
+        told = "23.0 s (p50), 27.0 s (p99) in the last hour in the slowest topic, delays"
         assert doctor._late(tables, config) == doctor.Diagnosis("late", True, told)
         monkeypatch.setattr(doctor, "_MOST_LATE_S", 26)
         assert doctor._late(tables, config).detail == f"{told}; `commitlake stats --since 1h` tells all"
