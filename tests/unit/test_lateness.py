@@ -17,6 +17,7 @@ from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import opened
 from commitlake.tools import doctor
 from commitlake.tools.cli import questions
+from commitlake.tools.demo.comparison import OrderTables
 from commitlake.tools.report import figures
 
 BEGUN = now_ms() - 600_000
@@ -99,3 +100,7 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(doctor, "_MOST_LATE_S", 26)
         assert doctor._late(tables, config).detail == f"{told}; `commitlake stats --since 1h` tells all"
     assert questions.stats(from_mapping({"warehouse": warehouse}), HOUR_MS, as_json=True) == questions.FOUND
+
+
+def test_the_demo_tells_the_time_from_a_commit_until_its_row_could_be_read(warehouse: str) -> None:
+    assert OrderTables(Path(warehouse), "no broker is asked").median_s("orders") == 22.0
