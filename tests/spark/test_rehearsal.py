@@ -25,7 +25,6 @@ def rehearsed(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return Rehearsal(session.beside(spark, conf), conf)
 
 
-@pytest.mark.short
 def test_a_rehearsal_decides_and_delivers_without_kafka_and_leaves_nothing(
     rehearsed: Rehearsal, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
 
 from commitlake.config import Config
 from commitlake.coordinator.coordination import query
@@ -42,6 +41,7 @@ from commitlake.spark.callbacks import held_weakly
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
+from commitlake.tables.schemas import columns
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +52,15 @@ _NAME = "rehearsal"
 """Of the topic and of the producer group."""
 _ROUNDS, _EACH = 12, 20
 """Each time; by the twelfth one takes hardly longer than the next."""
-_RAW = cast(
-    StructType,
-    StructType.fromDDL(
-        "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary,"
-        "headers array<struct<key: string, value: binary>>"
-    ),
-)
-"""What landing reads of the Kafka source."""
+_RAW = columns("""
+string    topic
+int       partition
+bigint    offset
+timestamp timestamp
+binary    key value
+binaries  headers
+""")
+"""What landing reads of the Kafka source, where headers are entries."""
 
 
 class Rehearsal:
@@ -145,9 +146,8 @@ class Rehearsal:
         for at in offsets:
             for source, record in _records(at, delays):
                 stored = {"topic": self._config.kafka.topic(source), "partition": 0, "offset": at}
-                named = [{"key": name, "value": value} for name, value in record.headers]
-                rows.append({**record._asdict(), **stored, "timestamp": datetime.now(UTC), "headers": named})
-        return of_rows(self._spark, rows, _RAW)
+                rows.append({**record._asdict(), **stored, "timestamp": datetime.now(UTC)})
+        return of_rows(self._spark, rows, _RAW).withColumn("headers", F.map_entries("headers"))
 
 
 def _records(offset: int, delays: dict[str, str]) -> list[tuple[str, wire.Encoded]]:
