@@ -17,6 +17,7 @@ from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import opened
 from commitlake.tools import doctor
 from commitlake.tools.cli import questions
+from commitlake.tools.demo.comparison import OrderTables
 from commitlake.tools.report import figures
 
 BEGUN = now_ms() - 600_000
@@ -94,8 +95,12 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
         assert page.late == sorted(LATE, key=lambda row: -float(str(row["p99_s"])))
         assert [row["p99_s"] for row in page.slowest] == [29.0]
         config = from_mapping({"warehouse": warehouse})
-        told = "23.0 s (p50), 27.0 s (p99) in the last hour in delays, the latest topic"
+        told = "23.0 s (p50), 27.0 s (p99) in the last hour in the slowest topic, delays"
         assert doctor._late(tables, config) == doctor.Diagnosis("late", True, told)
         monkeypatch.setattr(doctor, "_MOST_LATE_S", 26)
         assert doctor._late(tables, config).detail == f"{told}; `commitlake stats --since 1h` tells all"
     assert questions.stats(from_mapping({"warehouse": warehouse}), HOUR_MS, as_json=True) == questions.FOUND
+
+
+def test_the_demo_tells_the_time_from_a_commit_until_its_row_could_be_read(warehouse: str) -> None:
+    assert OrderTables(Path(warehouse), "no broker is asked").median_s("orders") == 22.0

@@ -81,8 +81,8 @@ class OpenTransactions:
             self._told_at = now
             log.warning(
                 "Kafka transactions are open for %.0f s and more: %s; until they end nothing behind them lands, no "
-                "check is sent and no deadline passes; kafka-transactions.sh describe-producers names who began one, "
-                "and abort ends it",
+                "check is sent and no deadline passes; Kafka ends one after its producer's transaction.timeout.ms, and "
+                "kafka-transactions.sh find-hanging lists those that it does not, which abort ends",
                 now - min(self._since[key] for key in long),
                 ", ".join(f"{self._config.kafka.topic(source)}-{number} from offset {offset} on"
                           for (source, number), offset in long),

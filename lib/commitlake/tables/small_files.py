@@ -1,4 +1,4 @@
-"""Files of a few rows, written by the driver: for 1 000 rows a Spark job costs five times as much as all the rest.
+"""Files of a few rows, written by the driver: of an append of 1 000 rows a Spark job takes nine tenths of the time.
 
 They are what Spark would write: the same types, the same compression, and the statistics by which Delta skips files.
 """
@@ -19,7 +19,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.tables.schemas import TableLayout
 
 MOST_ROWS, MOST_BYTES = 20_000, 16 << 20
-"""Of one append by the driver: it holds them two or three times, beside those of other tables."""
+"""Of one landing or batch that the driver writes: it holds them two or three times."""
 _LONGEST, _LAST = 32, "\U0010ffff"
 """Characters of a string that statistics have, as Delta's; and what stands for the rest of the greatest one."""
 _CODECS = {name: name for name in ("gzip", "brotli", "zstd", "none")} | {"uncompressed": "none", "lz4_raw": "lz4"}

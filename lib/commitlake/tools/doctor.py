@@ -153,7 +153,7 @@ def _late(tables: Tables, config: Config) -> Diagnosis:
     if not found:
         return Diagnosis("late", True, "nothing became visible in the last hour")
     worst = max(found, key=lambda row: float(row["p99_s"]))
-    text = f"{worst['p50_s']} s (p50), {worst['p99_s']} s (p99) in the last hour in {worst['topic']}, the latest topic"
+    text = f"{worst['p50_s']} s (p50), {worst['p99_s']} s (p99) in the last hour in the slowest topic, {worst['topic']}"
     is_well = worst["p99_s"] <= _MOST_LATE_S
     return Diagnosis("late", is_well, text if is_well else f"{text}; `commitlake stats --since 1h` tells all")
 

@@ -14,7 +14,7 @@ SHOWN = (
 
 
 def topic_rows(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
-    """Messages as rows of topic tables, without `visible_at`. Bodies go from Parquet to Parquet in the JVM.
+    """Messages as rows of topic tables, without `visible_at`. No body becomes an object of Python.
 
     Args:
         messages: the messages that become visible, rows of `half` or `delayed`.

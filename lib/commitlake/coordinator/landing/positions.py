@@ -157,7 +157,6 @@ def append(warehouse: Warehouse, position: LandingPosition) -> None:
     row = of_rows(warehouse.spark, [{"landing_id": position.landing_id, "offsets": offsets}], _SCHEMA)
     # `landed_until` is of version 0.2: a watermark that is kept would keep a wrong clock, too.
     times = {"landed_until": F.lit(None), "completed_at": F.current_timestamp()}
-
     warehouse.append(row.withColumns(times), "positions", {"landing_id": position.landing_id}, few=True)
 
 
