@@ -30,7 +30,7 @@ TESTS = {
         recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/delayed_by_key""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",
-    "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records
+    "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records spark/hostile_sizes
         spark/in_memory_coordinator spark/visible_at
         recovery/landing_recovery recovery/kafka_identity recovery/offsets_used_before recovery/liveness
         e2e/log_ends""",

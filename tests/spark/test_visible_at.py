@@ -16,6 +16,7 @@ from tests.support.polling import patience, wait_for
 from tests.support.prometheus import Samples, samples
 
 import commitlake
+from commitlake.coordinator.coordination.batch import Batch
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import headers
 
@@ -116,3 +117,20 @@ def test_visible_at_never_falls_though_the_clock_is_put_back(spark: SparkSession
             coordinator._clock.set(coordinator._clock.now_ms() - HOUR_MS)
     times = [at for each in commits(lake, "orders") for at in sorted(each.visible_ms.values())]
     assert len(times) == 4 and times == sorted(times)
+
+
+def test_no_row_is_visible_before_its_end_in_the_ledger_though_the_clock_is_put_back(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the leader of `settings` changes to a broker whose clock is behind."""
+    publish = Batch.publish
+
+    def put_back(batch: Batch) -> None:
+        batch.context.clock.set(batch.context.clock.now_ms() - HOUR_MS)
+        publish(batch)
+
+    monkeypatch.setattr(Batch, "publish", put_back)
+    lake.op("COMMIT", "a", lake.half("a"))
+    lake.run(spark)
+    (shown,), (ended,), (batch,) = lake.topic("orders"), lake.rows("transactions"), lake.rows("batches")
+    assert ended["resolved_at"] <= shown["visible_at"] <= batch["completed_at"]

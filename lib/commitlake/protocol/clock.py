@@ -34,10 +34,10 @@ class BrokerClock:
         """The broker's time now, ms since epoch, UTC."""
         return _running_ms() + self._ahead_ms
 
-    def onward_ms(self) -> int:
-        """The same, but never before what this has returned yet, though `set` puts the clock back."""
+    def onward_ms(self, least: int = 0) -> int:
+        """The same, but never before `least` or what this has returned yet, though `set` puts the clock back."""
         with self._lock:
-            self._told_ms = max(self._told_ms, self.now_ms())
+            self._told_ms = max(self._told_ms, self.now_ms(), least)
             return self._told_ms
 
 

@@ -105,7 +105,11 @@ class Batch:
             self.events.check_written(written, "deliveries", Event.DELIVERY)
 
     def publish(self) -> None:
-        """What was committed or delivered becomes visible; how late is counted when it can be read."""
+        """What was committed or delivered becomes visible; how late is counted when it can be read.
+
+        Never before the batch's time, though the clock was put back since: it may be right after a message was due.
+        """
+        clock = partial(self.context.clock.onward_ms, self.events.now)
         if self.topics:
             shown = f"({topic_rows.SHOWN}) AND duplicate_of IS NULL"
             frames = [
@@ -115,9 +119,8 @@ class Batch:
             ]
             rows = reduce(DataFrame.union, frames)
             marker = {**self.marker, AFTER: self.landing_id}
-            clock = self.context.clock.onward_ms
             self.context.warehouse.append_to_topics(rows, sorted(self.topics), marker, clock, few=self.few)
-        self.shown_at = self.context.clock.onward_ms()
+        self.shown_at = clock()
         for ages, since in self.since:
             ages.add(since, self.shown_at)
 

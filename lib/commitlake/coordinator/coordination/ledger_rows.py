@@ -16,7 +16,8 @@ SHOWN_AT_ONCE = "state = 'COMMITTED' AND deliver_at IS NULL AND duplicate_of IS 
 SINCE = "since_ms"
 """Of rows of `transactions` and `deliveries`, and in no table: since when a message could have been visible."""
 
-_BYTES = "coalesce(octet_length(body), 0) + coalesce(octet_length(array_join(map_values(properties), '')), 0) AS bytes"
+_TEXTS = "concat_ws('', tags, keys, map_keys(properties), map_values(properties))"
+_BYTES = f"octet_length({_TEXTS}) + coalesce(octet_length(body), 0) + coalesce(octet_length(sharding_key), 0) AS bytes"
 """Not a column of the ledger: of the message, wherever it goes."""
 _TRANSACTION = [
     "queue",

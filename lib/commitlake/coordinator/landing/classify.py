@@ -124,7 +124,7 @@ def classification(rules: LandingRules) -> Steps:
         },
         {"ends": F.when(has_head & F.col("batch").isNotNull(), parse.ends(F.col("json")))},
         {"members": F.when(F.col("batch").isNotNull(), members)},
-        {"verdict": _verdict_of_any(rules), "bytes": size(F.map_values("headers"))},
+        {"verdict": _verdict_of_any(rules), "bytes": size(F.map_keys("headers"), F.map_values("headers"))},
         outcome() | message_columns() | {"is_judged": F.lit(True)},
     ]
 

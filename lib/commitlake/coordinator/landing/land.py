@@ -136,7 +136,7 @@ class Landing:
             half_spans=_half_spans(counts),
             rows=sum(row["n"] for row in counts),
             bytes=size,
-            few=are_few(sum(row["rows"] for row in counts), size),
+            few=are_few(sum(row["rows"] for row in counts), sum(row["written"] for row in counts)),
             rejected=_rejected(counts),
             answers=sum(row["answers"] for row in counts),
             position=self.position.advanced(ends),
@@ -255,8 +255,11 @@ _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
 
 
+# A row of `inputs` for each half message that an op lists; and each member's row has the key of its batch.
 _COUNTED = (
-    *("count(*) AS n", "sum(bytes) AS bytes", "sum(greatest(size(members), 1)) AS rows"),
+    *("count(*) AS n", "sum(bytes) AS bytes"),
+    "sum(greatest(size(members), size(op.half_messages), 1)) AS rows",
+    "sum(bytes + greatest(size(members) - 1, 0) * bigint(coalesce(octet_length(key), 0))) AS written",
     "bool_and(is_judged) AS is_judged",
     f"count_if(target = '{classify.OP}' AND op.from_check) AS answers",
     *("min(offset) AS first", "max(offset) AS last", "avg(unix_millis(stored_at)) AS mean"),

@@ -57,7 +57,7 @@ def _short(rules: LandingRules) -> Steps:
         {
             "op": parse.op(F.col("op_json"), value),
             "queue_id": parse.whole(header(headers.REAL_QID), 9).cast("int"),
-            "bytes": size(F.map_values("headers")),
+            "bytes": size(F.map_keys("headers"), F.map_values("headers")),
         },
         {"is_judged": F.coalesce(_is_ordinary(rules), F.lit(False))},
         classify.outcome() | message_columns(),

@@ -34,9 +34,10 @@ _FORGET = 400_000
 """Records, after which those before count half."""
 
 
-def size(headers: Column) -> Column:
-    """About how many bytes a record takes, given the values of its headers: properties may be larger than a body."""
-    data = F.concat(F.array("key", "value"), F.coalesce(headers, F.array().cast("array<binary>")))
+def size(names: Column, values: Column) -> Column:
+    """About how many bytes a record takes, given what its headers have: properties may be larger than a body."""
+    headers = [F.coalesce(each.cast("array<binary>"), F.array().cast("array<binary>")) for each in (names, values)]
+    data = F.concat(F.array("key", "value"), *headers)
     own = F.lit(RECORD).cast("bigint")
     return F.aggregate(data, own, lambda total, each: total + F.coalesce(F.octet_length(each), F.lit(0)))
 
@@ -150,7 +151,7 @@ class Parts:
 
     def _look(self, until: Offsets) -> None:
         """See how large the first ones are: a start, or a burst after little, lands in one round where that is safe."""
-        total = F.sum(size(F.col("headers.value"))).alias("bytes")
+        total = F.sum(size(F.col("headers.key"), F.col("headers.value"))).alias("bytes")
         seen = self._records(self._at, until).agg(F.count("*").alias("n"), total).first()
         if seen is not None:
             self._sizes.looked(seen["n"], seen["bytes"])
