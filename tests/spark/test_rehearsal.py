@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.support.polling import wait_for
 
 from commitlake import config
 from commitlake.coordinator import rehearsal
@@ -14,7 +16,6 @@ from commitlake.coordinator.recovery import recover
 from commitlake.coordinator.rehearsal import Rehearsal
 from commitlake.errors import WarehouseError
 from commitlake.spark import session
-from commitlake.spark.files import FileSystem
 
 
 @pytest.fixture
@@ -26,20 +27,20 @@ def rehearsed(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rehearsal_decides_and_delivers_without_kafka_and_leaves_nothing(
-    rehearsed: Rehearsal, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    rehearsed: Rehearsal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept: list[tuple[FileSystem, str]] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(FileSystem, "delete", lambda *given: kept.append(given))
-        rehearsed.run()
+    thread = threading.Thread(target=rehearsed.run)
+    thread.start()
+    wait_for(lambda: caplog.records, 240)
     (tables,) = tmp_path.glob("c/*/rehearsal/*/warehouse")
     states = DeltaTable(str(tables / "transactions")).to_pyarrow_table()["state"].to_pylist()
     assert states == ["COMMITTED"] * 80, "of each start 2 rounds of 20"
     shown = DeltaTable(str(tables / "topics/rehearsal")).to_pyarrow_table()["message_id"].to_pylist()
     assert len(shown) == len(set(shown)) and {f"h{at}" for at in range(80)} | {f"m{at}" for at in range(40)} <= {*shown}
     assert DeltaTable(str(tables / "delayed")).to_pyarrow_table().num_rows == 40
+    rehearsed.stop()
+    thread.join()
     assert [record.message.partition(" after")[0] for record in caplog.records] == ["standing by, warm"]
-    kept[-1][0].delete("")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -60,5 +61,5 @@ def test_one_that_fails_says_so_and_the_standby_stays(
     monkeypatch.setattr(recover, "of_new_warehouse", fails)
     rehearsed.run()
     assert [record.message for record in caplog.records] == [
-        "the standby could not rehearse, so it will be slower at first: no room"
+        "the standby has stopped to rehearse, so it will be slower at first: no room"
     ]

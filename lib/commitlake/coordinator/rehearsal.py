@@ -30,7 +30,7 @@ from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.watermark import Watermark
-from commitlake.coordinator.recovery import recover
+from commitlake.coordinator.recovery import rebuild, recover, snapshot
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.protocol import headers, wire
@@ -40,7 +40,7 @@ from commitlake.spark import checkpoints
 from commitlake.spark.callbacks import held_weakly
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
-from commitlake.tables import Warehouse
+from commitlake.tables import TABLES, Warehouse
 from commitlake.tables.schemas import columns
 
 log = logging.getLogger(__name__)
@@ -48,10 +48,12 @@ log = logging.getLogger(__name__)
 _SOONEST_S = 1.0
 """Where nobody runs, a standby takes over before that."""
 _END_S = 10.0
+_READ_EVERY_S = 60.0
+"""So a start reads a minute of the newest commits at most."""
 _NAME = "rehearsal"
 """Of the topic and of the producer group."""
-_ROUNDS, _EACH = 12, 20
-"""Each time; by the twelfth one takes hardly longer than the next."""
+_ROUNDS, _EACH = 6, 20
+"""Each time: the first one takes seconds, the sixth hardly longer than the next."""
 _RAW = columns("""
 string    topic
 int       partition
@@ -73,6 +75,7 @@ class Rehearsal:
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark, self._place = spark, checkpoints.fresh(config, "rehearsal", 0)
+        self._warehouse = config.warehouse
         free = replace(config.topics, allowed=(), dedup={})
         self._config = replace(
             config,
@@ -88,19 +91,32 @@ class Rehearsal:
         self._stopping.set()
 
     def run(self) -> None:
-        """A first start and its rounds, then one that finds what the first has left, with messages that are delayed."""
+        """Two starts and their rounds; then it reads what the next start is going to read, until it is stopped."""
         try:
-            if not self._stopping.wait(_SOONEST_S):
-                begun = time.monotonic()
-                self._run()
-                if not self._stopping.is_set():
-                    log.warning("standing by, warm after %.0f s", time.monotonic() - begun)
+            if self._stopping.wait(_SOONEST_S):
+                return
+            begun = time.monotonic()
+            self._play()
+            self._read()
+            if not self._stopping.is_set():
+                log.warning("standing by, warm after %.0f s", time.monotonic() - begun)
+            while not self._stopping.wait(_READ_EVERY_S):
+                self._read()
         except Exception as error:  # a standby that is not warm is one all the same
-            log.warning("the standby could not rehearse, so it will be slower at first: %s", error)
+            log.warning("the standby has stopped to rehearse, so it will be slower at first: %s", error)
         finally:
             FileSystem(self._spark, self._place).delete("")
 
-    def _run(self) -> None:
+    def _read(self) -> None:
+        """Reads the tables of the coordinator as a start does, so that Delta knows their logs; nothing is written."""
+        tables = Warehouse(self._spark, self._warehouse)
+        if all(map(tables.holds, TABLES)):  # the coordinator may be making them
+            timing = self._config.transaction
+            rebuild.open_rows(tables, timing, snapshot.newest(tables, timing)).count()
+            tables.listed_topics()
+
+    def _play(self) -> None:
+        """A start on an empty warehouse, and one that finds what the first has left, with messages that are delayed."""
         tables = Warehouse(self._spark, self._config.warehouse)
         tables.create()
         landed = self._played(tables, recover.of_new_warehouse(tables, self._inputs), LandingPosition(0, {}))
@@ -172,12 +188,10 @@ def _records(offset: int, delays: dict[str, str]) -> list[tuple[str, wire.Encode
 
 @contextmanager
 def rehearsing(spark: SparkSession, config: Config) -> Iterator[None]:
-    """Rehearses while the context lasts."""
+    """Rehearses while the context lasts; what is under way then ends beside what follows."""
     rehearsal = Rehearsal(spark, config)
-    thread = threading.Thread(target=rehearsal.run, name="commitlake-rehearsal", daemon=True)
-    thread.start()
+    threading.Thread(target=rehearsal.run, name="commitlake-rehearsal", daemon=True).start()
     try:
         yield
     finally:
         rehearsal.stop()
-        thread.join(_END_S)
