@@ -36,7 +36,7 @@ from commitlake.coordinator.scheduler import Scheduler
 from commitlake.protocol import headers, wire
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.encoding import Position
-from commitlake.spark import checkpoints
+from commitlake.spark import checkpoints, session
 from commitlake.spark.callbacks import held_weakly
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 _SOONEST_S = 1.0
 """Where nobody runs, a standby takes over before that."""
 _END_S = 10.0
-_READ_EVERY_S = 60.0
-"""So a start reads a minute of the newest commits at most."""
+_READ_EVERY_S = 300.0
+"""So a start reads five minutes of the newest commits at most."""
 _NAME = "rehearsal"
 """Of the topic and of the producer group."""
 _ROUNDS, _EACH = 6, 20
@@ -69,7 +69,7 @@ class Rehearsal:
     """Starts and rounds on tables of its own.
 
     Args:
-        spark: a session with the coordinator's settings.
+        spark: a session of its own, with the coordinator's settings.
         config: the coordinator's.
     """
 
@@ -189,7 +189,7 @@ def _records(offset: int, delays: dict[str, str]) -> list[tuple[str, wire.Encode
 @contextmanager
 def rehearsing(spark: SparkSession, config: Config) -> Iterator[None]:
     """Rehearses while the context lasts; what is under way then ends beside what follows."""
-    rehearsal = Rehearsal(spark, config)
+    rehearsal = Rehearsal(session.beside(spark, config), config)  # a session has one query of a name
     threading.Thread(target=rehearsal.run, name="commitlake-rehearsal", daemon=True).start()
     try:
         yield
