@@ -181,6 +181,30 @@ def test_an_append_planned_before_a_newer_epoch_began_fails(spark: SparkSession,
     assert guarded.read("batches").count() == 2
 
 
+@pytest.mark.parametrize("guarded", ["directory"], indirect=True)
+def test_epochs_is_read_again_only_when_it_has_a_new_commit(
+    spark: SparkSession, guarded: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = fencing.check
+
+    def counted(warehouse: Warehouse, epoch: int) -> None:
+        reads.append(epoch)
+        read(warehouse, epoch)
+
+    monkeypatch.setattr(fencing, "check", counted)
+    for _ in range(3):
+        guarded.append(batch(spark), "batches", few=True)
+    assert len(reads) == 1
+    guarded.append(guarded.read("epochs").where("false"), "epochs")
+    guarded.table("epochs").optimize().executeCompaction()
+    guarded.append(batch(spark), "batches", few=True)
+    fencing.begin_epoch(Warehouse(spark, guarded.root), "1")
+    with pytest.raises(FencedError, match="epoch 2; this one"):
+        guarded.append(batch(spark), "batches", few=True)
+    assert guarded.read("batches").count() == 4
+
+
 @pytest.mark.short
 def test_an_append_under_way_when_a_newer_epoch_fences_the_table_fails(
     spark: SparkSession, guarded: Warehouse, tmp_path: Path

@@ -31,7 +31,7 @@ LAYERS = {
         ("coordination", "metrics"),
         ("forwarding", "recovery", "round"),
         ("scheduler",),
-        ("maintenance",),
+        ("maintenance", "rehearsal"),
         ("run",),
         ("companions",),
         ("coordinator",),

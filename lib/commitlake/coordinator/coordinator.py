@@ -22,6 +22,7 @@ from commitlake.coordinator import companions
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
+from commitlake.coordinator.rehearsal import rehearsing
 from commitlake.coordinator.restarts import Restarts, is_outage
 from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError, KafkaError, SetupError, explained, root_reason
@@ -96,11 +97,12 @@ class Coordinator:
             CommitLakeError: this process could not run one.
         """
         cluster.check(self.spark, self.config)
-        if is_local(self.config.warehouse):
-            fencing.await_lock(self.config, self.spark)
-        else:
-            with companions.standing_by(self.config):
-                Heartbeat(self.spark, self.config).await_silence()
+        with rehearsing(self.spark, self.config):
+            if is_local(self.config.warehouse):
+                fencing.await_lock(self.config, self.spark)
+            else:
+                with companions.standing_by(self.config):
+                    Heartbeat(self.spark, self.config).await_silence()
 
     def start(self, *, available_now: bool = False) -> Self:
         """Starts all queries.

@@ -19,15 +19,18 @@ def file_name(version: int) -> str:
 
 def newest_first(log: FileSystem) -> Iterator[tuple[int, str]]:
     """Version and text of a table's commits, down to the oldest one that the log still holds."""
-    for version in count(_newest(log), -1):
+    for version in count(newest(log), -1):
         text = log.read(file_name(version)) if version >= 0 else None
         if text is None:
             return
         yield version, text
 
 
-def _newest(log: FileSystem) -> int:
-    """Found by steps that double and then halve, from the checkpoint on: older commits may be gone."""
+def newest(log: FileSystem) -> int:
+    """The version of a table's newest commit, -1 without one.
+
+    Found by steps that double and then halve, from the checkpoint on: older commits may be gone.
+    """
     version, step = _begin(log), 1
     while log.exists(file_name(version + step)):
         version, step = version + step, 2 * step

@@ -10,7 +10,15 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from commitlake.config.locations import is_local, local_path
-from commitlake.errors import OUT_OF_MEMORY, NoTableError, SetupError, WarehouseError, out_of_memory, root_reason
+from commitlake.errors import (
+    OUT_OF_MEMORY,
+    FencedError,
+    NoTableError,
+    SetupError,
+    WarehouseError,
+    out_of_memory,
+    root_reason,
+)
 from commitlake.reading import damage
 
 _T = TypeVar("_T")
@@ -69,11 +77,14 @@ def telling(place: str, write: Callable[[], _T]) -> _T:
         write: does it.
 
     Raises:
+        FencedError: a newer coordinator has started.
         SetupError: Java has run out of memory.
         WarehouseError: that failed; it names the table.
     """
     try:
         return write()
+    except FencedError:
+        raise
     except Exception as error:
         reason = root_reason(error)
         if OUT_OF_MEMORY in reason:

@@ -180,12 +180,9 @@ class Warehouse:
         return self._opened(name, reader)
 
     def rows(self, name: str) -> DataFrame:
-        """Reads a table that is read at once; one whose only commit created it is empty without a scan.
-
-        A start scans 14 tables, some of them several times; in most warehouses a third never got a row.
-        """
+        """Reads a table that is read at once, without a scan where no row ever came: so it is with a third, mostly."""
         rows = self.read(name)
-        return rows if self._has_grown(name) else rows.where("false")
+        return rows if self.has_grown(name) else rows.where("false")
 
     def stream(self, name: str, **options: str) -> DataFrame:
         """Reads what is appended to a table as a stream; `options` are Delta's. What an owner changes is skipped."""
@@ -265,7 +262,8 @@ class Warehouse:
             own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
         run_all(self.spark, [partial(self.append, *each, marker, few=few) for each in zip(own, names, strict=True)])
 
-    def _has_grown(self, name: str) -> bool:
+    def has_grown(self, name: str) -> bool:
+        """Whether there may be rows: of a table whose only commit created it there are none."""
         log = self.log(name)
         if log is None or log.exists(commits.file_name(1)) or log.exists("_last_checkpoint"):
             return True

@@ -207,7 +207,8 @@ def uncommitted(
     """
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
     # What lies above it was written after the newest clean landing, maybe by several that were cut short.
-    tables = written_after(warehouse.log, tables, position.clean_id)
+    later = written_after(warehouse.log, tables, position.clean_id)
+    tables = [each for each in later if each not in LANDED or warehouse.has_grown(each)]
     found: list[Row] = []
     holding: list[DataFrame] = []
     for group in (groups := in_groups(tables)):

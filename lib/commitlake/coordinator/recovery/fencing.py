@@ -24,9 +24,11 @@ from commitlake.coordinator.recovery import jvm_lock
 from commitlake.coordinator.recovery.jvm_lock import JvmLock
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.version import CONTRACT, __version__
+from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows
-from commitlake.tables import TABLES, Warehouse, topic_table
+from commitlake.tables import TABLES, Warehouse, commits, topic_table
 from commitlake.tables.append_guard import AppendGuard
+from commitlake.tables.commits import file_name
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +202,8 @@ class EpochGuard(AppendGuard):
 
     def __init__(self, warehouse: Warehouse, epoch: int) -> None:
         self._warehouse, self._epoch = warehouse, epoch
+        self._seen: int | None = None
+        """The commit of `epochs` up to which there is no newer epoch."""
 
     def rows(self, rows: DataFrame) -> DataFrame:
         """The rows, for as long as there is no newer epoch when they are written."""
@@ -210,8 +214,20 @@ class EpochGuard(AppendGuard):
         return rows.where(newest.select(passes).scalar())
 
     def check(self) -> None:
-        """What `rows` does, for rows that the driver has: between the begin of a transaction and its commit."""
-        check(self._warehouse, self._epoch)
+        """What `rows` does, for rows that the driver has: between the begin of a transaction and its commit.
+
+        A table without a new commit is not read again: two looks at its log take the place of a job of Spark.
+        """
+        log = self._warehouse.log("epochs")
+        if log is None or not self._is_seen(log):
+            newest = None if log is None else commits.newest(log)
+            check(self._warehouse, self._epoch)
+            self._seen = newest
+
+    def _is_seen(self, log: FileSystem) -> bool:
+        """Where the commit that was seen is gone, so may those after it be: Delta deletes the oldest first."""
+        seen = self._seen
+        return seen is not None and not log.exists(file_name(seen + 1)) and log.exists(file_name(seen))
 
     def for_tables(self, warehouse: Warehouse) -> AppendGuard:
         """The same guard for the same tables in another session."""

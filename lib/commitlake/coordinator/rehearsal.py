@@ -1,0 +1,197 @@
+"""What a standby does while it waits: starts and rounds on tables of its own, so that its JVM is warm at the takeover.
+
+A JVM loads classes, and compiles what it runs often; cold, a standby took 27 s from a SIGKILL of the coordinator to the
+first new row. Kafka takes no part: the records are made here, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from commitlake.config import Config
+from commitlake.coordinator.coordination import query
+from commitlake.coordinator.coordination.context import Context
+from commitlake.coordinator.coordination.half_cache import HalfCache
+from commitlake.coordinator.coordination.input_table import InputTable
+from commitlake.coordinator.dedup.dedup_index import DedupIndex
+from commitlake.coordinator.landing import classify
+from commitlake.coordinator.landing.land import Landing
+from commitlake.coordinator.landing.ordinary import Classification
+from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.coordinator.landing.topic_admission import Topics
+from commitlake.coordinator.landing.watermark import Watermark
+from commitlake.coordinator.recovery import rebuild, recover, snapshot
+from commitlake.coordinator.recovery.recover import Recovered
+from commitlake.coordinator.scheduler import Scheduler
+from commitlake.protocol import headers, wire
+from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.encoding import Position
+from commitlake.spark import checkpoints, session
+from commitlake.spark.callbacks import held_weakly
+from commitlake.spark.files import FileSystem
+from commitlake.spark.frames import of_rows
+from commitlake.tables import TABLES, Warehouse
+from commitlake.tables.schemas import columns
+
+log = logging.getLogger(__name__)
+
+_SOONEST_S = 1.0
+"""Where nobody runs, a standby takes over before that."""
+_END_S = 10.0
+_READ_EVERY_S = 300.0
+"""So a start reads five minutes of the newest commits at most."""
+_NAME = "rehearsal"
+"""Of the topic and of the producer group."""
+_ROUNDS, _EACH = 6, 20
+"""Each time: the first one takes seconds, the sixth hardly longer than the next."""
+_RAW = columns("""
+string    topic
+int       partition
+bigint    offset
+timestamp timestamp
+binary    key value
+binaries  headers
+""")
+"""What landing reads of the Kafka source, where headers are entries."""
+
+
+class Rehearsal:
+    """Starts and rounds on tables of its own.
+
+    Args:
+        spark: a session of its own, with the coordinator's settings.
+        config: the coordinator's.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self._spark, self._place = spark, checkpoints.fresh(config, "rehearsal", 0)
+        self._warehouse = config.warehouse
+        free = replace(config.topics, allowed=(), dedup={})
+        self._config = replace(
+            config,
+            warehouse=f"{self._place}/warehouse",
+            checkpoints=f"{self._place}/checkpoints",
+            topics=free,
+            transaction=replace(config.transaction, reject=False),
+        )
+        self._clock, self._stopping = BrokerClock(), threading.Event()
+
+    def stop(self) -> None:
+        """Lets the round under way end, and none begin."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Two starts and their rounds; then it reads what the next start is going to read, until it is stopped."""
+        try:
+            if self._stopping.wait(_SOONEST_S):
+                return
+            begun = time.monotonic()
+            self._play()
+            self._read()
+            if not self._stopping.is_set():
+                log.warning("standing by, warm after %.0f s", time.monotonic() - begun)
+            while not self._stopping.wait(_READ_EVERY_S):
+                self._read()
+        except Exception as error:  # a standby that is not warm is one all the same
+            log.warning("the standby has stopped to rehearse, so it will be slower at first: %s", error)
+        finally:
+            FileSystem(self._spark, self._place).delete("")
+
+    def _read(self) -> None:
+        """Reads the tables of the coordinator as a start does, so that Delta knows their logs; nothing is written."""
+        tables = Warehouse(self._spark, self._warehouse)
+        if all(map(tables.holds, TABLES)):  # the coordinator may be making them
+            timing = self._config.transaction
+            rebuild.open_rows(tables, timing, snapshot.newest(tables, timing)).count()
+            tables.listed_topics()
+
+    def _play(self) -> None:
+        """A start on an empty warehouse, and one that finds what the first has left, with messages that are delayed."""
+        tables = Warehouse(self._spark, self._config.warehouse)
+        tables.create()
+        landed = self._played(tables, recover.of_new_warehouse(tables, self._inputs), LandingPosition(0, {}))
+        if not self._stopping.is_set():
+            found = recover.recover(tables, self._config, self._inputs, self._clock, landed, tables.topics())
+            self._played(tables, found, landed, **{headers.TIMER_DELAY_SEC: "1"})
+
+    def _inputs(self, opened: DataFrame) -> InputTable:
+        return InputTable(self._spark, f"{checkpoints.fresh(self._config, 'inputs', 0)}/table", self._clock, opened)
+
+    def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
+        """Runs rounds of what a start has found; returns how far they came."""
+        rules, dedup = classify.LandingRules.of(self._config), DedupIndex(tables, {}, self._clock)
+        topics = Topics(tables, rules.topics_max, lambda _: None)
+        context = Context(self._config, tables, self._clock, HalfCache(tables), found.inputs, dedup)
+        landing = Landing(tables, rules, Classification.of(rules), topics, dedup, begun, self._clock, found.uncommitted)
+        queries: list[StreamingQuery] = []
+
+        def start(write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+            scratch = checkpoints.fresh(self._config, "coordination", 0)
+            queries.append(query.start(self._config, found.inputs, held_weakly(write), scratch))
+            return queries[0]
+
+        ends: dict[str, dict[int, int]] = {}
+        scheduler = Scheduler(context, landing, Watermark(), lambda: ends, start, found.last_batch + 1)
+        first = begun.next("half", 0)
+        try:
+            for at in range(first, first + _ROUNDS * _EACH, _EACH):
+                if self._stopping.is_set():
+                    break
+                ends.update({source: {0: at + _EACH} for source in ("half", "op", "messages")})
+                scheduler.round(self._raw(range(at, at + _EACH), delays), ends)
+        finally:
+            scheduler.stop(_END_S)
+            for each in queries:
+                each.stop()
+            context.half_cache.clear()
+        return landing.position
+
+    def _raw(self, offsets: range, delays: dict[str, str]) -> DataFrame:
+        """For each offset a transaction that is committed, and a message."""
+        rows = []
+        for at in offsets:
+            for source, record in _records(at, delays):
+                stored = {"topic": self._config.kafka.topic(source), "partition": 0, "offset": at}
+                rows.append({**record._asdict(), **stored, "timestamp": datetime.now(UTC)})
+        return of_rows(self._spark, rows, _RAW).withColumn("headers", F.map_entries("headers"))
+
+
+def _records(offset: int, delays: dict[str, str]) -> list[tuple[str, wire.Encoded]]:
+    half = wire.HalfRecord(
+        topic=_NAME, msg_id=f"h{offset}", body=b"rehearsal", producer_group=_NAME, transaction_id=f"t{offset}"
+    )
+    op = wire.OpRecord(
+        transaction_id=f"t{offset}",
+        producer_group=_NAME,
+        decision="COMMIT",
+        half_messages=(Position(0, offset),),
+    )
+    message = wire.MessageRecord(
+        topic=_NAME, msg_id=f"m{offset}", body=b"rehearsal", producer_group=_NAME, delays=delays
+    )
+    return [
+        ("half", wire.encode_half(half)),
+        ("op", wire.encode_op(op)),
+        ("messages", wire.encode_message(message)),
+    ]
+
+
+@contextmanager
+def rehearsing(spark: SparkSession, config: Config) -> Iterator[None]:
+    """Rehearses while the context lasts; what is under way then ends beside what follows."""
+    rehearsal = Rehearsal(session.beside(spark, config), config)  # a session has one query of a name
+    threading.Thread(target=rehearsal.run, name="commitlake-rehearsal", daemon=True).start()
+    try:
+        yield
+    finally:
+        rehearsal.stop()
