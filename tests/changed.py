@@ -23,8 +23,9 @@ TESTS = {
         e2e/gateway e2e/postgres_answers e2e/rocketmq_example""",
     "clients": "e2e/producer",
     "config": "e2e/run_command e2e/launch e2e/security recovery/growth recovery/full_disk",
-    "coordinator": """spark/coordination_rules spark/rehearsal recovery/round recovery/restarts recovery/liveness recovery/faults
-        recovery/campaign e2e/metrics steady/steady_load""",
+    "coordinator": """spark/coordination_rules spark/rehearsal
+        recovery/round recovery/restarts recovery/liveness recovery/faults recovery/campaign
+        e2e/metrics steady/steady_load""",
     "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time spark/visible_at
         spark/refused_parts spark/in_memory_coordinator
         recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/delayed_by_key""",
