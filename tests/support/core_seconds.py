@@ -22,7 +22,8 @@ import pytest
 MOST = 20
 _QUIET_S = 0.0045  # what a sample takes on a quick day, with nothing beside it, where `MOST` was measured
 _SAMPLE_EVERY_S = 1.0
-_SCATTERED = [random.Random(0).random() for _ in range(40_000)]  # to sort them reads 1 MB of objects in random order
+_CHANCE = random.Random(0)
+_SCATTERED = [_CHANCE.random() for _ in range(40_000)]  # to sort them reads 1 MB of objects in random order
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
