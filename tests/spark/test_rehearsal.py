@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def test_a_rehearsal_decides_and_delivers_without_kafka_and_leaves_nothing(
     shown = DeltaTable(str(tables / "topics/rehearsal")).to_pyarrow_table()["message_id"].to_pylist()
     assert len(shown) == len(set(shown)) and {f"h{at}" for at in range(80)} | {f"m{at}" for at in range(40)} <= {*shown}
     assert DeltaTable(str(tables / "delayed")).to_pyarrow_table().num_rows == 40
+    rehearsed._real = replace(rehearsed._real, warehouse=str(tables))
+    commits = sorted(tables.rglob("_delta_log/*.json"))
+    rehearsed._read()
+    assert sorted(tables.rglob("_delta_log/*.json")) == commits, "what is there is only read"
     rehearsed.stop()
     thread.join()
     assert [record.message.partition(" after")[0] for record in caplog.records] == ["standing by, warm"]

@@ -24,13 +24,13 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.landing import classify
+from commitlake.coordinator.landing import classify, positions
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.watermark import Watermark
-from commitlake.coordinator.recovery import rebuild, recover, snapshot
+from commitlake.coordinator.recovery import recover
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.protocol import headers, wire
@@ -75,7 +75,7 @@ class Rehearsal:
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark, self._place = spark, checkpoints.fresh(config, "rehearsal", 0)
-        self._warehouse = config.warehouse
+        self._real = config
         free = replace(config.topics, allowed=(), dedup={})
         self._config = replace(
             config,
@@ -109,10 +109,10 @@ class Rehearsal:
 
     def _read(self) -> None:
         """Reads the tables of the coordinator as a start does, so that Delta knows their logs; nothing is written."""
-        tables = Warehouse(self._spark, self._warehouse)
-        if all(map(tables.holds, TABLES)):  # the coordinator may be making them
-            timing = self._config.transaction
-            rebuild.open_rows(tables, timing, snapshot.newest(tables, timing)).count()
+        tables = Warehouse(self._spark, self._real.warehouse)
+        position = positions.newest(tables) if all(map(tables.holds, TABLES)) else None
+        if position is not None:  # else the coordinator has just begun
+            recover.open_rows(tables, self._real, position).count()
             tables.listed_topics()
 
     def _play(self) -> None:

@@ -122,8 +122,10 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
 
     A start goes on when they can't be sent: it needs none of them, and would fail each time.
     """
-    checks = warehouse.rows("checks")
-    last = checks.agg(F.max("batch_id")).collect()[0][0] if warehouse.has_grown("checks") else None
+    if not warehouse.has_grown("checks"):
+        return
+    checks = warehouse.read("checks")
+    last = checks.agg(F.max("batch_id")).collect()[0][0]
     if last is None:
         return
     newest = materialized(checks.where(F.col("batch_id") == last))

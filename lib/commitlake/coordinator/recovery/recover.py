@@ -62,7 +62,7 @@ def recover(
     """
     tables = [*positions.LANDED, *map(topic_table, topics)]
     with ThreadPoolExecutor(3) as pool:
-        inputs = pool.submit(_open_rows, warehouse, config, made, position)
+        inputs = pool.submit(lambda: made(open_rows(warehouse, config, position)))
         uncommitted = pool.submit(positions.uncommitted, warehouse, position, tables)
         last = pool.submit(_complete_batch, warehouse, config, clock)
         return Recovered(inputs.result(), last.result(), uncommitted.result())
@@ -74,8 +74,9 @@ def _complete_batch(warehouse: Warehouse, config: Config, clock: BrokerClock) ->
     return last
 
 
-def _open_rows(warehouse: Warehouse, config: Config, made: Made, position: LandingPosition) -> InputTable:
+def open_rows(warehouse: Warehouse, config: Config, position: LandingPosition) -> DataFrame:
+    """What is open, by a session that can join what came since the newest saved rows."""
     timing = config.transaction
     since = snapshot.newest(warehouse, timing)
     own = rebuild.session_for(warehouse, config, position.landed() - since.records())
-    return made(rebuild.open_rows(Warehouse(own, config.warehouse), timing, since))
+    return rebuild.open_rows(Warehouse(own, config.warehouse), timing, since)
