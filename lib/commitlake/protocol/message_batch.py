@@ -18,6 +18,8 @@ from commitlake.protocol.encoding import to_json
 
 MOST_MEMBERS = 1 << 16
 """Of the joined form: a member may take 5 bytes there, and its id 255 characters in the tables."""
+MOST_KEY_BYTES = 64 << 20
+"""Of the record's key, once for each member: each row has it, and 65 536 members with 900 kB would be 59 GB."""
 T = TypeVar("T")
 
 
