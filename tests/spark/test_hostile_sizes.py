@@ -65,7 +65,7 @@ def landed(landing: Landing, spark: SparkSession, sent: Sequence[Sent]) -> Lande
 
 
 def test_the_driver_holds_the_key_of_a_batch_once_for_each_member(spark: SparkSession, landing: Landing) -> None:
-    """20 000 members with a key of 60 kB are 1.2 GB, of a record of half a megabyte."""
+    """20 000 members with a key of 3 kB are 60 MB, of a record of half a megabyte."""
     key = b"k" * (MOST_BYTES // 100)
     assert landed(landing, spark, [batch(90, key)]).few
     found = landed(landing, spark, [batch(110, key)])

@@ -109,6 +109,12 @@ def raw_joined(head: bytes, bodies: bytes = b"", count: int = 1, **headers: Any)
     return message(head + bodies, BATCH=count, BATCH_HEAD=len(head), **headers)
 
 
+def keyed(sent: Sent, size: int) -> Sent:
+    """A record with a sharding key of so many bytes."""
+    topic, value, _, headers = sent
+    return topic, value, b"k" * size, headers
+
+
 def member(body: Any = A, **properties: Any) -> dict[str, Any]:
     return {"body": body, "properties": {"UNIQ_KEY": "k", **properties}}
 
@@ -167,6 +173,9 @@ REASONS: dict[str, dict[str, Sent]] = {
     "BODY_TOO_LARGE": {
         "a body one byte too large": half(b"x" * (LARGEST + 1)),
         "a large body, before a bad delay": half(b"x" * (LARGEST + 1), DELAY="x"),
+        "a large batch, before a key that its members would multiply": keyed(
+            message(b"x" * (LARGEST + 1), BATCH=1 << 16), 1_025
+        ),
     },
     "BAD_BATCH": {
         "a half message that is a batch": half(BATCH=1),
@@ -232,6 +241,9 @@ REASONS: dict[str, dict[str, Sent]] = {
             UNIQ_KEY="i" * 248,
         ),
         "a joined batch whose head has a name twice": raw_joined(b'{"ends":[1],"ends":[1],"properties":[{}]}', b"a"),
+        # 785 * 85_489 is 64 MiB and a byte.
+        "a batch with a key of more than 64 MiB for all members": keyed(batch([member()] * 785, 785), 85_489),
+        "a joined batch with a key of more than 64 MiB for all members": keyed(joined([{}] * 785, bytes(785)), 85_489),
         "one bad member among good ones": batch([member(), member("?")], 2),
         "a half batch, before a bad delay": half(BATCH=1, DELAY="x"),
     },
@@ -339,6 +351,14 @@ ACCEPTED = {
         ),
         "topic",
     ),
+    "a batch with a key of just 64 MiB for all members": (
+        keyed(batch([member()] * 1_024, 1_024, REAL_TOPIC="pay1"), 1 << 16),
+        "topic",
+    ),
+    "a joined batch with a key of just 64 MiB for all members": (
+        keyed(joined([{}] * 1_024, bytes(1_024), REAL_TOPIC="pay1"), 1 << 16),
+        "topic",
+    ),
     "a batch whose member names the topic of all": (batch([member(REAL_TOPIC="orders")]), "topic"),
     "a message with the header of a batch": (message(BATCH_HEAD="x"), "topic"),
     "an op": (op(from_check=True, remark="why"), "op"),
@@ -431,6 +451,11 @@ def verdicts(classified: DataFrame) -> dict[str, Row]:
 def test_bad_input_is_rejected_with_the_first_reason_that_applies(name: str, verdicts: dict[str, Row]) -> None:
     assert (verdicts[name]["reason"], verdicts[name]["target"]) == (REJECTED[name][1], "rejected")
     assert verdicts[name]["detail"]
+
+
+def test_a_key_that_members_would_multiply_is_told_with_its_size(verdicts: dict[str, Row]) -> None:
+    told = verdicts["a joined batch with a key of more than 64 MiB for all members"]["detail"]
+    assert told.startswith("785 members with a key of 85489 bytes: together it may take 67108864")
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,3 +97,16 @@ def test_a_joined_batch_has_at_most_65_536_members() -> None:
     value, head = message_batch.join([Member(b"", {"UNIQ_KEY": "m"})] * (most + 1), "b")
     with pytest.raises(RecordError, match="there are 65537 members"):
         unpack(value, most + 1, head=head)
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_the_key_of_a_batch_takes_64_mib_for_all_members_at_most(is_joined: bool) -> None:
+    members = [Member(b"", {"UNIQ_KEY": "m"})] * 1_024
+    value, head = message_batch.join(members, "b") if is_joined else (message_batch.pack(members), None)
+    fits = MessageRecord(
+        topic="orders", msg_id="batch", body=value, sharding_key=b"k" * (1 << 16), batch=1_024, batch_head=head
+    )
+    assert len(codecs.unpack(fits, {})) == 1_024
+    with pytest.raises(RecordError, match="1024 members with a key of 65537 bytes") as error:
+        codecs.unpack(replace(fits, sharding_key=b"k" * ((1 << 16) + 1)), {})
+    assert error.value.reason == "BAD_BATCH"

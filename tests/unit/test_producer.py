@@ -153,6 +153,37 @@ def test_a_batch_with_one_bad_member_is_refused_whole(messages: list[Message]) -
 JOINING = RecordMaker("group", replace(SETTINGS, batch_head=True))
 
 
+LARGE = replace(SETTINGS, max_message_size=1 << 20)
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_the_key_of_a_batch_takes_64_mib_for_all_members_at_most(is_joined: bool) -> None:
+    """Each row has it."""
+    maker = RecordMaker("group", replace(LARGE, batch_head=is_joined))
+    messages = [Message("orders", b"", sharding_key=b"k" * (1 << 16)) for _ in range(1_025)]
+    with pytest.raises(RecordError, match="1025 messages with a sharding key of 65536 bytes") as error:
+        maker.batch(messages)
+    assert (error.value.reason, {message.message_id for message in messages}) == ("BAD_BATCH", {None})
+    record, ids = maker.batch(messages[:-1])
+    assert len(codecs.unpack(record, {})) == len(ids) == 1_024
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_list_with_a_large_key_is_split_into_batches_that_are_taken(is_joined: bool) -> None:
+    maker = RecordMaker("group", replace(LARGE, batch_head=is_joined))
+    messages = [Message("orders", b"", sharding_key=b"k" * (1 << 20)) for _ in range(130)]
+    parts = maker.split(messages)
+    assert [len(maker.batch(part)[1]) for part in parts] == [64, 64, 2]
+
+
+def test_a_key_that_no_batch_can_have_is_refused_before_a_list_is_split() -> None:
+    message = Message("orders", b"", sharding_key=b"k" * ((64 << 20) + 1))
+    with pytest.raises(RecordError, match="send its message alone") as error:
+        MAKER.split([message])
+    assert error.value.reason == "BAD_BATCH"
+    assert MAKER.message(message).sharding_key == message.sharding_key
+
+
 @pytest.mark.parametrize("maker", [MAKER, JOINING])
 def test_members_without_an_id_have_that_of_the_batch_and_their_index(maker: RecordMaker) -> None:
     twice = Message("orders", b"2")

@@ -18,6 +18,8 @@ from commitlake.protocol.encoding import to_json
 
 MOST_MEMBERS = 1 << 16
 """Of the joined form: a member may take 5 bytes there, and its id 255 characters in the tables."""
+MOST_KEY_BYTES = 64 << 20
+"""Of the record's key, once for each member: each row has it, and 65 536 members with 900 kB would be 59 GB."""
 T = TypeVar("T")
 
 
@@ -40,6 +42,12 @@ def member_id(batch_id: str, index: int) -> str:
     return f"{batch_id}-{index}"
 
 
+def most_members(sharding_key: bytes | None, *, is_joined: bool) -> int:
+    """How many members a batch with this key may have; 0 where it can't have even one."""
+    by_key = MOST_KEY_BYTES // max(1, len(sharding_key or b""))
+    return min(by_key, MOST_MEMBERS) if is_joined else by_key
+
+
 def join(members: Sequence[Member], batch_id: str) -> Joined:
     """The joined form; an id that `member_id` gives back is left out."""
     ends = list(accumulate(len(member.body) for member in members))
@@ -53,7 +61,14 @@ def pack(members: Iterable[Member]) -> bytes:
     return to_json({"messages": [_entry(member) for member in members]})
 
 
-def split(items: Sequence[T], member: Callable[[T], Member], most: int, *, is_joined: bool) -> Iterator[list[T]]:
+def split(
+    items: Sequence[T],
+    member: Callable[[T], Member],
+    most: int,
+    *,
+    is_joined: bool,
+    sharding_key: bytes | None = None,
+) -> Iterator[list[T]]:
     """Cut `items` into lists, in order, that each fit into one batch.
 
     Args:
@@ -61,9 +76,11 @@ def split(items: Sequence[T], member: Callable[[T], Member], most: int, *, is_jo
         member: what an item is in a batch; in the joined form without `UNIQ_KEY` where `member_id` gives its id.
         most: the largest value of a batch record, in bytes.
         is_joined: whether it is for the joined form.
+        sharding_key: the key of the records, the longest where they have several.
 
     Raises:
-        RecordError: `BODY_TOO_LARGE`, before anything is yielded, when one item alone is larger.
+        RecordError: before anything is yielded: `BODY_TOO_LARGE` when one item alone is larger, `BAD_BATCH` when no
+            batch can have the key.
     """
     measured, wrapping = (_joined_size, _HEAD) if is_joined else (_json_size, _WRAPPING)
     sizes = [measured(member(item)) for item in items]
@@ -71,7 +88,12 @@ def split(items: Sequence[T], member: Callable[[T], Member], most: int, *, is_jo
     if sizes and largest > most:
         msg = f"one message packs to {largest} bytes, more than max_message_size = {most}; send it alone, or shorten it"
         raise RecordError(msg, "BODY_TOO_LARGE")
-    return _split(items, sizes, most - wrapping, MOST_MEMBERS if is_joined else len(items))
+    many = most_members(sharding_key, is_joined=is_joined)
+    if not many:
+        msg = f"a sharding key has {len(sharding_key or b'')} bytes; in a batch it may have {MOST_KEY_BYTES}; "
+        msg += "shorten it, or send its message alone"
+        raise RecordError(msg, "BAD_BATCH")
+    return _split(items, sizes, most - wrapping, many)
 
 
 class _Size(NamedTuple):

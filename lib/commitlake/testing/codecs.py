@@ -30,7 +30,7 @@ from commitlake.protocol.encoding import (
     to_json,
     utf8,
 )
-from commitlake.protocol.message_batch import MOST_MEMBERS, Member, member_id
+from commitlake.protocol.message_batch import MOST_KEY_BYTES, MOST_MEMBERS, Member, member_id
 from commitlake.protocol.wire import (
     MAX_HALF_MESSAGES,
     CheckRecord,
@@ -154,6 +154,9 @@ def unpack(record: MessageRecord, given: Mapping[str, str]) -> list[Member]:
     members = _packed(record) if record.batch_head is None else _joined(record, record.batch_head)
     if len(members) != record.batch or not members:
         _refuse_batch(f"{headers.BATCH} is {record.batch}, but there are not as many messages, or none")
+    key = len(record.sharding_key or b"")
+    if len(members) * key > MOST_KEY_BYTES:
+        _refuse_batch(f"{len(members)} members with a key of {key} bytes: together it may take {MOST_KEY_BYTES}")
     return members
 
 

@@ -137,7 +137,8 @@ class DefaultMQProducer:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
 
         Raises:
-            RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch.
+            RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch, `BAD_BATCH` when its
+                sharding key is: that takes 64 MiB at most, once for each message of a batch.
         """
         every = listed(messages)
         for each in every:

@@ -100,9 +100,6 @@ class RecordMaker:
         if not messages:
             msg = "the batch is empty; it needs at least one message"
             raise RecordError(msg, "BAD_BATCH")
-        if self.settings.batch_head and len(messages) > message_batch.MOST_MEMBERS:
-            msg = f"the batch has {len(messages)} messages; {message_batch.MOST_MEMBERS} are allowed; send several"
-            raise RecordError(msg, "BAD_BATCH")
         own_id, place = new_id(), _place(messages[0])
         bodies = [_member_body(message, place) for message in messages]
         ids = _member_ids(messages, own_id)
@@ -110,6 +107,7 @@ class RecordMaker:
         value, head = self._packed(members, own_id)
         self._check_place(place)
         self._check_size(value)
+        self._check_number(len(ids), place.sharding_key)
         for message, message_id in zip(messages, ids, strict=True):
             message.take_id(message_id)
         common = self._common(place)
@@ -126,7 +124,8 @@ class RecordMaker:
             is_implied = is_joined and times[id(message)] == 1
             return self._member(message, _body(message), _id(message) or (None if is_implied else longest))
 
-        return message_batch.split(messages, member, most, is_joined=is_joined)
+        key = max((plain.sharding_key_of(message) or b"" for message in messages), key=len, default=b"")
+        return message_batch.split(messages, member, most, is_joined=is_joined, sharding_key=key)
 
     def _packed(self, members: Sequence[message_batch.Member], batch_id: str) -> tuple[bytes, int | None]:
         """The value of a batch, in a form that the coordinator reads, and its head's size."""
@@ -194,6 +193,13 @@ class RecordMaker:
         if len(value) > most:
             msg = f"the record's value has {len(value)} bytes; max_message_size is {most}"
             raise RecordError(msg, "BODY_TOO_LARGE")
+
+    def _check_number(self, members: int, key: bytes | None) -> None:
+        most = message_batch.most_members(key, is_joined=self.settings.batch_head)
+        if members > most:
+            keyed = f" with a sharding key of {len(key)} bytes" if key else ""
+            msg = f"the batch has {members} messages{keyed}; {most} such are allowed; send several batches (`split`)"
+            raise RecordError(msg, "BAD_BATCH")
 
 
 def topic_of(message: object) -> str:

@@ -21,6 +21,7 @@ from commitlake.coordinator.landing.message_columns import alias, header, messag
 from commitlake.coordinator.landing.parts import size
 from commitlake.protocol import headers, kafka_topics, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
+from commitlake.protocol.message_batch import MOST_KEY_BYTES
 from commitlake.protocol.states import DUPLICATE_OF
 
 SOURCES = kafka_topics.LANDED
@@ -197,6 +198,7 @@ def message_cases(rules: LandingRules) -> list[Case]:
     bad_batch = forbidden | F.col("members").isNull() | header(headers.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
     return [
         *identity_cases(rules, F.lit(False)),
+        _large_key(),
         (
             "BAD_BATCH",
             header(headers.BATCH).isNotNull() & bad_batch,
@@ -207,6 +209,14 @@ def message_cases(rules: LandingRules) -> list[Case]:
         ),
         *_delay_cases(rules),
     ]
+
+
+def _large_key() -> Case:
+    """Each member's row has the key of the record."""
+    members, key = F.col("batch"), F.octet_length("key")
+    allowed = f"together it may take {MOST_KEY_BYTES}; send smaller batches, or shorten the key"
+    detail = F.format_string(f"%s members with a key of %s bytes: {allowed}", members, key)
+    return ("BAD_BATCH", members * key > MOST_KEY_BYTES, detail)
 
 
 def op_cases() -> list[Case]:
