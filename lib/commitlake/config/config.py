@@ -41,7 +41,7 @@ class Config:
         receipts: where consumers keep what they did; empty: beside the warehouse.
         receipts_retention_ms: age at which they delete receipts of messages that are done; 0: never.
         kafka: where Kafka is.
-        trigger_interval_ms: time from one micro-batch to the next.
+        trigger_interval_ms: time from round to round at least; what comes alone is read within 100 ms.
         standby_after_ms: time without a sign of the coordinator after which a standby takes over.
         transaction: when transactions are checked and discarded.
         checks: rules by which a table answers for a producer group.

@@ -117,7 +117,7 @@ KEYS: tuple[Key, ...] = (
     ),
     _key("kafka.embedded_dir", directory, "", "where the embedded broker keeps its data; empty: inside the warehouse"),
     _key("kafka.embedded_port", integer(0, 65_535), 0, "loopback port of the embedded broker; 0: any that is free"),
-    _time("trigger_interval", "1s", "time from one micro-batch to the next", 1),
+    _time("trigger_interval", "1s", "time from round to round at least; what comes alone is read within 100 ms", 1),
     _time("standby_after", "15s", "silence after which a standby takes over, off local disks", 1_000),
     _time("transaction.timeout", "6s", "age of a half message at its first check"),
     _time("transaction.check_interval", "30s", "time from the answer UNKNOWN to the next check", 1),

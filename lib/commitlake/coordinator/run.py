@@ -150,9 +150,15 @@ class Run:
         ends = partial(landing_query.ends_of, self.spark, self.config, scratch)
         # Of this run, which Java then does not keep.
         self._parts = Parts(self.spark, self.config, offsets, scheduler.round, ends)
-        land = held_weakly(self._parts.land)
+        land = held_weakly(self._parts.land if available_now else self._land_paced)
         started = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
         return self._keep(started)
+
+    def _land_paced(self, raw: DataFrame, batch_id: int) -> None:
+        """Lands a batch; then `trigger_interval` passes before Kafka is asked again, so that all that comes is read."""
+        begun = time.monotonic()
+        self._parts.land(raw, batch_id)
+        self._stopping.wait(begun + self.config.trigger_interval_ms / 1_000 - time.monotonic())
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""

@@ -16,6 +16,8 @@ from commitlake.spark.files import FileSystem
 
 MAX_RECORDS = 400_000
 """Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
+_LOOK_MS = 100
+"""What is alone waits no longer; after a batch `trigger_interval` passes."""
 
 
 def start(
@@ -35,7 +37,7 @@ def start(
         offsets: the next offset to land of each partition, by source.
         land: called with each batch of Kafka records and its number.
         checkpoint: a directory for this run.
-        available_now: land what is there and end, instead of a batch every `trigger_interval`.
+        available_now: land what is there and end, instead of looking for more.
     """
     begins = {config.kafka.topic(source): numbers for source, numbers in offsets.items()}
     raw = (
@@ -48,7 +50,7 @@ def start(
         .load()
     )
     writer = raw.writeStream.queryName("landing").foreachBatch(land).option("checkpointLocation", checkpoint)
-    interval = f"{config.trigger_interval_ms} milliseconds"
+    interval = f"{min(_LOOK_MS, config.trigger_interval_ms)} milliseconds"
     return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)).start()
 
 
