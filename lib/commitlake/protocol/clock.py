@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import UTC, datetime
 
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Time since the machine started, also while it slept: a clock that nobody can set. Linux has it, others do without."""
@@ -12,6 +13,11 @@ _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def now_ms() -> int:
     """The time now, ms since epoch, UTC."""
     return time.time_ns() // 1_000_000
+
+
+def moment(at_ms: int) -> datetime:
+    """The time of so many ms since epoch, UTC."""
+    return datetime.fromtimestamp(at_ms / 1_000, UTC)
 
 
 class BrokerClock:

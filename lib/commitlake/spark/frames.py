@@ -61,7 +61,12 @@ def of_rows(spark: SparkSession, rows: Iterable[Mapping[str, object]], schema: S
     `createDataFrame` of Python's own rows runs two tasks with Python workers, 0.3 s each; an Arrow table goes to the
     JVM as it is.
     """
-    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=_arrow(schema)), schema)
+    return spark.createDataFrame(arrow_rows(rows, schema), schema)
+
+
+def arrow_rows(rows: Iterable[Mapping[str, object]], schema: StructType) -> pa.Table:
+    """A few rows that the driver has, as Arrow; a column that a row lacks is null."""
+    return pa.Table.from_pylist(list(rows), schema=_arrow(schema))
 
 
 def typed(frame: DataFrame, schema: StructType, *more: str) -> DataFrame:

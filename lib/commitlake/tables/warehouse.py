@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,11 +19,12 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
+from commitlake.protocol.clock import moment, now_ms
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
 from commitlake.reading.markers import parsed
 from commitlake.spark.files import FileSystem
-from commitlake.spark.frames import of_rows, to_arrow, typed
+from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
 from commitlake.tables import commits, direct_append, kept_versions, small_files, together
@@ -147,9 +147,8 @@ class Warehouse:
         if not new:
             return
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in new])
-        rows = [{"topic": topic, "table": self._name(TableName.of_topic(topic))} for topic in new]
-        listed = of_rows(self.spark, rows, TABLES["destinations"].schema)
-        self.append(listed.withColumn("created_at", F.current_timestamp()), "destinations", few=True)
+        names, now = {topic: self._name(TableName.of_topic(topic)) for topic in new}, moment(now_ms())
+        self.add([{"topic": each, "table": name, "created_at": now} for each, name in names.items()], "destinations")
 
     def may_hold(self, topic: str, others: Collection[str] = ()) -> bool:
         """Whether there can be a table of a new topic here, of its own, beside those of others."""
@@ -189,12 +188,9 @@ class Warehouse:
         return self._opened(name, self.spark.readStream.format("delta").options(skipChangeCommits="true", **options))
 
     def _opened(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame:
-        with self._must_be_there(name):
+        with reading(self.locate(name), TableName(name).topic):
             place = self.locate(name)
             return reader.table(place) if self._in_catalog else reader.load(place)
-
-    def _must_be_there(self, name: str) -> AbstractContextManager[None]:
-        return reading(self.locate(name), TableName(name).topic)
 
     def keeps_versions(self, name: str, since: int) -> bool | None:
         """Whether a stream can begin at a version; None of a catalog's table, of which nobody looks."""
@@ -216,6 +212,10 @@ class Warehouse:
         """
         marker = self._written.note(name, marker)
         telling(self.locate(name), partial(self._append, df, name, marker, few))
+
+    def add(self, rows: Iterable[Mapping[str, object]], name: str, marker: Marker | None = None) -> None:
+        """Appends a few rows that the driver has, without a Spark job; else as `append`."""
+        self.append(arrow_rows(rows, TableName(name).layout.schema), name, marker)
 
     def _append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None, few: bool) -> None:
         direct, place = self._direct(), self.locate(name)
@@ -333,7 +333,7 @@ class Warehouse:
         Raises:
             NoTableError: The table is not there.
         """
-        with self._must_be_there(name):
+        with reading(self.locate(name), TableName(name).topic):
             self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
     def property(self, name: str, key: str) -> str | None:

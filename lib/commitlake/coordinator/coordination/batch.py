@@ -18,6 +18,7 @@ from commitlake.coordinator.coordination.events import Ends, Events
 from commitlake.coordinator.coordination.rejected_rows import rejected_rows
 from commitlake.coordinator.coordination.unmatched.resolve import Resolved
 from commitlake.coordinator.counters import Ages, Times
+from commitlake.protocol.clock import moment
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import kept, release
 from commitlake.spark.parallel import run_all
@@ -150,9 +151,8 @@ class Batch:
 
     def complete(self) -> None:
         """A batch that stands in `batches` is whole."""
-        spark = self.context.warehouse.spark
-        row = spark.sql(f"SELECT {self.batch_id}L AS batch_id, timestamp_millis({self.shown_at}L) AS completed_at")
-        self.context.warehouse.append(row, "batches", self.marker, few=True)
+        row = {"batch_id": self.batch_id, "completed_at": moment(self.shown_at)}
+        self.context.warehouse.add([row], "batches", self.marker)
 
     def send_checks(self) -> None:
         """To Kafka; ids never change. The batch ends all the same when they can't be sent."""

@@ -26,8 +26,7 @@ from commitlake.errors import StreamError, root_reason
 from commitlake.kafka import sink
 from commitlake.protocol.topic_names import path_name
 from commitlake.spark.callbacks import held_weakly
-from commitlake.spark.frames import of_rows
-from commitlake.tables import TABLES, Warehouse, topic_table
+from commitlake.tables import Warehouse, topic_table
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +149,7 @@ class ToKafka:
             version = None if self._query is None else _next_version(self._query.lastProgress)
             if version is not None and version > self._saved:
                 row = {"topic": self.topic, "target": self._target, "next_version": version}
-                rows = of_rows(self._warehouse.spark, [row], TABLES["forwarded"].schema)
-                self._warehouse.append(rows, "forwarded", few=True)
+                self._warehouse.add([row], "forwarded")
                 self._saved = version
             self._saved_at = time.monotonic()
 

@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 
 from commitlake.kafka.log_ends import LogEnd, LogEnds
 from commitlake.protocol import kafka_topics
-from commitlake.spark.frames import forget_tables, materialized, of_rows
+from commitlake.protocol.clock import moment, now_ms
+from commitlake.spark.frames import forget_tables, materialized
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.landed_after import written_after
 from commitlake.tables.schemas import columns
@@ -154,10 +155,9 @@ def append(warehouse: Warehouse, position: LandingPosition) -> None:
         for source, numbers in sources.items()
         for number, value in numbers.items()
     ]
-    row = of_rows(warehouse.spark, [{"landing_id": position.landing_id, "offsets": offsets}], _SCHEMA)
-    # `landed_until` is of version 0.2: a watermark that is kept would keep a wrong clock, too.
-    times = {"landed_until": F.lit(None), "completed_at": F.current_timestamp()}
-    warehouse.append(row.withColumns(times), "positions", {"landing_id": position.landing_id}, few=True)
+    # Without `landed_until`, of version 0.2: a watermark that is kept would keep a wrong clock, too.
+    row = {"landing_id": position.landing_id, "offsets": offsets, "completed_at": moment(now_ms())}
+    warehouse.add([row], "positions", {"landing_id": position.landing_id})
 
 
 class UncommittedRecords:

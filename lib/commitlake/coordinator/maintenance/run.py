@@ -30,7 +30,7 @@ from commitlake.coordinator.landing import positions
 from commitlake.coordinator.maintenance import retention
 from commitlake.coordinator.recovery import rebuild
 from commitlake.errors import CommitLakeError, root_reason
-from commitlake.protocol.clock import now_ms
+from commitlake.protocol.clock import moment, now_ms
 from commitlake.spark import session
 from commitlake.spark.frames import materialized
 from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
@@ -172,10 +172,8 @@ class Maintenance:
 
     def _tell(self, cut: retention.Cut) -> None:
         """An audit must know what may be gone before the first row is."""
-        moment = self._warehouse.spark.sql(
-            f"SELECT timestamp_millis({cut.stored_ms}) AS ended_before, current_timestamp() AS maintained_at"
-        )
-        self._warehouse.append(moment, "maintenance", few=True)
+        row = {"ended_before": moment(cut.stored_ms), "maintained_at": moment(now_ms())}
+        self._warehouse.add([row], "maintenance")
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:
         """What a report calls each table, its name, and the time for which its unused files are kept."""

@@ -11,7 +11,7 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination import check_requests, topic_rows
 from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
 from commitlake.errors import WarehouseError
-from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.clock import BrokerClock, moment
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import materialized
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
@@ -40,8 +40,7 @@ def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
     _complete_topics(warehouse, clock, ended, delivered, last)
     shown_at = clock.onward_ms()
     _complete_discarded(warehouse, ended, last)
-    done = warehouse.spark.sql(f"SELECT {last}L AS batch_id, timestamp_millis({shown_at}L) AS completed_at")
-    warehouse.append(done, "batches", {"batch_id": last}, few=True)
+    warehouse.add([{"batch_id": last, "completed_at": moment(shown_at)}], "batches", {"batch_id": last})
     return last
 
 
