@@ -205,6 +205,22 @@ def test_epochs_is_read_again_only_when_it_has_a_new_commit(
     assert guarded.read("batches").count() == 4
 
 
+@pytest.mark.parametrize("guarded", ["directory"], indirect=True)
+def test_epochs_is_read_again_when_it_was_made_anew(
+    spark: SparkSession, guarded: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another's first epoch may stand in the commit in which this one's did."""
+    guarded.append(batch(spark), "batches", few=True)
+    shutil.rmtree(guarded.locate("epochs"))
+    other = Warehouse(spark, guarded.root)
+    other.create()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: 1)
+        fencing.begin_epoch(other, "1", is_first=True)
+    with pytest.raises(FencedError, match="pid 1, epoch 1; this one"):
+        guarded.append(batch(spark), "batches", few=True)
+
+
 @pytest.mark.short
 def test_an_append_under_way_when_a_newer_epoch_fences_the_table_fails(
     spark: SparkSession, guarded: Warehouse, tmp_path: Path

@@ -201,8 +201,8 @@ class EpochGuard(AppendGuard):
 
     def __init__(self, warehouse: Warehouse, epoch: int) -> None:
         self._warehouse, self._epoch = warehouse, epoch
-        self._seen: int | None = None
-        """The commit of `epochs` up to which there is no newer epoch."""
+        self._seen: tuple[int, str] | None = None
+        """Number and text of the commit of `epochs` up to which there is no newer epoch."""
 
     def rows(self, rows: DataFrame) -> DataFrame:
         """The rows, for as long as there is no newer epoch when they are written."""
@@ -219,14 +219,19 @@ class EpochGuard(AppendGuard):
         """
         log = self._warehouse.log("epochs")
         if log is None or not self._is_seen(log):
-            newest = None if log is None else commits.newest(log)
+            newest = None if log is None else next(commits.newest_first(log), None)
             check(self._warehouse, self._epoch)
             self._seen = newest
 
     def _is_seen(self, log: FileSystem) -> bool:
-        """Where the commit that was seen is gone, so may those after it be: Delta deletes the oldest first."""
-        seen = self._seen
-        return seen is not None and not log.exists(file_name(seen + 1)) and log.exists(file_name(seen))
+        """Where the commit that was seen is gone, so may those after it be: Delta deletes the oldest first.
+
+        Where its text is another one, the table was made again, or was put back.
+        """
+        if self._seen is None:
+            return False
+        version, text = self._seen
+        return not log.exists(file_name(version + 1)) and log.read(file_name(version)) == text
 
     def for_tables(self, warehouse: Warehouse) -> AppendGuard:
         """The same guard for the same tables in another session."""
