@@ -25,7 +25,7 @@ def main() -> None:
     parser = rig.parser(__doc__)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--rate", type=int, default=20, help="transactions a second")
-    parser.add_argument("--cold", action="store_true", help="do not let the standby rehearse first")
+    parser.add_argument("--cold", action="store_true", help="take over while the standby begins to rehearse")
     parser.add_argument("--signal", choices=("KILL", "TERM"), default="KILL")
     given = parser.parse_args()
     gaps = []

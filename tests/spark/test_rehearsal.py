@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from commitlake.coordinator import rehearsal
 from commitlake.coordinator.recovery import recover
 from commitlake.coordinator.rehearsal import Rehearsal
 from commitlake.errors import WarehouseError
-from commitlake.spark import session
+from commitlake.spark import checkpoints, session
 
 
 @pytest.fixture
@@ -27,12 +29,8 @@ def rehearsed(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return Rehearsal(session.beside(spark, conf), conf)
 
 
-def test_a_rehearsal_decides_and_delivers_without_kafka_and_leaves_nothing(
-    rehearsed: Rehearsal, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    thread = threading.Thread(target=rehearsed.run)
-    thread.start()
-    wait_for(lambda: caplog.records, 240)
+def test_a_rehearsal_decides_and_delivers_without_kafka(rehearsed: Rehearsal, tmp_path: Path) -> None:
+    rehearsed._play()
     (tables,) = tmp_path.glob("c/*/rehearsal/*/warehouse")
     states = DeltaTable(str(tables / "transactions")).to_pyarrow_table()["state"].to_pylist()
     assert states == ["COMMITTED"] * 80, "of each start 2 rounds of 20"
@@ -42,11 +40,52 @@ def test_a_rehearsal_decides_and_delivers_without_kafka_and_leaves_nothing(
     rehearsed._real = replace(rehearsed._real, warehouse=str(tables))
     commits = sorted(tables.rglob("_delta_log/*.json"))
     rehearsed._read()
+    rehearsed._look()
     assert sorted(tables.rglob("_delta_log/*.json")) == commits, "what is there is only read"
+
+
+def test_one_that_is_warm_has_left_nothing_and_reads_on_though_a_read_fails(
+    rehearsed: Rehearsal, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[bool] = []
+
+    def fails() -> None:
+        reads.append(any(path.is_file() for path in tmp_path.rglob("*")))
+        raise OSError("away")
+
+    monkeypatch.setattr(rehearsal, "_READ_EVERY_S", 0.05)
+    monkeypatch.setattr(rehearsed, "_look", fails)
+    thread = threading.Thread(target=rehearsed.run)
+    thread.start()
+    wait_for(lambda: len(reads) > 2, 240)
     rehearsed.stop()
     thread.join()
+    assert not any(reads), "a kill while it waits leaves no file"
     assert [record.message.partition(" after")[0] for record in caplog.records] == ["standing by, warm"]
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_one_that_is_stopped_while_it_plays_reads_nothing_and_is_silent(
+    rehearsed: Rehearsal, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped() -> None:
+        rehearsed.stop()
+        raise RuntimeError("the session has ended")
+
+    monkeypatch.setattr(rehearsed, "_play", stopped)
+    monkeypatch.setattr(rehearsed, "_read", lambda: pytest.fail("beside the start, which reads the same"))
+    rehearsed.run()
+    assert not caplog.records
+
+
+def test_what_a_kill_has_left_goes_a_day_later(rehearsed: Rehearsal, spark: SparkSession, tmp_path: Path) -> None:
+    conf = rehearsed._real
+    of_today, of_yesterday = (Path(checkpoints.passing(conf, "rehearsal")) for _ in range(2))
+    for left in (of_today, of_yesterday):
+        left.mkdir(parents=True)
+    before = time.time() - 25 * 3_600
+    os.utime(of_yesterday, (before, before))
+    Rehearsal(spark, conf)
+    assert [*of_today.parent.iterdir()] == [of_today]
 
 
 def test_one_that_was_stopped_goes_no_further(
@@ -66,5 +105,5 @@ def test_one_that_fails_says_so_and_the_standby_stays(
     monkeypatch.setattr(recover, "of_new_warehouse", fails)
     rehearsed.run()
     assert [record.message for record in caplog.records] == [
-        "the standby has stopped to rehearse, so it will be slower at first: no room"
+        "the standby could not rehearse, so it will be slower at first: no room"
     ]
