@@ -1,4 +1,4 @@
-"""Data frames that Spark must treat in a certain way: kept or materialized ones, and the smaller side of a join."""
+"""Data frames that Spark must treat in a certain way: checkpointed ones, and the smaller side of a join."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sized(frame: DataFrame, rows: int) -> DataFrame:
     return frame.hint("broadcast" if rows <= _SMALL else "shuffle_hash")
 
 
-def materialized(frame: DataFrame) -> DataFrame:
+def checkpoint_now(frame: DataFrame) -> DataFrame:
     """The few rows of `frame`, computed now and never again, without the plan that led to them.
 
     `persist` would not do: Spark computes cached frames again when a table that they read gets a commit, so after
@@ -41,7 +41,7 @@ def materialized(frame: DataFrame) -> DataFrame:
     return frame.localCheckpoint(storageLevel=_level(frame))
 
 
-def kept(frame: DataFrame) -> DataFrame:
+def checkpoint_lazily(frame: DataFrame) -> DataFrame:
     """The rows of `frame`, kept from the first action on until `release`, without the plan that led to them.
 
     `persist` keeps the plan: each frame that is made of it is analysed with it, and compared with it to find what is
@@ -89,7 +89,7 @@ def in_few_tasks(frame: DataFrame) -> DataFrame:
 
 
 def release(frame: DataFrame) -> None:
-    """Frees the memory of a `kept` frame; else it stays until the driver collects garbage."""
+    """Frees the memory of a frame of `checkpoint_lazily`; else it stays until the driver collects garbage."""
     plan: Any = frame._jdf.queryExecution().logical()
     # Not RDD.unpersist, which warns each time that the rows can't be computed again.
     frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(plan.rdd().id(), False)

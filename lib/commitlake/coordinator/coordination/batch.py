@@ -20,7 +20,7 @@ from commitlake.coordinator.coordination.unmatched.resolve import Resolved
 from commitlake.coordinator.counters import Ages, Times
 from commitlake.protocol.clock import moment
 from commitlake.protocol.states import Event, Source
-from commitlake.spark.frames import kept, release
+from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.spark.parallel import run_all
 from commitlake.tables.landed_after import AFTER
 from commitlake.tables.small_files import are_few
@@ -80,7 +80,7 @@ class Batch:
             if events.count(Event.DELIVERY, src=Source.MESSAGES):
                 messages[Source.MESSAGES] = messages_met.delayed(events, context.warehouse)
             for src, frame in messages.items():
-                messages[src] = kept(frame)
+                messages[src] = checkpoint_lazily(frame)
                 cached.callback(release, messages[src])
             messages = duplicates.without_duplicates(messages, context.dedup, events.now) if messages else {}
             return cls(context, events, batch_id, landing_id, messages, found.feedback, found.opened, cached.pop_all())

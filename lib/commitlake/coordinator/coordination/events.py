@@ -14,7 +14,7 @@ from commitlake.coordinator.coordination.input_table import SegmentKey
 from commitlake.errors import DoubledError
 from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
 from commitlake.protocol.states import Event, Kind, Source, State
-from commitlake.spark.frames import kept, release
+from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.tables.spans import Span, joined
 
 _OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.NEXT_DUE)
@@ -39,7 +39,7 @@ class Events:
     """
 
     def __init__(self, frame: DataFrame) -> None:
-        self.frame = kept(frame)
+        self.frame = checkpoint_lazily(frame)
         lies = F.col("event").isin(*map(int, _OF_SEGMENT))
         segment = F.when(lies, F.expr(f"offset div {SEGMENT_SIZE}")).alias("segment")
         again = F.expr("repeat > 0").alias("is_again")

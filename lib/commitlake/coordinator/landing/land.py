@@ -21,7 +21,7 @@ from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
 from commitlake.kafka.log_ends import LogEnds
 from commitlake.protocol.clock import BrokerClock
-from commitlake.spark.frames import in_few_tasks, kept, release
+from commitlake.spark.frames import checkpoint_lazily, in_few_tasks, release
 from commitlake.tables import TableName, Warehouse, topic_table
 from commitlake.tables.small_files import are_few
 
@@ -202,12 +202,12 @@ class Landing:
         """Classified records, kept, and their counts: by the short steps, as long as these judge all that comes."""
         short = None
         if not (self._whole_rounds or self._uncommitted or self._used):
-            short = kept(classify.classify(records, self._classification.short))
+            short = checkpoint_lazily(classify.classify(records, self._classification.short))
             counts = _count(short, self._topics.names)
             if all(row["is_judged"] for row in counts):
                 return short, counts
             records, self._whole_rounds = short.select(*RECORD), _WHOLE_ROUNDS
-        whole = kept(self._new(classify.classify(records, self._classification.whole)))
+        whole = checkpoint_lazily(self._new(classify.classify(records, self._classification.whole)))
         counts = _count(whole, self._topics.names)
         if short is not None:
             release(short)

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from commitlake.kafka.log_ends import LogEnd, LogEnds
 from commitlake.protocol import kafka_topics
 from commitlake.protocol.clock import moment, now_ms
-from commitlake.spark.frames import forget_tables, materialized
+from commitlake.spark.frames import checkpoint_now, forget_tables
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.landed_after import written_after
 from commitlake.tables.schemas import columns
@@ -221,7 +221,7 @@ def uncommitted(
     if not found:
         return None
     ends = ends_of(found)
-    kept = materialized(reduce(DataFrame.unionAll, holding))
+    kept = checkpoint_now(reduce(DataFrame.unionAll, holding))
     log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", ends)
     return UncommittedRecords(kept, ends)
 

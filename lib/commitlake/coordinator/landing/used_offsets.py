@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from commitlake.coordinator.landing import classify, positions
 from commitlake.coordinator.landing.positions import LandingPosition, UncommittedRecords
 from commitlake.protocol.states import OFFSET_USED_BEFORE
-from commitlake.spark.frames import materialized, sized
+from commitlake.spark.frames import checkpoint_now, sized
 from commitlake.tables import Warehouse, topic_table
 
 _RECORD = ["source", "partition", "offset", "detail"]
@@ -32,7 +32,7 @@ class UsedOffsets:
         self._used = _are_used(begun)
         spans = [begun.next(source, at) - low for source, lows in begun.again.items() for at, low in lows.items()]
         most = sum(spans)  # hours of records, maybe
-        self._told = sized(materialized(_told(warehouse).where(self._used)), most)
+        self._told = sized(checkpoint_now(_told(warehouse).where(self._used)), most)
         self._landed = sized(_landed(warehouse, self._used), most)
 
     def refuse(self, classified: DataFrame) -> DataFrame:
@@ -82,7 +82,7 @@ def _landed(warehouse: Warehouse, used: Column) -> DataFrame:
     found = []
     for group in positions.in_groups(tables):
         each = [positions.coordinates(warehouse, table, F.col("stored_at")) for table in group]
-        found.append(materialized(reduce(DataFrame.unionAll, each).where(used).distinct()))
+        found.append(checkpoint_now(reduce(DataFrame.unionAll, each).where(used).distinct()))
     return reduce(DataFrame.unionAll, found)
 
 

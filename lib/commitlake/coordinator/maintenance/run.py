@@ -32,7 +32,7 @@ from commitlake.coordinator.recovery import rebuild
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.protocol.clock import moment, now_ms
 from commitlake.spark import session
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import checkpoint_now
 from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
 from commitlake.tables.schemas import FILE_RETENTION, interval
 
@@ -154,7 +154,7 @@ class Maintenance:
         return ""
 
     def _delete(self, report: Report, step: retention.RetentionStep, cut: retention.Cut) -> None:
-        old = materialized(step.rows())
+        old = checkpoint_now(step.rows())
         count = old.count()
         if not count:
             return

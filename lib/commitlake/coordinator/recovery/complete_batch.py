@@ -13,7 +13,7 @@ from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import BrokerClock, moment
 from commitlake.protocol.states import Source
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import checkpoint_now
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 from commitlake.tables.spans import spans_of, within
@@ -127,10 +127,10 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
     last = checks.agg(F.max("batch_id")).collect()[0][0]
     if last is None:
         return
-    newest = materialized(checks.where(F.col("batch_id") == last))
+    newest = checkpoint_now(checks.where(F.col("batch_id") == last))
     spans = spans_of(newest, "queue", "half_offset")
     ended = warehouse.rows("transactions").where(within(spans, "queue", "half_offset"))
-    asked = materialized(newest.join(ended, ["queue", "half_offset", "round"], "left_anti"))
+    asked = checkpoint_now(newest.join(ended, ["queue", "half_offset", "round"], "left_anti"))
     if asked.isEmpty():
         return
     half = warehouse.rows("half").where(within(spans, "queue", "queue_offset"))

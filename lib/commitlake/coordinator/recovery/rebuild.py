@@ -29,7 +29,7 @@ from commitlake.coordinator.recovery.open_checks import with_checks
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, Point
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import checkpoint_now
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
@@ -99,7 +99,7 @@ def _refused_parts(look: Between) -> DataFrame:
     """
     used = look.warehouse.rows("rejected").where(f"source = 'half' AND reason = '{OFFSET_USED_BEFORE}'")
     new = look.landed("rejected", "kafka_partition", "kafka_offset", half="source = 'half'").union(used)
-    refused = materialized(look.with_saved(refused_rows(new), Kind.REFUSED_PART).distinct())
+    refused = checkpoint_now(look.with_saved(refused_rows(new), Kind.REFUSED_PART).distinct())
     if refused.isEmpty():
         return refused
     named = refused.selectExpr("*", "queue AS first_queue", "offset AS first_offset")
@@ -118,7 +118,7 @@ def _open_ops(look: Between) -> DataFrame:
         "kafka_partition AS op_queue", "kafka_offset AS op_offset", "IF(source = 'admin', 1, 0) AS admin"
     ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
     left = every.join(done, _AT_OP, "left_anti")
-    left = materialized(_without_deciding(left, look.written("transactions")))
+    left = checkpoint_now(_without_deciding(left, look.written("transactions")))
     return left.join(_harmless(left, look.ledger()), _AT_OP, "left_anti")
 
 

@@ -15,7 +15,7 @@ from commitlake.coordinator.coordination.unmatched import unmatched_ops, unmatch
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions
 from commitlake.protocol.states import Event, Kind, Source
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import checkpoint_now
 from commitlake.spark.parallel import run_all
 
 
@@ -38,7 +38,7 @@ def resolved(context: Context, events: Events) -> Resolved:
     resolutions = _resolutions(context, events)
     if resolutions is None:
         return Resolved(events)
-    feedback = materialized(resolutions.feedback)
+    feedback = checkpoint_now(resolutions.feedback)
     every = events.with_more(resolutions.events)
     events.release()
     every.check_ends()

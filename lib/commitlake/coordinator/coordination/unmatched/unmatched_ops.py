@@ -10,7 +10,7 @@ from commitlake.coordinator.coordination.input_rows import half_rows, op_rows, r
 from commitlake.coordinator.coordination.unmatched.lookup import FINAL, LedgerTables, first_facts, near, with_first
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, events, judged
 from commitlake.protocol.states import Event, Kind, Refusal, Ruling, Source
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import checkpoint_now
 from commitlake.tables.columns import IS_FIRST, hashed_sql, millis_sql
 from commitlake.tables.rounds import newest
 from commitlake.tables.spans import spans_of, within
@@ -27,7 +27,7 @@ def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
         batch: the batch's events.
         tables: as they were before the batch, but for what a RESUME has reopened in it.
     """
-    found = materialized(judged_ops(_of_kind(batch, f"!= {int(Kind.RESUME)}"), tables))
+    found = checkpoint_now(judged_ops(_of_kind(batch, f"!= {int(Kind.RESUME)}"), tables))
     return Resolutions(refusals(found), once_more(found))
 
 
@@ -41,7 +41,7 @@ def resolve_resumes(batch: Events, tables: LedgerTables, timeout_ms: int) -> Res
     """
     unmatched = _with_refused_parts(_of_kind(batch, f"= {int(Kind.RESUME)}"), tables)
     found = judged_ops(unmatched, tables, is_final=f"{FINAL} OR is_spoiled")
-    found = materialized(_accept_the_first(found))
+    found = checkpoint_now(_accept_the_first(found))
     return Resolutions(refusals(found), _reopen(found, tables, timeout_ms))
 
 
@@ -66,7 +66,7 @@ def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FI
         tables: the ledger.
         is_final: SQL; whether no RESUME may reopen the first half message.
     """
-    unmatched = materialized(with_record(unmatched, tables))
+    unmatched = checkpoint_now(with_record(unmatched, tables))
     facts = with_first(unmatched, tables).join(wrong_parts(unmatched, tables), _OP, "left")
     group = hashed_sql("coalesce(record.producer_group, '')")
     own: dict[str, Column | str] = {name: name for name in ("kind", "admin", "op_offset", *_WRONG)}

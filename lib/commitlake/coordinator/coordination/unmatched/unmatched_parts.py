@@ -10,7 +10,7 @@ from commitlake.coordinator.coordination.input_rows import half_rows, waiting_ro
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, first_facts, near, number, with_first
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, events, judged
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Ruling, Source, State
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import checkpoint_now
 from commitlake.tables.columns import hashed_sql, millis_sql
 
 _PART = ["queue", "offset"]
@@ -18,11 +18,11 @@ _PART = ["queue", "offset"]
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
-    unmatched = materialized(batch.of(Event.UNMATCHED_PART, Source.HALF))
+    unmatched = checkpoint_now(batch.of(Event.UNMATCHED_PART, Source.HALF))
     facts = with_first(unmatched, tables).join(_messages(unmatched, tables), _PART)
     tid, grp = (hashed_sql(f"message.{name}") for name in ("transaction_id", "producer_group"))
-    found = materialized(judged(facts, kind=F.lit(int(Kind.PART)), tid=tid, grp=grp, **first_facts()))
-    found = materialized(_with_due(found, tables))
+    found = checkpoint_now(judged(facts, kind=F.lit(int(Kind.PART)), tid=tid, grp=grp, **first_facts()))
+    found = checkpoint_now(_with_due(found, tables))
     follow = found.where(F.col("verdict") == int(Ruling.FOLLOW))
     again = half_rows(found.where(F.col("verdict") == int(Ruling.AGAIN)).select("message.*"), due="0")
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")

@@ -10,7 +10,7 @@ from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, n
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, judged
 from commitlake.coordinator.coordination.unmatched.unmatched_ops import once_more, refusals, with_record
 from commitlake.protocol.states import Delivery, Event, Source
-from commitlake.spark.frames import materialized
+from commitlake.spark.frames import checkpoint_now
 from commitlake.tables.columns import hashed_sql
 
 _AT = ["first_queue", "first_offset"]
@@ -18,13 +18,13 @@ _AT = ["first_queue", "first_offset"]
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
-    found = materialized(judged_recalls(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
+    found = checkpoint_now(judged_recalls(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
     return Resolutions(refusals(found), once_more(found))
 
 
 def judged_recalls(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """Unmatched recalls, with `record`, what they name, and the `verdict` on each."""
-    unmatched = materialized(with_record(unmatched, tables))
+    unmatched = checkpoint_now(with_record(unmatched, tables))
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
     message = near(tables.delayed, unmatched, *where).select(*at, F.struct("message_id", "topic").alias("message"))
