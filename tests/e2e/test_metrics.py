@@ -30,7 +30,7 @@ from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.metrics import collect
 from commitlake.coordinator.metrics.server import serving
-from commitlake.coordinator.rounds import Rounds
+from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import SetupError
 from commitlake.protocol import headers
 from commitlake.protocol.kafka_topics import LANDED
@@ -240,7 +240,7 @@ def test_without_kafka_the_other_metrics_are_there_before_prometheus_gives_up(tm
             silent.bind(("127.0.0.1", int(config.kafka.bootstrap_servers.split(":")[1])))
             silent.listen()
         ends = partial(landing_start.ends, config, LANDED, timeout_ms=companions._ASK_MS)
-        sources = collect.Sources(config, Rounds(1_000), Counters(), lambda: LandingPosition(0, {}), ends, epoch=1)
+        sources = collect.Sources(config, RoundLog(1_000), Counters(), lambda: LandingPosition(0, {}), ends, epoch=1)
         begun = time.monotonic()
         found = {sample.name: sample.value for metric in collect.collect(sources) for sample in metric.samples}
         assert time.monotonic() - begun < 8 * patience()

@@ -130,7 +130,7 @@ def test_available_now_discards_nothing_whose_op_kafka_held_in_time(
     for number in range(50):
         lake.message(f"m{number}", number % 2)
     at, stored, rounds = lake.half("t"), now_ms(), 0
-    play = Scheduler._play
+    play = Scheduler._run_round
 
     def slow(self: Scheduler, landed: Landed | None) -> None:
         nonlocal rounds
@@ -140,7 +140,7 @@ def test_available_now_discards_nothing_whose_op_kafka_held_in_time(
             lake.op("COMMIT", "t", at)
             time.sleep(max(0.0, (stored + 30_500 - now_ms()) / 1_000))
 
-    monkeypatch.setattr(Scheduler, "_play", slow)
+    monkeypatch.setattr(Scheduler, "_run_round", slow)
     lake.run(spark, transaction_check_max=0, transaction_timeout="30s")
     assert rounds > 1
     assert lake.rows("transactions") == []

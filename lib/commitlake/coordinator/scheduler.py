@@ -26,7 +26,7 @@ from commitlake.coordinator.landing.land import Landed, Landing
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.round import Round
-from commitlake.coordinator.rounds import Rounds
+from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.parallel import run_all
@@ -72,7 +72,7 @@ class Scheduler:
         self._running.set_result(None)
         self._turn = threading.Lock()
         self._stopping = threading.Event()
-        self.rounds = Rounds(context.config.trigger_interval_ms)
+        self.rounds = RoundLog(context.config.trigger_interval_ms)
         self.failure: Exception | None = None
         """What failed first since the last round began; Spark reports it as the text of a stack trace only."""
 
@@ -108,7 +108,7 @@ class Scheduler:
                 classified = time.monotonic()
                 self._running.result()
                 self.failure = None  # of a tick, which has ended nothing
-                self._play(landed)
+                self._run_round(landed)
                 self.rounds.add(landed.rows, classified - begun, time.monotonic() - classified)
                 self._ask()  # now, since what Spark reads next is all of this and more
                 return landed.rows, landed.bytes
@@ -121,11 +121,11 @@ class Scheduler:
                 self._running.result()
                 if goes_on:
                     self._ask()
-                    self._play(None)
+                    self._run_round(None)
             self.rounds.alive()
         elif not self._turn.locked():  # a round that is under way may hang
             if time.monotonic() - self._asked_at > _ASK_EVERY_S:
-                self._look()
+                self._poll_log_ends()
             self.rounds.idle()
 
     def _await_room(self) -> None:
@@ -140,8 +140,8 @@ class Scheduler:
             self._full.end()
         return not short
 
-    def _look(self) -> None:
-        """Asks Kafka without traffic; a round under way has just asked."""
+    def _poll_log_ends(self) -> None:
+        """Asks Kafka where its logs end while no records come; a round under way has just asked."""
         if not self._stopping.is_set() and self._turn.acquire(blocking=False):
             try:
                 with self._noting_failure():
@@ -184,7 +184,7 @@ class Scheduler:
             wait([self._running])
             yield
 
-    def _play(self, landed: Landed | None) -> None:
+    def _run_round(self, landed: Landed | None) -> None:
         """One round, from classified records to visible rows: landing and coordination go on side by side.
 
         A batch waits for the tables of the landing before it writes anything, and for the position before it is whole.
@@ -234,7 +234,7 @@ class Scheduler:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[bool]:
-        """Whether the round goes on: one that would begin while stopping never happened."""
+        """The lock of the rounds; yields False once `begin_no_more` was called: then no round begins."""
         with self._turn, self._noting_failure():
             yield not self._stopping.is_set()
 

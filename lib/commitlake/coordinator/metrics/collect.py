@@ -15,7 +15,7 @@ from commitlake.clients.consumer import overview as consumers
 from commitlake.config import Config, disks
 from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
 from commitlake.coordinator.landing.positions import LandingPosition
-from commitlake.coordinator.rounds import Rounds
+from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import KafkaError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import REJECTED_REASONS, Delivery, Reason, State
@@ -65,7 +65,7 @@ class Sources:
     """
 
     config: Config
-    rounds: Rounds
+    rounds: RoundLog
     counters: Counters
     position: Callable[[], LandingPosition]
     ends: Callable[[], Mapping[str, Mapping[int, int]]]

@@ -19,7 +19,7 @@ _TELL_EVERY_S = 600.0
 
 
 @dataclass(frozen=True)
-class Took:
+class RoundTiming:
     """One round of landing and coordination.
 
     Attributes:
@@ -41,7 +41,7 @@ class Took:
         )
 
 
-class Rounds:
+class RoundLog:
     """The rounds of this run. Safe to use in any thread.
 
     Args:
@@ -56,7 +56,7 @@ class Rounds:
         self.count = self.records = 0
         self.classify_s = self.write_s = 0.0
         """What all rounds took."""
-        self.newest: Took | None = None
+        self.newest: RoundTiming | None = None
         self.alive_at = now_ms()
         """When a round ended last, or was found not to be needed."""
         self.maintained_at = now_ms()
@@ -64,7 +64,7 @@ class Rounds:
 
     def add(self, records: int, classify_s: float, write_s: float) -> None:
         """A round has ended."""
-        done = Took(now_ms(), records, classify_s, write_s)
+        done = RoundTiming(now_ms(), records, classify_s, write_s)
         with self._lock:
             self.count += 1
             self.records += records
