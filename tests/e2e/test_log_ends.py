@@ -16,7 +16,7 @@ from commitlake.errors import KafkaError
 from commitlake.kafka import log_ends, topics
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.kafka.held import Held
+from commitlake.kafka.log_end_watcher import LogEndWatcher
 from commitlake.kafka.log_ends import LogEnd, LogEnds, cuts
 from commitlake.protocol.kafka_topics import LANDED
 
@@ -56,7 +56,7 @@ def test_the_same_leader_has_lost_nothing(client: KafkaAdminClient, configured: 
 def test_a_broker_that_leads_no_more_says_nothing_of_an_end(configured: Config) -> None:
     """Deadlines would pass: what a COMMIT is in would look as if it had landed."""
     told: list[LogEnds] = []
-    held = Held(configured, ["half"], {"half": {0: NOW}}, told.append)
+    held = LogEndWatcher(configured, ["half"], {"half": {0: NOW}}, told.append)
     with pytest.raises(KafkaError, match="half-0"):
         held.ends()
     assert told == []

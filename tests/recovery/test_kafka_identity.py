@@ -275,7 +275,7 @@ def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
         assert scheduler is not None
         wait_for(lambda: scheduler.rounds.records >= 1, 60 * factor)
         with scheduler.between_rounds():  # a round asks at its end, too
-            monkeypatch.setattr("commitlake.kafka.held.cuts", lambda *_: {"half": {0: 0}})
+            monkeypatch.setattr("commitlake.kafka.log_end_watcher.cuts", lambda *_: {"half": {0: 0}})
         rounds = scheduler.rounds.count
         with pytest.raises(IdentityError, match="half-0 from offset 0 on; start again"):  # asked when the check is due
             wait_for(lambda: running.await_termination(timeout=0.5), 120 * factor)

@@ -38,7 +38,7 @@ from commitlake.coordinator.scheduler import Scheduler
 from commitlake.coordinator.settings_publisher import SettingsPublisher
 from commitlake.errors import CommitLakeError, IdentityError, StreamError, explained
 from commitlake.kafka import topics
-from commitlake.kafka.held import Held
+from commitlake.kafka.log_end_watcher import LogEndWatcher
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.spark import checkpoints
@@ -97,8 +97,8 @@ class Run:
         With `available_now` it works off all that is there, fires what is due, and returns when that is done.
         """
         is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
-        come = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
-        others = () if is_new else kafka_identity.check(self.warehouse, self.config, come.position)
+        resume_point = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
+        others = () if is_new else kafka_identity.check(self.warehouse, self.config, resume_point.position)
         rules = classify.LandingRules.of(self.config)
         settings = SettingsPublisher(self.config, self._clock)
         known = Topics(self.warehouse, rules.topics_max, settings.add)
@@ -106,7 +106,7 @@ class Run:
             log.warning("%s", warning)
         settings.publish(known.names)
         watermark, asked = Watermark(), self._clock.now_ms()
-        begin = landing_start.begin(self.warehouse, self.config, come, others)
+        begin = landing_start.begin(self.warehouse, self.config, resume_point, others)
         if begin.stable_ms is not None:
             watermark.ask(begin.stable_ms, begin.stable)
         watermark.ask(asked, begin.ends)
@@ -119,7 +119,7 @@ class Run:
             self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
-        held = Held(self.config, LANDED, begin.position.held, landing.remember)
+        held = LogEndWatcher(self.config, LANDED, begin.position.held, landing.remember)
         self._stack.enter_context(suppress(Exception))  # with the JVM its memory has gone
         self._stack.callback(context.half_cache.clear)
         self._stack.callback(held.close)

@@ -16,7 +16,7 @@ from commitlake.coordinator.counters import Times
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
 from commitlake.coordinator.landing.ordinary import RECORD, Classification
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets, UncommittedRecords
+from commitlake.coordinator.landing.positions import LandingPosition, Offsets, PartialLanding
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
 from commitlake.kafka.log_ends import LogEnds
@@ -95,7 +95,7 @@ class Landing:
         dedup: DedupIndex,
         position: LandingPosition,
         clock: BrokerClock,
-        uncommitted: UncommittedRecords | None = None,
+        uncommitted: PartialLanding | None = None,
     ) -> None:
         self._warehouse, self._rules, self._topics, self._dedup = warehouse, rules, topics, dedup
         self._clock = clock
@@ -215,7 +215,7 @@ class Landing:
         return whole, counts
 
     def _new(self, classified: DataFrame) -> DataFrame:
-        new = used_offsets.apart(classified, self._uncommitted) if self._uncommitted else classified
+        new = used_offsets.drop_already_landed(classified, self._uncommitted) if self._uncommitted else classified
         return self._used.refuse(new) if self._used else new
 
     def _duplicates(self, rows: DataFrame, counts: Sequence[Row], now: int) -> DataFrame | None:

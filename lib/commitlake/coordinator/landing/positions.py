@@ -160,7 +160,7 @@ def append(warehouse: Warehouse, position: LandingPosition) -> None:
     warehouse.add([row], "positions", {"landing_id": position.landing_id})
 
 
-class UncommittedRecords:
+class PartialLanding:
     """The records at or above a position that tables hold since a landing that was cut short.
 
     Attributes:
@@ -176,11 +176,11 @@ class UncommittedRecords:
         """Rows of Kafka records, without those that stand in a table."""
         return records.join(F.broadcast(self.coordinates), ["source", "partition", "offset"], "left_anti")
 
-    def with_more(self, more: UncommittedRecords) -> UncommittedRecords:
+    def with_more(self, more: PartialLanding) -> PartialLanding:
         """These records and `more`."""
         sources = {*self.ends, *more.ends}
         ends = {name: _later(self.ends.get(name, {}), more.ends.get(name, {})) for name in sources}
-        return UncommittedRecords(self.coordinates.union(more.coordinates), ends)
+        return PartialLanding(self.coordinates.union(more.coordinates), ends)
 
     def end(self, source: str, partition: int) -> int:
         """The offset after the last of them in a partition, 0 when there is none."""
@@ -195,9 +195,7 @@ def _later(some: Mapping[int, int], others: Mapping[int, int]) -> Mapping[int, i
     return {number: max(some.get(number, 0), others.get(number, 0)) for number in {*some, *others}}
 
 
-def uncommitted(
-    warehouse: Warehouse, position: LandingPosition, tables: Sequence[str] = ()
-) -> UncommittedRecords | None:
+def uncommitted(warehouse: Warehouse, position: LandingPosition, tables: Sequence[str] = ()) -> PartialLanding | None:
     """What a landing that was cut short has written, None when the newest one was complete.
 
     Args:
@@ -223,7 +221,7 @@ def uncommitted(
     ends = ends_of(found)
     kept = checkpoint_now(reduce(DataFrame.unionAll, holding))
     log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", ends)
-    return UncommittedRecords(kept, ends)
+    return PartialLanding(kept, ends)
 
 
 def highest(coordinates: DataFrame) -> list[Row]:

@@ -69,7 +69,7 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
     return Reached(_of_older_version(warehouse, config), is_recorded=False)
 
 
-def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collection[str] = ()) -> Begin:
+def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: Collection[str] = ()) -> Begin:
     """Compares the position with what Kafka holds, and records it where no row of `positions` does.
 
     Without that row, what the first landing has written before it was cut short would look like all that has landed,
@@ -78,14 +78,14 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
     Args:
         warehouse: remembers where the logs began at its first start.
         config: says where Kafka is, and what is accepted.
-        come: how far landing has come.
+        resume_point: how far landing has come.
         others: sources whose topics are others than before, as accepted; their leaders have epochs of their own.
 
     Raises:
         IdentityError: Kafka no longer holds all that has not landed, or a log ends below the next offset to land.
         KafkaError: Kafka is out of reach.
     """
-    comparable = {source: ends for source, ends in come.position.held.items() if source not in others}
+    comparable = {source: ends for source, ends in resume_point.position.held.items() if source not in others}
     with connect(config) as client:
         held = _of_leaders(client, config, comparable)
         first = earliest_offsets(client, config, SOURCES)
@@ -97,7 +97,7 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
     earlier = deposed(comparable, held)
     last = {source: {number: end.offset for number, end in numbers.items()} for source, numbers in held.items()}
     begins = kafka_identity.begins(warehouse, config, first)
-    before = come.position.with_partitions(
+    before = resume_point.position.with_partitions(
         {
             source: {number: begins.get(source, {}).get(number, 0) for number in numbers}
             for source, numbers in first.items()
@@ -114,8 +114,8 @@ def begin(warehouse: Warehouse, config: Config, come: Reached, others: Collectio
     _warn_of_lost(known, cut, config)
     is_new = bool(others or earlier) or (known.offsets, known.again) != (before.offsets, before.again)
     if is_new:
-        known = replace(known, landing_id=max(known.landing_id, come.position.landing_id + 1))
-    if is_new or not come.is_recorded:
+        known = replace(known, landing_id=max(known.landing_id, resume_point.position.landing_id + 1))
+    if is_new or not resume_point.is_recorded:
         positions.append(warehouse, known)
     kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.landing import classify, positions
-from commitlake.coordinator.landing.positions import LandingPosition, UncommittedRecords
+from commitlake.coordinator.landing.positions import LandingPosition, PartialLanding
 from commitlake.protocol.states import OFFSET_USED_BEFORE
 from commitlake.spark.frames import checkpoint_now, sized
 from commitlake.tables import Warehouse, topic_table
@@ -47,7 +47,7 @@ class UsedOffsets:
         return refused.join(self._told, _RECORD, "left_anti")
 
 
-def apart(classified: DataFrame, uncommitted: UncommittedRecords) -> DataFrame:
+def drop_already_landed(classified: DataFrame, uncommitted: PartialLanding) -> DataFrame:
     """Classified records without those that a landing that was cut short has written; others at their offsets refused.
 
     The log may have lost its end since, above the position: by the position alone nothing that has landed was lost.

@@ -12,7 +12,7 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.positions import LandingPosition, UncommittedRecords
+from commitlake.coordinator.landing.positions import LandingPosition, PartialLanding
 from commitlake.coordinator.recovery import complete_batch, rebuild, snapshot
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import of_rows
@@ -30,7 +30,7 @@ class Recovered(NamedTuple):
 
     inputs: InputTable
     last_batch: int
-    uncommitted: UncommittedRecords | None
+    uncommitted: PartialLanding | None
 
 
 Made = Callable[[DataFrame], InputTable]

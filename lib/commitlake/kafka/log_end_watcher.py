@@ -16,7 +16,7 @@ from commitlake.kafka.topics import log_ends
 from commitlake.protocol.kafka_topics import LANDED
 
 
-class Held:
+class LogEndWatcher:
     """Asks where the logs end; used by one thread at a time.
 
     Args:
