@@ -23,7 +23,7 @@ from tests.support.prometheus import Samples, get, promtool, samples
 
 import commitlake
 from commitlake.config import from_mapping
-from commitlake.coordinator import companions
+from commitlake.coordinator import optional_services
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.landing import start as landing_start
@@ -239,7 +239,7 @@ def test_without_kafka_the_other_metrics_are_there_before_prometheus_gives_up(tm
         if hangs:
             silent.bind(("127.0.0.1", int(config.kafka.bootstrap_servers.split(":")[1])))
             silent.listen()
-        ends = partial(landing_start.ends, config, LANDED, timeout_ms=companions._ASK_MS)
+        ends = partial(landing_start.ends, config, LANDED, timeout_ms=optional_services._ASK_MS)
         sources = collect.Sources(config, RoundLog(1_000), Counters(), lambda: LandingPosition(0, {}), ends, epoch=1)
         begun = time.monotonic()
         found = {sample.name: sample.value for metric in collect.collect(sources) for sample in metric.samples}

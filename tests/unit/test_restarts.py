@@ -24,7 +24,7 @@ from commitlake.errors import (
     explained,
 )
 from commitlake.spark.callbacks import held_weakly
-from commitlake.tables.telling import telling
+from commitlake.tables.table_errors import explain_failure
 
 PASSING = StreamError("landing", "Connection reset")
 AWAY = KafkaError("cannot reach Kafka at k:9092")
@@ -51,7 +51,7 @@ def test_what_does_not_pass_ends_it_at_once(kind: type[CommitLakeError]) -> None
         raise no_memory
 
     with pytest.raises(SetupError, match=r"^Spark ran out of memory: java\.lang\.OutOfMemoryError"):
-        telling("/w/half", write)
+        explain_failure("/w/half", write)
 
 
 def test_kafka_is_waited_for_without_end_and_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,8 @@ from tests.support.cluster import free_port
 from tests.support.polling import wait_for
 
 from commitlake.config import from_mapping
-from commitlake.coordinator.companions import standing_by
 from commitlake.coordinator.metrics import server
+from commitlake.coordinator.optional_services import standing_by
 from commitlake.errors import SetupError
 from commitlake.spark import preflight
 

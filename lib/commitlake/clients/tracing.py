@@ -60,7 +60,7 @@ class Traced:
     def note(self, attributes: Attributes) -> None:
         """Set those attributes that are not None."""
         if self._span is not None:
-            with _telling():
+            with _logging_failures():
                 self._span.set_attributes(_present(attributes))
 
     def sends(self, record: MessageRecord) -> None:
@@ -88,7 +88,7 @@ class Tracing:
     def carried(self) -> dict[str, str]:
         """The properties that name the current span; none where there is no span."""
         found: dict[str, str] = {}
-        with _telling():
+        with _logging_failures():
             self._format.inject(found)
         return found
 
@@ -118,7 +118,7 @@ class Tracing:
         }
         stack = ExitStack()
         traced = Traced()
-        with _telling():
+        with _logging_failures():
             parent = None if properties is None else self._format.extract(properties, self._current())
             opened = self._tracer.start_as_current_span(f"{operation} {topic}", parent, kind, _present(own))
             traced = Traced(stack.enter_context(opened))
@@ -126,15 +126,15 @@ class Tracing:
             yield traced
         except BaseException as error:
             traced.note({"error.type": type(error).__qualname__})  # the span itself notes its text
-            with _telling(error):
+            with _logging_failures(error):
                 stack.__exit__(type(error), error, error.__traceback__)
             raise
-        with _telling():
+        with _logging_failures():
             stack.close()
 
 
 @contextmanager
-def _telling(but: BaseException | None = None) -> Iterator[None]:
+def _logging_failures(but: BaseException | None = None) -> Iterator[None]:
     """Logs what a processor, a sampler or an exporter raises: it must not change a send or a decision."""
     try:
         yield

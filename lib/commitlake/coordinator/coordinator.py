@@ -18,7 +18,7 @@ from commitlake import config as configuration
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
-from commitlake.coordinator import companions
+from commitlake.coordinator import optional_services
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
@@ -101,7 +101,7 @@ class Coordinator:
             if is_local(self.config.warehouse):
                 fencing.await_lock(self.config, self.spark)
             else:
-                with companions.standing_by(self.config):
+                with optional_services.standing_by(self.config):
                     Heartbeat(self.spark, self.config).await_silence()
 
     def start(self, *, available_now: bool = False) -> Self:
@@ -151,8 +151,10 @@ class Coordinator:
 
     def _serve(self) -> None:
         waits = lambda: is_outage(self._trouble)  # noqa: E731
-        self._stack.enter_context(companions.telling(self.config, lambda: self._served, self._health, waits))
-        companions.answer_by_rules(self.config, self._clock, self._stopping)
+        self._stack.enter_context(
+            optional_services.serve_metrics(self.config, lambda: self._served, self._health, waits)
+        )
+        optional_services.answer_by_rules(self.config, self._clock, self._stopping)
         self._serves = True
         threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()
 

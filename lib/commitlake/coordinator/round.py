@@ -77,8 +77,8 @@ class Round:
         """Write the tables of the landing, which nothing orders; then append its position."""
         if self._landed is None:
             return
-        with _telling(self._recorded):
-            with _telling(self._written):
+        with _resolving(self._recorded):
+            with _resolving(self._written):
                 stood = run_all(self._context.warehouse.spark, self._landing.writes(self._landed))
             self._landing.complete(self._landed)
         counters = self._context.counters
@@ -135,7 +135,7 @@ class Round:
 
 
 @contextmanager
-def _telling(future: Future[None]) -> Iterator[None]:
+def _resolving(future: Future[None]) -> Iterator[None]:
     """Ends a future with what happens here."""
     try:
         yield

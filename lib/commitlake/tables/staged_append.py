@@ -25,7 +25,7 @@ from commitlake.tables.creation import create_at_path, is_as_made
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.schemas import TOPIC, TableLayout
 from commitlake.tables.small_files import Adds
-from commitlake.tables.telling import telling
+from commitlake.tables.table_errors import explain_failure
 
 _LAYOUT = TableLayout(
     StructType([StructField("digest", StringType()), *TOPIC.schema]), ("digest", *TOPIC.partition_by), TOPIC.stats
@@ -73,7 +73,7 @@ class StagedAppend:
         """
         own = typed(rows, TOPIC.schema, "topic")
         adds: Mapping[str, Adds] = defaultdict(list)
-        for add in telling(str(self._place), partial(self._write, own)):
+        for add in explain_failure(str(self._place), partial(self._write, own)):
             adds[add["partitionValues"].pop("digest")].append(add)
         step = _Step(own, marker, self._direct.operation(marker))
         topics = {hashlib.md5(topic.encode()).hexdigest(): topic for topic in tables}
@@ -81,7 +81,7 @@ class StagedAppend:
 
     def _told(self, step: _Step, topic: str, tables: Mapping[str, str], adds: Adds) -> None:
         table = tables[topic]
-        telling(table, partial(self._commit, step, topic, table, adds))
+        explain_failure(table, partial(self._commit, step, topic, table, adds))
 
     def _write(self, own: DataFrame) -> Adds:
         digest = F.md5(F.col("topic").cast("binary")).alias("digest")

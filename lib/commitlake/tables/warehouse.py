@@ -35,7 +35,7 @@ from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES, TOPIC
 from commitlake.tables.staged_append import StagedAppend
-from commitlake.tables.telling import reading, telling
+from commitlake.tables.table_errors import explain_failure, reading
 
 Marker = Mapping[str, Any]
 Now = Callable[[], int] | None
@@ -211,7 +211,7 @@ class Warehouse:
             WarehouseError: The table can't be written.
         """
         marker = self._written.note(name, marker)
-        telling(self.locate(name), partial(self._append, df, name, marker, few))
+        explain_failure(self.locate(name), partial(self._append, df, name, marker, few))
 
     def add(self, rows: Iterable[Mapping[str, object]], name: str, marker: Marker | None = None) -> None:
         """Appends a few rows that the driver has, without a Spark job; else as `append`."""
@@ -252,8 +252,10 @@ class Warehouse:
         rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
         names = [*map(TableName.of_topic, topics)]
         if few and len(topics) > 1 and self._direct() is not None:
-            own = small_files.by_topic(telling(self.root, lambda: to_arrow(typed(rows, TOPIC.schema, "topic"))), topics)
-        elif len(topics) > _SIDE_BY_SIDE and (staged := telling(self.root, self._staging)) is not None:
+            own = small_files.by_topic(
+                explain_failure(self.root, lambda: to_arrow(typed(rows, TOPIC.schema, "topic"))), topics
+            )
+        elif len(topics) > _SIDE_BY_SIDE and (staged := explain_failure(self.root, self._staging)) is not None:
             for name in names:
                 self._written.note(name, marker)
             staged.append(rows, dict(zip(topics, map(self.locate, names), strict=True)), marker)
@@ -309,7 +311,7 @@ class Warehouse:
     def replace(self, df: DataFrame, name: str) -> None:
         """Replaces all rows of a table, as `append` adds some."""
         writer = self._own(df, name).write.format("delta").mode("overwrite")
-        telling(self.locate(name), partial(self._save, writer, name))
+        explain_failure(self.locate(name), partial(self._save, writer, name))
 
     def _own(self, df: DataFrame, name: str) -> DataFrame:
         return self.guard.rows(typed(df, TableName(name).layout.schema))
@@ -374,7 +376,7 @@ class Warehouse:
             create = partial(create_in_catalog, self.spark, self.locate(name), name.layout, more)
         else:
             create = partial(create_at_path, self.spark, self.locate(name), name.layout)
-        telling(self.locate(name), create)
+        explain_failure(self.locate(name), create)
 
     def _create_fixed(self, name: TableName, is_there: bool) -> None:
         if is_there:

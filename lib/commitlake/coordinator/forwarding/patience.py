@@ -23,7 +23,7 @@ _EACH_S = 60.0
 
 
 @contextmanager
-def telling(config: Config, what: str, target: str) -> Iterator[None]:
+def warning_of_outage(config: Config, what: str, target: str) -> Iterator[None]:
     """Warn once a minute while what is done in the context takes long because Kafka is away.
 
     Args:

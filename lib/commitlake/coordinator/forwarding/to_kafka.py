@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.coordinator.forwarding.patience import WAIT, telling
+from commitlake.coordinator.forwarding.patience import WAIT, warning_of_outage
 from commitlake.coordinator.forwarding.records import records
 from commitlake.errors import StreamError, root_reason
 from commitlake.kafka import sink
@@ -165,7 +165,7 @@ class ToKafka:
         found = records(messages, self.topic, self._target, self._partitions)
         try:
             self.save_at_times()
-            with telling(self._config, f"the query {self.name}", self._target):
+            with warning_of_outage(self._config, f"the query {self.name}", self._target):
                 sink.write(self._config, found, WAIT if self._waits else {})
         except Exception as error:
             self._failure = error

@@ -87,12 +87,12 @@ class Tables:
 
     def rows(self, sql: str, **parameters: object) -> pa.Table:
         """The rows of a query; only parameters that it names are given to it."""
-        with _telling_files():
+        with _explaining_files():
             return self.db.sql(sql, params=_named(sql, parameters) or None).to_arrow_table()
 
     def make(self, name: str, sql: str, **parameters: object) -> None:
         """Keep the rows of a query as a temporary table."""
-        with _telling_files():
+        with _explaining_files():
             self.db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}", _named(sql, parameters))
 
     def greatest(self, name: str, column: str) -> Any:
@@ -139,7 +139,7 @@ class Tables:
             rows, listed = _files(table, self.db.table(quoted(empty))), ", ".join(map(_typed, table.schema))
             joined = f"(SELECT * FROM {rows} UNION ALL BY NAME SELECT * FROM {quoted(empty)})"
             sources = [f"SELECT {listed} FROM {rows}", f"SELECT {listed} FROM {joined}"]
-        with _telling_files():
+        with _explaining_files():
             self._first_that_binds(f"CREATE VIEW {quoted(name)} AS", sources)
 
     def _first_that_binds(self, statement: str, sources: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ class Tables:
 
 
 @contextmanager
-def _telling_files() -> Iterator[None]:
+def _explaining_files() -> Iterator[None]:
     """What is wrong with a file is no mistake of who asks, though DuckDB tells it as one, with the query."""
     try:
         yield

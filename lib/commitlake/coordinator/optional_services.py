@@ -30,7 +30,7 @@ _ASK_MS = 2_000
 
 
 @contextmanager
-def telling(
+def serve_metrics(
     config: Config, run: Callable[[], Run], health: Callable[[], str | None], waits: Callable[[], bool]
 ) -> Iterator[None]:
     """Serve `/metrics` and `/healthz` while the context lasts, where `metrics.port` is set.

@@ -69,7 +69,7 @@ def reading(place: str, topic: str | None) -> Iterator[None]:
         raise NoTableError(message) from None
 
 
-def telling(place: str, write: Callable[[], _T]) -> _T:
+def explain_failure(place: str, write: Callable[[], _T]) -> _T:
     """Writes to a table.
 
     Args:
