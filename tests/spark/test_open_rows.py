@@ -15,7 +15,7 @@ from tests.support.story import Story
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import rebuild, snapshot
-from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, Point
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, SnapshotPosition
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import Kind
 from commitlake.reading.questions import transactions
@@ -43,11 +43,11 @@ def everything(warehouse: Warehouse, lake: Lake) -> DataFrame:
     return rebuild.open_rows(warehouse, lake.config.transaction).localCheckpoint()
 
 
-def point(warehouse: Warehouse, story: Story, name: str) -> Point:
+def point(warehouse: Warehouse, story: Story, name: str) -> SnapshotPosition:
     """Where the tables were after a start."""
     landed = positions.of_landing(warehouse, story.landed[name])
     assert landed
-    return Point(landed.landing_id, landed.offsets, story.until[name])
+    return SnapshotPosition(landed.landing_id, landed.offsets, story.until[name])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_rows_saved_with_other_timings_are_not_used(story: Story, lake: Lake, wa
 
 
 def test_all_of_a_partition_that_came_later_has_landed_since_a_point(spark: SparkSession) -> None:
-    point = Point(1, {"half": {0: 5, 1: 7}}, 1)
+    point = SnapshotPosition(1, {"half": {0: 5, 1: 7}}, 1)
     rows = [(queue, offset) for queue in range(3) for offset in range(9)]
     frame = spark.createDataFrame(rows, "queue INT, queue_offset BIGINT")
     later = [(queue, offset) for queue, offset in rows if offset >= {0: 5, 1: 7}.get(queue, 0)]
@@ -136,7 +136,7 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     warehouse.create()
     for low in (0, 100, 200):
         warehouse.append(ops(spark, low), "op")
-    since = Point(1, {"op": {0: 200, 1: 200}, "half": {0: 200, 1: 200}}, 1)
+    since = SnapshotPosition(1, {"op": {0: 200, 1: 200}, "half": {0: 200, 1: 200}}, 1)
     place = ("op", "queue", "op_offset")
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.count()) == (2, 100)

@@ -15,11 +15,11 @@ from tests.support.consumers import consumer, rest
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, table
 
-from commitlake.clients.consumer import assignment, keeper
+from commitlake.clients.consumer import assignment, group_member
 from commitlake.clients.consumer.clerk import Clerk
 from commitlake.clients.consumer.group import Group, kept_state
-from commitlake.clients.consumer.keeper import Keeper
-from commitlake.clients.consumer.lanes import Handed, Lanes
+from commitlake.clients.consumer.group_member import GroupMember
+from commitlake.clients.consumer.lanes import InFlight, Lanes
 from commitlake.clients.consumer.receipts import Attempt, Receipts
 from commitlake.clients.consumer.rows import Chosen, Rows
 from commitlake.clients.consumer.tables import Appender
@@ -84,7 +84,7 @@ def test_a_consumer_that_garbage_collection_closes_in_the_thread_stalls_no_group
 
 
 def test_receipts_that_can_not_be_made_are_no_clean_end(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(group_member, "_PATIENCE_S", 0.1)
     messages = consumer(warehouse)
     next(messages).done()
     with monkeypatch.context() as patch:
@@ -96,7 +96,7 @@ def test_receipts_that_can_not_be_made_are_no_clean_end(warehouse: Path, monkeyp
 
 def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, wrong = Receipts.rows, [{"attempt": "no number"}]
-    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(group_member, "_PATIENCE_S", 0.1)
     bad, good = consumer(warehouse, group="a"), consumer(warehouse, group="b")
     found = [next(bad), next(good)]
     with monkeypatch.context() as patch, good:
@@ -112,32 +112,32 @@ def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkey
 class NoClerk:
     """Lets a test say when receipts are written and turns are taken."""
 
-    def add(self, _: Keeper) -> None:
+    def add(self, _: GroupMember) -> None:
         """Nothing."""
 
 
 @pytest.fixture
-def member(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+def member(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupMember]:
     """It reads queues 0 and 1, and has handed over a message of queue 1."""
-    monkeypatch.setattr(keeper, "clerk", lambda _: NoClerk())
+    monkeypatch.setattr(group_member, "clerk", lambda _: NoClerk())
     place = f"{warehouse}_receipts"
     kept, first = Receipts(f"{place}/receipts", "points", "orders"), {"members": {}, "queues": {}, "table": "t"}
     group = Group(place, "points", "orders")
-    yield Keeper(group, kept, "a", 60, first, {0, 1}, Lanes(), True, 0)
+    yield GroupMember(group, kept, "a", 60, first, {0, 1}, Lanes(), True, 0)
 
 
-def hand_over(member: Keeper, offset: int) -> Handed:
-    handed = Handed(member.lanes.reading()[1], Chosen(Rows(table([message(offset, queue=1)])), (0,)))
+def hand_over(member: GroupMember, offset: int) -> InFlight:
+    handed = InFlight(member.lanes.reading()[1], Chosen(Rows(table([message(offset, queue=1)])), (0,)))
     assert member.lanes.hand_over(handed)
     return handed
 
 
-def write(member: Keeper) -> None:
+def write(member: GroupMember) -> None:
     if taken := member.take():
         member.written(taken[0])
 
 
-def turn_while_it_is_written(member: Keeper, *written: Any) -> None:
+def turn_while_it_is_written(member: GroupMember, *written: Any) -> None:
     before, thread = member.lanes.changes, threading.Thread(target=member.take_turn)
     thread.start()
     wait_for(lambda: member.lanes.changes > before)
@@ -146,7 +146,7 @@ def turn_while_it_is_written(member: Keeper, *written: Any) -> None:
 
 
 def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written(
-    warehouse: Path, member: Keeper
+    warehouse: Path, member: GroupMember
 ) -> None:
     handed = hand_over(member, 5)
     place = f"{warehouse}_receipts"
@@ -170,7 +170,7 @@ def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written
 
 
 def test_what_waits_for_a_store_that_is_away_puts_no_message_of_a_lost_queue_off(
-    warehouse: Path, member: Keeper
+    warehouse: Path, member: GroupMember
 ) -> None:
     member.lanes.finish(hand_over(member, 5), Attempt("RETRY", 1, 0, 1, None, 1))
     taken = member.take()
@@ -183,7 +183,7 @@ def test_what_waits_for_a_store_that_is_away_puts_no_message_of_a_lost_queue_off
     assert member.lanes.unwritten == 0
 
 
-def test_what_is_written_is_not_kept_in_memory(member: Keeper) -> None:
+def test_what_is_written_is_not_kept_in_memory(member: GroupMember) -> None:
     handed = hand_over(member, 5)
     kept = weakref.ref(handed.chosen.rows.of_receipts)
     member.lanes.finish(handed, Attempt("DONE", 1, 0, None, None, 1))

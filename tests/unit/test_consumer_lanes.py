@@ -10,9 +10,9 @@ import pytest
 from tests.support.consumers import consumer
 from tests.support.topic_table import message, table, write
 
-from commitlake.clients.consumer import assignment, keeper
+from commitlake.clients.consumer import assignment, group_member
 from commitlake.clients.consumer.group import Group, kept_receipts
-from commitlake.clients.consumer.lanes import Handed, Lanes
+from commitlake.clients.consumer.lanes import InFlight, Lanes
 from commitlake.clients.consumer.receipts import Attempt
 from commitlake.clients.consumer.rows import Chosen, Rows
 
@@ -22,13 +22,13 @@ ALONE: dict[str, Any] = {
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def handed_again(lanes: Lanes) -> Handed:
+def handed_again(lanes: Lanes) -> InFlight:
     """A message of queue 1 whose second attempt is read ahead."""
     rows = Rows(table([message(5, queue=1)]))
     receipt = {"source": "messages", "source_queue": 0, "source_offset": 5, "source_index": 0, "queue_id": 1}
     lanes.note([{**receipt, "state": "RETRY", "attempt": 1, "round": 0, "due_at": LONG_AGO}])
     ((lane, _),) = lanes.due(2_000_000_000_000, 10)
-    handed = Handed(lane, Chosen(rows, (0,)), attempt=2)
+    handed = InFlight(lane, Chosen(rows, (0,)), attempt=2)
     assert lanes.hand_again(handed, handed.place())
     return handed
 
@@ -54,7 +54,7 @@ def test_a_message_of_a_queue_that_was_lost_is_not_put_off() -> None:
     """Another instance hands it over, so a RETRY could stand over its DONE; what is done here is done all the same."""
     lanes, rows = Lanes(), Rows(table([message(n) for n in range(2)]))
     lanes.follow(ALONE, "a", set())
-    first, second = (Handed(lanes.reading()[0], Chosen(rows, (n,))) for n in range(2))
+    first, second = (InFlight(lanes.reading()[0], Chosen(rows, (n,))) for n in range(2))
     assert lanes.hand_over(first)
     assert lanes.hand_over(second)
     lanes.follow({"members": {"a": 15, "b": 15}, "queues": {"0": {"owner": "b", "cursor": None}}}, "a", set())
@@ -72,7 +72,7 @@ def test_what_stood_still_while_another_instance_took_its_queue_puts_no_message_
     write(tmp_path / "w", "orders", [message(0)])
     with consumer(tmp_path / "w") as messages:
         first = next(messages)
-        monkeypatch.setattr(keeper.Keeper, "is_late", lambda _: True)
+        monkeypatch.setattr(group_member.GroupMember, "is_late", lambda _: True)
         group = Group(f"{tmp_path / 'w'}_receipts", "points", "orders")
         state = group.read()
         assert state is not None

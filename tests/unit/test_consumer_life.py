@@ -18,7 +18,7 @@ from tests.support.consumers import consumer, rest, running
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
-from commitlake.clients.consumer import assignment, clerk, keeper, subscription
+from commitlake.clients.consumer import assignment, clerk, group_member, subscription
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.receipts import SCHEMA, Receipts
 from commitlake.clients.consumer.unfinished import unfinished
@@ -105,7 +105,7 @@ def test_a_retry_that_the_snapshot_does_not_have_is_looked_up_until_it_is_there(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row is behind the cursor, so that it comes by its receipt alone."""
-    monkeypatch.setattr(keeper, "_LOOK_S", 0.2)
+    monkeypatch.setattr(group_member, "_LOOK_S", 0.2)
     monkeypatch.setattr(subscription, "_PUT_OFF_MS", 200)
     write(warehouse, "orders", [message(900, queue=0)])
     found: list[tuple[str, int]] = []
@@ -199,7 +199,7 @@ def test_a_store_of_receipts_that_is_away_for_a_while_ends_nothing(
 def test_a_block_whose_receipts_could_not_be_written_ends_with_an_error(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(group_member, "_PATIENCE_S", 0.5)
     place = Path(f"{warehouse}_receipts")
     with pytest.raises(ConsumerError, match="what was not written comes again"), consumer(warehouse) as messages:
         found = [next(messages) for _ in range(40)]
@@ -239,7 +239,7 @@ def test_a_run_to_the_end_looks_again_when_queues_came_during_its_last_look(
     def slow_look(self: subscription.Subscription) -> Any:
         found = look(self)
         if found is None:
-            wait_for(self._keeper.is_settled)
+            wait_for(self._joined.is_settled)
         return found
 
     monkeypatch.setattr(subscription.Subscription, "_next_window", slow_look)
@@ -279,7 +279,7 @@ def test_a_loop_over_batches_that_was_left_and_begun_again_goes_on(warehouse: Pa
                 batch.done()
                 break
             write(warehouse, "orders", [message(100 + number, batch=1 + number)])
-            time.sleep(1.5)  # the keeper has its turn
+            time.sleep(1.5)  # the member has its turn
         assert found == [40, 1, 1]
     assert rest(warehouse) == ["m102"]
 
@@ -332,7 +332,7 @@ def test_retries_and_the_end_wait_while_others_may_have_the_queues(
         for each in messages:
             each.retry("1ms")
     is_late = threading.Event()
-    monkeypatch.setattr(keeper.Keeper, "is_late", lambda _: is_late.is_set())
+    monkeypatch.setattr(group_member.GroupMember, "is_late", lambda _: is_late.is_set())
     found: list[str] = []
 
     def handle(each: Any) -> None:

@@ -16,7 +16,7 @@ from tests.support.topic_table import compact, message, table, write
 
 from commitlake.clients.consumer import subscription, topic
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.lanes import Handed, Lane, Lanes
+from commitlake.clients.consumer.lanes import InFlight, Lane, Lanes
 from commitlake.clients.consumer.receipts import Attempt
 from commitlake.clients.consumer.rows import Chosen, Rows
 from commitlake.clients.consumer.topic import Topic
@@ -146,10 +146,10 @@ def test_an_open_message_does_not_keep_what_was_read_with_it(tmp_path: Path) -> 
 
 def test_messages_that_left_their_windows_stand_together() -> None:
     lanes, lane = Lanes(), Lane(Cursor(), Cursor())
-    held: list[Handed] = []
+    held: list[InFlight] = []
     for batch in range(200):
         rows = Rows(table([message(3 * batch + n, batch=batch) for n in range(3)]))
-        done, last, left = (Handed(lane, Chosen(rows, (n,))) for n in range(3))
+        done, last, left = (InFlight(lane, Chosen(rows, (n,))) for n in range(3))
         for each in (done, last, left):
             assert lanes.hand_over(each)
         for each in (done, last):

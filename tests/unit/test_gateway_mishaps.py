@@ -13,7 +13,7 @@ from tests.support.gateway_consuming import ConsumerCalls, attempt, calls, ids, 
 from tests.support.gateway_in_memory import CLIENT, Kafka, code
 from tests.support.topic_table import message, write
 
-from commitlake.clients.consumer import keeper, receipts
+from commitlake.clients.consumer import group_member, receipts
 from commitlake.clients.gateway import consumers, deliveries, reader, receiving, service
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
@@ -71,7 +71,7 @@ async def test_no_message_goes_out_while_another_gateway_may_have_it(
     async with calls(warehouse) as client:
         await client.ack(*await client.receive(most=1))
         with monkeypatch.context() as patch:
-            patch.setattr(keeper.Keeper, "is_late", lambda _: True)
+            patch.setattr(group_member.GroupMember, "is_late", lambda _: True)
             assert await client.receive(wait_s=0.5) == []
         assert len(await client.receive_all(2)) == 2
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from commitlake.clients.consumer.lanes import Handed
+from commitlake.clients.consumer.lanes import InFlight
 from commitlake.clients.consumer.outcomes import UNPICKLED, Outcomes
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
@@ -22,7 +22,7 @@ class MessageBatch:
 
     __slots__ = ("_handed", "_outcomes", "table", "topic")
 
-    def __init__(self, outcomes: Outcomes, handed: list[Handed], table: pa.Table) -> None:
+    def __init__(self, outcomes: Outcomes, handed: list[InFlight], table: pa.Table) -> None:
         self._outcomes, self._handed = outcomes, handed
         self.topic, self.table = outcomes.topic, table
 

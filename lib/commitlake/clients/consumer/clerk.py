@@ -21,7 +21,7 @@ from commitlake.clients.consumer.receipts import Unwritten, Written, table_of
 from commitlake.clients.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:
-    from commitlake.clients.consumer.keeper import Keeper
+    from commitlake.clients.consumer.group_member import GroupMember
 
 _WRITE_S, _EACH_S, _LONGEST_S = 1.0, 0.005, 2.0
 """The time between two commits: at least, for each group, and at most."""
@@ -34,7 +34,7 @@ _NAMES = "commitlake-consumer-receipts", "commitlake-turns"
 
 
 class Clerk:
-    """Works for all keepers of a process that write to one table of receipts, as long as there are any.
+    """Works for all members of a process that write to one table of receipts, as long as there are any.
 
     Args:
         appender: of that table.
@@ -42,27 +42,27 @@ class Clerk:
 
     def __init__(self, appender: tables.Appender) -> None:
         self._appender = appender
-        self._keepers: set[Keeper] = set()
-        self._at_work: set[Keeper] = set()
+        self._members: set[GroupMember] = set()
+        self._at_work: set[GroupMember] = set()
         self._lock, self._news = threading.Lock(), threading.Event()
         self._helpers = DaemonPool(_HELPERS, _NAMES[1])
         self._write_s = 0.0  # how long the last commit took
         self._thread: threading.Thread | None = None
         atexit.register(self._close_all, os.getpid())
 
-    def add(self, keeper: Keeper) -> None:
+    def add(self, member: GroupMember) -> None:
         """Work for one more."""
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=_NAMES[0], daemon=True)
                 thread.start()  # where that fails the next one begins it; it waits for this lock
                 self._thread = thread
-            self._keepers.add(keeper)
+            self._members.add(member)
 
-    def remove(self, keeper: Keeper) -> None:
+    def remove(self, member: GroupMember) -> None:
         """Work for one less."""
         with self._lock:
-            self._keepers.discard(keeper)
+            self._members.discard(member)
         self.hurry()
 
     def hurry(self) -> None:
@@ -88,21 +88,21 @@ class Clerk:
         except BaseException as error:  # whatever it is, the iterators and `close` tell it
             with self._lock:
                 self._thread = None
-            for keeper in list(self._keepers):
-                keeper.end(error)
+            for member in list(self._members):
+                member.end(error)
 
     def _goes_on(self) -> bool:
         with self._lock:
-            if not self._keepers:
+            if not self._members:
                 self._thread = None
-            return bool(self._keepers)
+            return bool(self._members)
 
     def _pause_s(self) -> float:
-        wanted_s = max(len(self._keepers) * _EACH_S, self._write_s / _WRITE_SHARE)
+        wanted_s = max(len(self._members) * _EACH_S, self._write_s / _WRITE_SHARE)
         return max(_WRITE_S, min(_LONGEST_S, wanted_s)) * random.uniform(0.9, 1)
 
     def _write(self) -> None:
-        found = [(keeper, *part) for keeper in list(self._keepers) if (part := keeper.take()) is not None]
+        found = [(member, *part) for member in list(self._members) if (part := member.take()) is not None]
         begun = time.monotonic()
         if found:
             self._append(found)
@@ -111,7 +111,7 @@ class Clerk:
             with suppress(RuntimeError):  # no thread can be started
                 self._helpers.submit(self._appender.tidy)
 
-    def _append(self, found: list[tuple[Keeper, Unwritten, Written]]) -> None:
+    def _append(self, found: list[tuple[GroupMember, Unwritten, Written]]) -> None:
         failure = None
         try:
             self._appender.append(table_of(rows for _, _, rows in found))
@@ -121,30 +121,30 @@ class Clerk:
             for each in found:  # it is not the store's, so it may be of one group alone
                 self._append([each])
         else:
-            for keeper, taken, _ in found:
-                keeper.written(taken, failure)
+            for member, taken, _ in found:
+                member.written(taken, failure)
 
     def _give_turns(self) -> None:
-        """Let keepers take their turns, while the next receipts are written."""
-        keepers = list(self._keepers)
-        for keeper in keepers:
-            if keeper not in self._at_work and keeper.has_turn(len(keepers) * _TURN_S):
-                self._at_work.add(keeper)
+        """Let members take their turns, while the next receipts are written."""
+        members = list(self._members)
+        for member in members:
+            if member not in self._at_work and member.has_turn(len(members) * _TURN_S):
+                self._at_work.add(member)
                 try:
-                    self._helpers.submit(self._take_turn, keeper)
+                    self._helpers.submit(self._take_turn, member)
                 except RuntimeError:  # no thread can be started
-                    self._take_turn(keeper)
+                    self._take_turn(member)
 
-    def _take_turn(self, keeper: Keeper) -> None:
-        keeper.take_turn()
-        self._at_work.discard(keeper)
+    def _take_turn(self, member: GroupMember) -> None:
+        member.take_turn()
+        self._at_work.discard(member)
 
     def _close_all(self, pid: int) -> None:
         if pid == os.getpid():
-            for keeper in (keepers := list(self._keepers)):
-                keeper.abandon()
-            for keeper in keepers:
-                keeper.close_quietly()
+            for member in (members := list(self._members)):
+                member.abandon()
+            for member in members:
+                member.close_quietly()
             self._helpers.shutdown()
 
 

@@ -1,6 +1,6 @@
 """What one instance reads: a lane for each of its queues, and the receipts that are not written yet.
 
-The iterator hands messages over, any thread finishes them, and the keeper writes what came of it: one lock holds it all
+The iterator hands messages over, any thread finishes them, and the member writes what came of it: one lock holds it all
 together, so that no cursor goes beyond a message whose receipt is not taken along.
 """
 
@@ -28,7 +28,7 @@ _MOST_MOVED = 64
 
 
 @dataclass(eq=False, slots=True)
-class Handed:
+class InFlight:
     """Messages of one queue that were handed over together: one, or those of a batch.
 
     Attributes:
@@ -96,7 +96,7 @@ class Lane:
     cursor: Cursor
     read_to: Cursor
     round: int = 0
-    handed: deque[Handed | Passed] = field(default_factory=deque)
+    handed: deque[InFlight | Passed] = field(default_factory=deque)
     retries: Retries = field(default_factory=Retries)
     is_closing: bool = False
     is_lost: bool = False
@@ -107,7 +107,7 @@ class Lane:
         Returns:
             Whether anything was in front.
         """
-        kept: deque[Handed | Passed] = deque()
+        kept: deque[InFlight | Passed] = deque()
         has_moved = bool(self.handed) and not _is_unfinished(self.handed[0])
         while self.handed:
             passed = self._finished()
@@ -139,13 +139,13 @@ class Lane:
         """What is finished behind an open message took so much; a restart gets it again."""
         return sum(each.kept_bytes for each in self.handed if isinstance(each, Passed))
 
-    def front(self) -> Handed | None:
+    def front(self) -> InFlight | None:
         """The first that the cursor has not passed."""
-        return next((each for each in self.handed if isinstance(each, Handed)), None)
+        return next((each for each in self.handed if isinstance(each, InFlight)), None)
 
     def is_held(self) -> bool:
         """Whether the queue must stay here: it is read, or messages are in hand, for the first time or again."""
-        in_hand = any(isinstance(each, Handed) and each.is_open for each in self.handed)
+        in_hand = any(isinstance(each, InFlight) and each.is_open for each in self.handed)
         return not self.is_closing or in_hand or bool(self.retries.out)
 
 
@@ -165,7 +165,7 @@ class Lanes:
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         self.wake = wake
         self._lanes: dict[int, Lane] = {}
-        self._open: set[Handed] = set()
+        self._open: set[InFlight] = set()
         self._has_moved = False  # whether a cursor has since the last `take`
         self._receipts, self._at_work = list[tuple[Lane, Receipt]](), list[tuple[Lane, Receipt]]()
         self._lock = threading.RLock()  # garbage collection may end an iterator, which puts retries off, inside of it
@@ -205,7 +205,7 @@ class Lanes:
         with self._lock:
             return self._has_moved or bool(self._receipts) or any(lane.handed for lane in self._lanes.values())
 
-    def hand_over(self, handed: Handed) -> bool:
+    def hand_over(self, handed: InFlight) -> bool:
         """Note that messages are handed over; False when their queue is no longer read."""
         with self._lock:
             if handed.lane.is_closing:
@@ -214,7 +214,7 @@ class Lanes:
             self._count(handed, 1)
             return True
 
-    def hand_again(self, handed: Handed, place: Place) -> bool:
+    def hand_again(self, handed: InFlight, place: Place) -> bool:
         """Note that a message is handed over once more; False when that is not to be done here, or no more."""
         with self._lock:
             if handed.lane.is_closing or not handed.lane.retries.begin(place):
@@ -229,7 +229,7 @@ class Lanes:
                 lane.read_to.join(end)
                 lane.handed.append(Passed(end))
 
-    def finish(self, handed: Handed, outcome: Attempt) -> None:
+    def finish(self, handed: InFlight, outcome: Attempt) -> None:
         """Note what became of messages; only the first time counts."""
         with self._lock:
             if handed.is_open:
@@ -241,7 +241,7 @@ class Lanes:
                     self._receipts.append((handed.lane, Receipt(rows.of_receipts, indexes, outcome)))
                     self.unwritten += len(indexes)
 
-    def give_back(self, handed: Handed) -> bool:
+    def give_back(self, handed: InFlight) -> bool:
         """Do no more about messages of a queue that another instance is due to read; False where none is."""
         with self._lock:
             if not handed.lane.is_closing or not handed.is_open:
@@ -343,7 +343,7 @@ class Lanes:
         if self.due_ms < before:
             self.wake()
 
-    def _count(self, handed: Handed, sign: int) -> None:
+    def _count(self, handed: InFlight, sign: int) -> None:
         rows, indexes = handed.chosen
         count = sign * len(indexes)
         self.open += count
@@ -357,10 +357,10 @@ class Lanes:
         An open message keeps all of its window: sixteen of them, 256 MiB.
         """
         with self._lock:
-            of_rows: dict[int, list[Handed]] = {}
+            of_rows: dict[int, list[InFlight]] = {}
             for each in self._open:
                 of_rows.setdefault(id(each.chosen.rows), []).append(each)
-            left, moved = list[list[Handed]](), list[list[Handed]]()
+            left, moved = list[list[InFlight]](), list[list[InFlight]]()
             for some in of_rows.values():
                 rows = some[0].chosen.rows
                 if 2 * rows.open < rows.table.num_rows:
@@ -370,7 +370,7 @@ class Lanes:
             if left:
                 self._move(left + (moved if len(moved) > _MOST_MOVED else []))
 
-    def _move(self, groups: list[list[Handed]]) -> None:
+    def _move(self, groups: list[list[InFlight]]) -> None:
         """To rows of their own: messages that have theirs in common, group by group."""
         tables, at = [], 0
         for some in groups:
@@ -389,8 +389,8 @@ class Lanes:
             self._has_moved |= lane.settle()
 
 
-def _is_unfinished(each: Handed | Passed) -> bool:
-    return isinstance(each, Handed) and not each.finished
+def _is_unfinished(each: InFlight | Passed) -> bool:
+    return isinstance(each, InFlight) and not each.finished
 
 
 def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:

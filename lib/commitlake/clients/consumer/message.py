@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
-from commitlake.clients.consumer.lanes import Handed
+from commitlake.clients.consumer.lanes import InFlight
 from commitlake.clients.consumer.outcomes import UNPICKLED, Outcomes
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
@@ -57,7 +57,7 @@ class ReceivedMessage:
     visible_at = _Column[datetime]()
     batch_id = _Column["int | None"]()
 
-    def __init__(self, outcomes: Outcomes, handed: Handed) -> None:
+    def __init__(self, outcomes: Outcomes, handed: InFlight) -> None:
         self._outcomes, self.handed, self.topic = outcomes, handed, outcomes.topic
 
     @property

@@ -7,8 +7,8 @@ import os
 import weakref
 
 from commitlake.clients.consumer.arguments import seconds, whole
-from commitlake.clients.consumer.keeper import Keeper
-from commitlake.clients.consumer.lanes import Handed
+from commitlake.clients.consumer.group_member import GroupMember
+from commitlake.clients.consumer.lanes import InFlight
 from commitlake.clients.consumer.receipts import Attempt
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -35,11 +35,11 @@ class Outcomes:
         member: takes their receipts.
     """
 
-    def __init__(self, topic: str, member: Keeper) -> None:
+    def __init__(self, topic: str, member: GroupMember) -> None:
         self.topic, self._member, self._pid = topic, member, os.getpid()
         weakref.finalize(self, member.abandon).atexit = False
 
-    def finish(self, handed: list[Handed], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
+    def finish(self, handed: list[InFlight], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
         """Note what became of messages.
 
         Raises:
@@ -57,7 +57,7 @@ class Outcomes:
             outcome = Attempt(state, part.attempt, part.round, due_ms, remark, now_ms())
             self._member.lanes.finish(part, outcome)
 
-    def retry(self, handed: list[Handed], after: Duration, most: int, remark: str | None) -> None:
+    def retry(self, handed: list[InFlight], after: Duration, most: int, remark: str | None) -> None:
         """Note that messages are to come again, or no more after `most` attempts."""
         due = now_ms() + int(seconds("after", after) * 1_000)
         if handed[0].attempt >= whole("most", most):
@@ -65,7 +65,7 @@ class Outcomes:
         else:
             self.finish(handed, "RETRY", due, remark)
 
-    def give_back(self, handed: Handed) -> bool:
+    def give_back(self, handed: InFlight) -> bool:
         """Do no more about a message whose queue another instance is due to read; False where none is."""
         return self._member.lanes.give_back(handed)
 

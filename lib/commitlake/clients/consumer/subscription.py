@@ -18,8 +18,8 @@ from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
-from commitlake.clients.consumer.keeper import Keeper
-from commitlake.clients.consumer.lanes import Handed, Lane, Lanes
+from commitlake.clients.consumer.group_member import GroupMember
+from commitlake.clients.consumer.lanes import InFlight, Lane, Lanes
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.outcomes import Outcomes
 from commitlake.clients.consumer.plan import Window
@@ -98,7 +98,7 @@ class Subscription:
         self.topic = topic
         self._plan, self._stop = plan, stop
         self._table: Topic | None = None
-        self._member: Keeper | None = None
+        self._member: GroupMember | None = None
         self._lanes: dict[int, Lane] = {}
         self._empty: dict[int, Lane] | None = None
         """In which the last look found nothing; None where it found something, or did not come to it."""
@@ -136,7 +136,7 @@ class Subscription:
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
         name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
         lanes = Lanes(self._stop.wake)
-        self._member = Keeper(
+        self._member = GroupMember(
             group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, plan.retention_ms
         )
         self._outcomes = Outcomes(self.topic, self._member)
@@ -144,7 +144,7 @@ class Subscription:
 
     def is_at_end(self) -> bool:
         """Whether there is nothing to hand over any more, as far as is known."""
-        member = self._keeper
+        member = self._joined
         is_settled = member.is_settled()  # first: a turn may add queues, in which nobody has looked then
         return (
             is_settled
@@ -196,13 +196,13 @@ class Subscription:
         if window is None:
             return
         rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
-        member, stop = self._keeper, self._stop
+        member, stop = self._joined, self._stop
         for row, queue in enumerate(rows.table["queue_id"].to_pylist()):
             if self._is_full() or member.is_late():
                 self._wait_for_room()
             if stop.is_set():
                 return
-            handed = Handed(lanes[queue], Chosen(rows, (row,)), round=lanes[queue].round)
+            handed = InFlight(lanes[queue], Chosen(rows, (row,)), round=lanes[queue].round)
             if member.lanes.hand_over(handed):
                 yield ReceivedMessage(self._outcomes, handed)
             if member.lanes.due_ms < NEVER and self.is_due():
@@ -223,10 +223,10 @@ class Subscription:
         rows, lanes = Rows(self._plan.wanted.keep(window.rows)), self._lanes
         ids = rows.table["queue_id"].to_numpy()
         parts = [
-            Handed(lanes[queue], Chosen(rows, np.flatnonzero(ids == queue).tolist()), round=lanes[queue].round)
+            InFlight(lanes[queue], Chosen(rows, np.flatnonzero(ids == queue).tolist()), round=lanes[queue].round)
             for queue in np.unique(ids).tolist()
         ]
-        parts = [part for part in parts if self._keeper.lanes.hand_over(part)]
+        parts = [part for part in parts if self._joined.lanes.hand_over(part)]
         self._pass(window, lanes)  # before the caller has it, who may go on in another loop
         if parts:
             chosen = np.sort(np.concatenate([part.chosen.indexes for part in parts]))
@@ -234,7 +234,7 @@ class Subscription:
             yield self._batch(parts, rows.table if whole else rows.table.take(chosen))
 
     @property
-    def _keeper(self) -> Keeper:
+    def _joined(self) -> GroupMember:
         assert self._member is not None, "join comes first"
         return self._member
 
@@ -244,13 +244,13 @@ class Subscription:
         ends = topic.ends(self._plan.start_ms)
         return {"members": {}, "queues": {str(q): {"owner": None, "cursor": c.to_json()} for q, c in ends.items()}}
 
-    def _batch(self, handed: list[Handed], table: pa.Table) -> MessageBatch:
+    def _batch(self, handed: list[InFlight], table: pa.Table) -> MessageBatch:
         assert self._table is not None
         return MessageBatch(self._outcomes, handed, table.cast(self._table.schema))
 
     def _next_window(self) -> Window | None:
         """The next rows of the queues that are read; None when there are none now."""
-        topic, member = self._table, self._keeper
+        topic, member = self._table, self._joined
         self._empty, self.has_read = None, False
         member.raise_if_failed()
         if topic is None or member.is_late():
@@ -272,7 +272,7 @@ class Subscription:
 
         Where the end is waited for all is read.
         """
-        lanes = self._keeper.lanes
+        lanes = self._joined.lanes
         if self._plan.follow and (waiting := lanes.waiting()) >= MOST_WAITING:
             self._behind.say("%d messages of %s wait for their next attempt; no new one is read", waiting, self.topic)
             return set(self._lanes)
@@ -304,25 +304,25 @@ class Subscription:
     def _pass(self, window: Window, lanes: Mapping[int, Lane]) -> None:
         """All messages of a window were handed over; not where the iteration was left before."""
         for queue, end in window.ends.items():
-            self._keeper.lanes.pass_window(lanes[queue], end)
+            self._joined.lanes.pass_window(lanes[queue], end)
 
     def _messages_again(self) -> Iterator[ReceivedMessage]:
         for each in (each for _, found in self._again() for each in found):
             if self._hand_again(each):
                 yield ReceivedMessage(self._outcomes, each)
 
-    def _hand_again(self, handed: Handed) -> bool:
+    def _hand_again(self, handed: InFlight) -> bool:
         """Hand a message over once more, right before the caller gets it; else it waits on."""
-        if self._stop.is_set() or self._keeper.is_late():
+        if self._stop.is_set() or self._joined.is_late():
             return False
-        return self._keeper.lanes.hand_again(handed, handed.place())
+        return self._joined.lanes.hand_again(handed, handed.place())
 
-    def _again(self) -> Iterator[tuple[Rows, list[Handed]]]:
+    def _again(self) -> Iterator[tuple[Rows, list[InFlight]]]:
         """Messages whose next attempt is due, table by table; `_hand_again` hands them over.
 
         Room is waited for before the first: a batch that waits in the middle would wait for messages nobody has yet.
         """
-        topic, lanes = self._table, self._keeper.lanes
+        topic, lanes = self._table, self._joined.lanes
         if topic is None or not self.is_due():
             return
         self._wait_for_room()
@@ -332,11 +332,11 @@ class Subscription:
         pauses_ms = dict.fromkeys(due, _PUT_OFF_MS)
         try:
             for table in self._find(topic, [row for _, row in due.values()]) if due else ():
-                rows, found = Rows(table), list[Handed]()
+                rows, found = Rows(table), list[InFlight]()
                 for row, text in enumerate(map(str, place_texts(rows.table))):
                     lane, receipt = due[text]
                     pauses_ms[text] = 0
-                    found.append(Handed(lane, Chosen(rows, (row,)), receipt["attempt"] + 1, receipt["round"]))
+                    found.append(InFlight(lane, Chosen(rows, (row,)), receipt["attempt"] + 1, receipt["round"]))
                 yield rows, found
         finally:  # what nobody has now: it could not be read yet, or did not come to its turn, which is at once
             for text, (lane, receipt) in due.items():
@@ -359,7 +359,7 @@ class Subscription:
 
         Where the end is waited for, it is reached also by one who takes all messages before finishing the first.
         """
-        member, begun = self._keeper, time.monotonic()
+        member, begun = self._joined, time.monotonic()
         lanes, before = member.lanes, member.lanes.finished
         while (self._is_full() or member.is_late()) and not self._stop.is_set():
             member.raise_if_failed()
@@ -373,8 +373,8 @@ class Subscription:
 
     def _is_full(self) -> bool:
         is_full = self._has_most_open() and not self._is_unbounded
-        return is_full or self._keeper.lanes.unwritten >= MOST_UNWRITTEN
+        return is_full or self._joined.lanes.unwritten >= MOST_UNWRITTEN
 
     def _has_most_open(self) -> bool:
-        lanes = self._keeper.lanes
+        lanes = self._joined.lanes
         return lanes.open >= MOST_OPEN or lanes.open_bytes >= MOST_OPEN_BYTES

@@ -11,10 +11,10 @@ from functools import partial, reduce
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.coordination import check_requests, duplicates, ledger_rows, messages_met, topic_rows
+from commitlake.coordinator.coordination import check_requests, duplicates, event_messages, ledger_rows, topic_rows
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.counted import times, told_times
-from commitlake.coordinator.coordination.events import Ends, Events
+from commitlake.coordinator.coordination.events import EndedCount, Events
 from commitlake.coordinator.coordination.rejected_rows import rejected_rows
 from commitlake.coordinator.coordination.unmatched.resolve import Resolved
 from commitlake.coordinator.counters import Ages, Times
@@ -76,9 +76,9 @@ class Batch:
             cached.callback(events.release)
             messages = {}
             if events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
-                messages[Source.HALF] = messages_met.halves(events, context.half_cache)
+                messages[Source.HALF] = event_messages.halves(events, context.half_cache)
             if events.count(Event.DELIVERY, src=Source.MESSAGES):
-                messages[Source.MESSAGES] = messages_met.delayed(events, context.warehouse)
+                messages[Source.MESSAGES] = event_messages.delayed(events, context.warehouse)
             for src, frame in messages.items():
                 messages[src] = checkpoint_lazily(frame)
                 cached.callback(release, messages[src])
@@ -169,7 +169,7 @@ class Batch:
 
     def _append_ledger(
         self, rows: DataFrame, name: str, shown: str, place: str, since: Sequence[tuple[Ages, str]]
-    ) -> Ends:
+    ) -> EndedCount:
         """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job.
 
         Args:
@@ -188,7 +188,7 @@ class Batch:
         self.bytes += seen.get["bytes"] or 0
         self.topics |= set(json.loads(seen.get["topics"]))
         self.since += [(ages, told_times(seen.get[f"since {number}"])) for number, (ages, _) in enumerate(since)]
-        return Ends(seen.get["n"], seen.get["places"] or 0)
+        return EndedCount(seen.get["n"], seen.get["places"] or 0)
 
     def _parts(self) -> DataFrame | None:
         """The further half messages of what is checked."""

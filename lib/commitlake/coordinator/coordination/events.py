@@ -21,8 +21,8 @@ _OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.NEXT_DUE)
 """Events whose offset lies in their segment; others may be about any record."""
 
 
-class Ends(NamedTuple):
-    """Ends of messages: how many, and one number made of all their places, in any order."""
+class EndedCount(NamedTuple):
+    """How many messages ended, and one number made of all their places, in any order."""
 
     number: int
     places: int
@@ -78,14 +78,14 @@ class Events:
         """How many half messages are discarded."""
         return sum(row["n"] for row in self.summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED))
 
-    def check_written(self, written: Ends, table: str, event: Event) -> None:
+    def check_written(self, written: EndedCount, table: str, event: Event) -> None:
         """Compares ledger rows with the events that they are of: each has one row, and there are no others.
 
         Raises:
             DoubledError: a message stands twice, or not at all, in the table that holds it.
         """
         rows = [row for row in self.summary if row["event"] == event]
-        wanted = Ends(sum(row["n"] for row in rows), reduce(xor, (row["places"] for row in rows), 0))
+        wanted = EndedCount(sum(row["n"] for row in rows), reduce(xor, (row["places"] for row in rows), 0))
         if written != wanted:
             msg = f"{table}: {wanted.number} messages ended in this batch, but {written.number} rows were written"
             raise DoubledError(msg)

@@ -1,4 +1,4 @@
-"""Ledger rows of a batch: what its events say, with the names that only the messages hold (`messages_met`)."""
+"""Ledger rows of a batch: what its events say, with the names that only the messages hold (`event_messages`)."""
 
 from __future__ import annotations
 

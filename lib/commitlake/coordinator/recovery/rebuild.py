@@ -26,7 +26,7 @@ from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_o
 from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
-from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, Point
+from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, SnapshotPosition
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
 from commitlake.spark.frames import checkpoint_now
@@ -63,7 +63,10 @@ def save_snapshot(warehouse: Warehouse, timing: TransactionConfig) -> None:
 
 
 def open_rows(
-    warehouse: Warehouse, timing: TransactionConfig, since: Point = BEGINNING, until: Point | None = None
+    warehouse: Warehouse,
+    timing: TransactionConfig,
+    since: SnapshotPosition = BEGINNING,
+    until: SnapshotPosition | None = None,
 ) -> DataFrame:
     """All input rows that are not done with, as the tables show while nothing lands.
 

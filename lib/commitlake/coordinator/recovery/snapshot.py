@@ -29,7 +29,7 @@ _HEAD = f"kind = {int(Kind.TICK)}"
 
 
 @dataclass(frozen=True)
-class Point:
+class SnapshotPosition:
     """A time in the life of a warehouse.
 
     Attributes:
@@ -66,7 +66,7 @@ class Point:
         return LandingPosition(self.landing_id, self.offsets).landed()
 
 
-BEGINNING = Point()
+BEGINNING = SnapshotPosition()
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Between:
     """Rows of the tables between two points."""
 
     warehouse: Warehouse
-    since: Point
-    until: Point | None
+    since: SnapshotPosition
+    until: SnapshotPosition | None
 
     def landed(self, table: str, queue: str, offset: str, **sources: str) -> DataFrame:
         """What has landed.
@@ -119,7 +119,7 @@ class Between:
         return stored_rows(self.written("reentries").where(OPENED))
 
 
-def reached(warehouse: Warehouse) -> Point | None:
+def reached(warehouse: Warehouse) -> SnapshotPosition | None:
     """Where the tables are now, None where that is no point from which one comparison tells what came since.
 
     The batch is read first. It is complete after the position of what it ended, so nothing is open and ended at once.
@@ -129,11 +129,11 @@ def reached(warehouse: Warehouse) -> Point | None:
     position = positions.newest(warehouse)
     if position is None:
         return None
-    at = Point(position.landing_id, position.offsets, batch_id)
+    at = SnapshotPosition(position.landing_id, position.offsets, batch_id)
     return None if _is_ahead(warehouse, at) else at
 
 
-def _is_ahead(warehouse: Warehouse, at: Point) -> bool:
+def _is_ahead(warehouse: Warehouse, at: SnapshotPosition) -> bool:
     """Whether a complete batch is about a record that has not landed."""
     places = [
         ("transactions", "true", "half", "queue", "half_offset"),
@@ -149,7 +149,7 @@ def _is_ahead(warehouse: Warehouse, at: Point) -> bool:
     return not reduce(DataFrame.union, [rows.select("batch_id") for rows in found]).isEmpty()
 
 
-def save(warehouse: Warehouse, timing: TransactionConfig, at: Point, rows: DataFrame) -> None:
+def save(warehouse: Warehouse, timing: TransactionConfig, at: SnapshotPosition, rows: DataFrame) -> None:
     """Replaces the saved rows.
 
     Args:
@@ -164,7 +164,7 @@ def save(warehouse: Warehouse, timing: TransactionConfig, at: Point, rows: DataF
     warehouse.replace(every.withColumns({name: F.lit(value) for name, value in about.items()}), _TABLE)
 
 
-def newest(warehouse: Warehouse, timing: TransactionConfig) -> Point:
+def newest(warehouse: Warehouse, timing: TransactionConfig) -> SnapshotPosition:
     """The point from which a start has to look; `BEGINNING` when no saved rows can be used.
 
     Args:
@@ -179,7 +179,7 @@ def newest(warehouse: Warehouse, timing: TransactionConfig) -> Point:
     if position is None:
         return BEGINNING
     rows = stored_rows(table.where(f"NOT ({_HEAD})"))
-    return Point(position.landing_id, position.offsets, head[0]["batch_id"], rows)
+    return SnapshotPosition(position.landing_id, position.offsets, head[0]["batch_id"], rows)
 
 
 def _text(timing: TransactionConfig) -> str:

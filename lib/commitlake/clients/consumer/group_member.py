@@ -36,7 +36,7 @@ _ALIVE_S = 1.0
 _TROUBLE = "cannot write what group and consumer did, and try again: %s"
 
 
-class Keeper:
+class GroupMember:
     """Takes this instance's turns in its group.
 
     It knows neither the consumer nor the messages that people hold, so that these end when nobody holds them.
