@@ -14,7 +14,7 @@ import commitlake
 PACKAGE = Path(__file__).parents[2] / "lib" / "commitlake"
 LAYERS = {
     "": (
-        ("errors",),
+        ("errors", "throttled"),
         ("protocol",),
         ("config",),
         ("spark", "reading"),

@@ -15,7 +15,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from commitlake import config as configuration
-from commitlake.clients.consumer.complaint import Complaint
 from commitlake.config import Config, disks
 from commitlake.config.locations import is_local
 from commitlake.coordinator import optional_services
@@ -32,6 +31,7 @@ from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import Duration, seconds
 from commitlake.spark import cluster, session
 from commitlake.tables import Warehouse
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Coordinator:
 
     def _has_room(self) -> bool:
         """Waits while a disk is too full for queries to begin; False when it is stopped meanwhile."""
-        full = Complaint(log)
+        full = ThrottledWarning(log)
         while told := disks.full(self.config):
             full.say(disks.WAITS, told)
             if self._stopping.wait(_LOOK_S):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from commitlake.clients.consumer.complaint import Complaint
 from commitlake.errors import (
     CommitLakeError,
     ConfigError,
@@ -15,6 +14,7 @@ from commitlake.errors import (
     SetupError,
     StreamError,
 )
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Restarts:
 
     def __init__(self) -> None:
         self._in_a_row = 0
-        self._outage = Complaint(log)
+        self._outage = ThrottledWarning(log)
 
     def pause_s(self, error: CommitLakeError, ran_s: float) -> float | None:
         """Seconds until all queries are begun again; None when they are not.
@@ -64,5 +64,5 @@ class Restarts:
 
     def begun(self, after_s: float) -> None:
         """All queries run again, so many seconds after they had ended."""
-        self._outage = Complaint(log)
+        self._outage = ThrottledWarning(log)
         log.warning("all queries run again, after %.0f s", after_s)

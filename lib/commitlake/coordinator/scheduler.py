@@ -17,7 +17,6 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from commitlake.clients.consumer.complaint import Complaint
 from commitlake.config import disks
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.timers import Timers
@@ -30,6 +29,7 @@ from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.parallel import run_all
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Scheduler:
         self._start, self._first_batch_id = start, first_batch_id
         self._coordination: StreamingQuery | None = None
         self._timers = Timers()
-        self._outage, self._full, self._asked_at = Complaint(log), Complaint(log), time.monotonic()
+        self._outage, self._full, self._asked_at = ThrottledWarning(log), ThrottledWarning(log), time.monotonic()
         self._round = Round(context, self._timers, landing, None, ABSENT)  # of what was open at the start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
         self._running: Future[None] = Future()

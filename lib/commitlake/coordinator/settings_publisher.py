@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from commitlake.clients.consumer.complaint import Complaint
 from commitlake.config import Config
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew, topics
 from commitlake.protocol.clock import BrokerClock
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class SettingsPublisher:
         self._config, self._clock = config, clock
         self._due = time.monotonic() + _OFTEN_S
         self._lock = threading.Lock()  # else names from before new topics could be published after them
-        self._trouble = Complaint(log)
+        self._trouble = ThrottledWarning(log)
 
     def publish(self, names: Collection[str]) -> None:
         """At a start, with the names of the topics; warns of a driver's clock that is wrong.

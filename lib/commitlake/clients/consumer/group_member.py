@@ -11,7 +11,6 @@ from typing import Any
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.clerk import clerk
-from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
 from commitlake.clients.consumer.receipts import Receipts, Unwritten, Written, table_of
@@ -19,6 +18,7 @@ from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import LATELY_S
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class GroupMember:
         self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
         self._trouble, self._unwritten = self._complaint(), self._complaint()
-        self._leaves_since: Complaint | None = None
+        self._leaves_since: ThrottledWarning | None = None
         self._failure: BaseException | None = None
         self._is_over, self._is_draining, self._is_abandoned = threading.Event(), False, False
         self._try(self._turn, is_patient=is_patient)  # the clerk goes on where it fails
@@ -158,9 +158,9 @@ class GroupMember:
         except BaseException as error:  # whatever it is, the iterator and `close` tell it
             self.end(error)
 
-    def _complaint(self) -> Complaint:
+    def _complaint(self) -> ThrottledWarning:
         """One of an outage, of which all groups of the process that write to one store tell together."""
-        return Complaint(log, self._receipts.appender)
+        return ThrottledWarning(log, self._receipts.appender)
 
     def _has_to_leave(self) -> bool:
         return self._is_abandoned or (self._is_draining and self.lanes.open == 0)

@@ -13,12 +13,12 @@ from functools import partial
 from queue import SimpleQueue
 
 from commitlake.clients.consumer.arguments import seconds, whole
-from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.handlers import Handler, not_called
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import STOPPED, Stop
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Runner:
         self._at_work: set[ReceivedMessage] = set()
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_over = threading.Event()
-        self._crowd = Complaint(log)
+        self._crowd = ThrottledWarning(log)
 
     def run(self, messages: Iterable[ReceivedMessage]) -> None:
         """Work on the consumer's messages until there are no more, or told to stop; calls that run then are waited for.

@@ -15,7 +15,6 @@ import pyarrow as pa
 from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.batches import MessageBatch
-from commitlake.clients.consumer.complaint import Complaint
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.group_member import GroupMember
@@ -31,6 +30,7 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -102,10 +102,10 @@ class Subscription:
         self._lanes: dict[int, Lane] = {}
         self._empty: dict[int, Lane] | None = None
         """In which the last look found nothing; None where it found something, or did not come to it."""
-        self._crowd, self._behind = Complaint(log), Complaint(log)
-        self._trouble = Complaint(log, plan.place)  # all groups of the process tell of an outage together
+        self._crowd, self._behind = ThrottledWarning(log), ThrottledWarning(log)
+        self._trouble = ThrottledWarning(log, plan.place)  # all groups of the process tell of an outage together
         # Of its own: what can't be found again holds up no new message.
-        self._again_trouble = Complaint(log, (plan.place, "again"))
+        self._again_trouble = ThrottledWarning(log, (plan.place, "again"))
         self._is_unbounded = False
         self.has_read = False
         """Whether the last look found rows, wanted or not."""
@@ -288,7 +288,7 @@ class Subscription:
             window = topic.next(cursors)
         return window
 
-    def _read(self, step: Callable[[], Any], otherwise: Any, trouble: Complaint) -> Any:
+    def _read(self, step: Callable[[], Any], otherwise: Any, trouble: ThrottledWarning) -> Any:
         """Read from the topic; a store that is away is read again later, where anybody waits."""
         try:
             found = step()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
+
+from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 60.0
 _LONGEST = 500
 
 
@@ -22,17 +21,13 @@ class Ignored:
     def __init__(self, topic: str) -> None:
         self.count = 0
         self._topic = topic
-        self._next = 0.0
-        self._lock = threading.Lock()
+        self._throttle = Throttle()
 
     def add(self, record: str, reason: object) -> None:
         """Note a record; `reason` says what is wrong with it."""
-        with self._lock:
-            self.count += 1
-            if time.monotonic() < self._next:
-                return
-            self._next = time.monotonic() + _EVERY_S
-        log.warning(
-            "ignored record %s of %s, and %d so far: %s; the next warning comes in a minute or later",
-            *(record, self._topic, self.count, f"{reason!s:.{_LONGEST}}"),
-        )
+        self.count += 1
+        if self._throttle.is_due():
+            log.warning(
+                "ignored record %s of %s, and %d so far: %s; the next warning comes in a minute or later",
+                *(record, self._topic, self.count, f"{reason!s:.{_LONGEST}}"),
+            )

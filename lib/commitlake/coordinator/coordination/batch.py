@@ -159,8 +159,8 @@ class Batch:
         if self.events.count(Event.CHECK):
             checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
             asked = checked.selectExpr("*", "e.round", "e.checks AS check_no", "e.repeat")
-            check_requests.send(self.context.config, asked, self._parts(), self.context.warn)
-            if self.context.look_for_silent.is_due():
+            check_requests.send(self.context.config, asked, self._parts(), self.context.unsent_checks)
+            if self.context.silent_groups.is_due():
                 check_requests.tell_unanswered(self.context.config, asked)
 
     def release(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -16,6 +15,7 @@ from commitlake.kafka import sink
 from commitlake.protocol import headers
 from commitlake.protocol.kafka_topics import CHECK, check_topic
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
+from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -73,25 +73,6 @@ def _topic(kafka: KafkaConfig) -> Column:
     return F.when(group.isin(*kafka.check_topics), own).otherwise(of_all) if kafka.check_topics else of_all
 
 
-class Seldom:
-    """Something that is done at most once a minute, such as a warning."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic()
-
-    def is_due(self) -> bool:
-        """Whether the last time was a minute ago; then this is the next one."""
-        is_due = time.monotonic() >= self._next
-        if is_due:
-            self._next = time.monotonic() + _MINUTE_S
-        return is_due
-
-    def __call__(self, text: str, *given: object) -> None:
-        """Log a warning, unless the last one is younger."""
-        if self.is_due():
-            log.warning(text, *given)
-
-
 def tell_unanswered(config: Config, checked: DataFrame) -> None:
     """Warn of groups that answer nothing and have no rule: a check of theirs is sent again.
 
@@ -110,7 +91,6 @@ def tell_unanswered(config: Config, checked: DataFrame) -> None:
         )
 
 
-_MINUTE_S = 60.0
 _MOST_TOLD = 20
 _SOON = {
     "kafka.delivery.timeout.ms": "20000",
@@ -120,21 +100,21 @@ _SOON = {
 """Kafka's two minutes would hold up all commits for a check, which may get lost."""
 
 
-def send(config: Config, checked: DataFrame, parts: DataFrame | None, warn: Callable[..., None] = log.warning) -> None:
+def send(config: Config, checked: DataFrame, parts: DataFrame | None, throttle: Throttle | None = None) -> None:
     """Writes check requests to Kafka, as far as it takes them: one that nobody answers is sent again.
 
     Args:
         config: says where Kafka is.
         checked: as in `records`.
         parts: as in `records`.
-        warn: told when they can't be sent, and why.
+        throttle: says when it is due to warn that they can't be sent; None: each time.
     """
     try:
         sink.write(config, records(checked, parts, config.kafka), _SOON)
     except Exception as error:  # it may be Kafka, a right, or ours; a failure that lasts would end each start
-        repeat_s, topic = config.transaction.check_repeat_ms // 1_000, config.kafka.topic(CHECK)
-        reason = root_reason(error)
-        warn("checks can't be sent to the Kafka topic %s: %s; they are sent again after %d s", topic, reason, repeat_s)
+        if throttle is None or throttle.is_due():
+            told = config.kafka.topic(CHECK), root_reason(error), config.transaction.check_repeat_ms // 1_000
+            log.warning("checks can't be sent to the Kafka topic %s: %s; they are sent again after %d s", *told)
 
 
 _LIST = "array<struct<queue:int,offset:bigint>>"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from commitlake.config import Config
-from commitlake.coordinator.coordination.check_requests import Seldom
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.protocol.clock import BrokerClock
 from commitlake.tables import Warehouse
+from commitlake.throttled import Throttle
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,6 @@ class Context:
     half_cache: HalfCache
     inputs: InputTable
     dedup: DedupIndex
-    warn: Seldom = field(default_factory=Seldom)
-    look_for_silent: Seldom = field(default_factory=Seldom)
+    unsent_checks: Throttle = field(default_factory=Throttle)
+    silent_groups: Throttle = field(default_factory=Throttle)
     counters: Counters = field(default_factory=Counters)

@@ -1,0 +1,85 @@
+"""Warnings that come at once, and then at most once a minute: what goes on for hours must not fill a log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import cache
+from weakref import WeakSet
+
+_EVERY_S = 60.0
+
+
+class Throttle:
+    """Something that is done at most once a minute. Safe to use in any thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._next = threading.Lock(), -float("inf")
+
+    def is_due(self) -> bool:
+        """Whether the last time was a minute ago; then this is the next one."""
+        with self._lock:
+            now = time.monotonic()
+            is_due = now >= self._next
+            self._next = now + _EVERY_S if is_due else self._next
+        return is_due
+
+    def reset(self) -> None:
+        """It is due now."""
+        with self._lock:
+            self._next = -float("inf")
+
+
+@dataclass(eq=False)
+class _Told:
+    """What is told of a trouble: when, and who has it now."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    throttle: Throttle = field(default_factory=Throttle)
+    troubled: WeakSet[ThrottledWarning] = field(default_factory=WeakSet)
+
+
+@cache
+def _told_as(_: Hashable) -> _Told:
+    return _Told()
+
+
+class ThrottledWarning:
+    """Warnings about one kind of trouble, and that it is over.
+
+    Args:
+        log: where they go.
+        shared: those of a process that have the same are told as one, which is over when none has trouble.
+    """
+
+    def __init__(self, log: logging.Logger, shared: Hashable = None) -> None:
+        self._log = log
+        self._since: float | None = None
+        self._told = _Told() if shared is None else _told_as(shared)
+
+    def say(self, text: str, *values: object) -> None:
+        """Warn, unless that was done within the last minute."""
+        self._since = self._since or time.monotonic()
+        with self._told.lock:
+            self._told.troubled.add(self)
+        if self._told.throttle.is_due():
+            self._log.warning(text, *values)
+
+    def lasts_s(self) -> float:
+        """For how many seconds there has been trouble."""
+        return time.monotonic() - self._since if self._since else 0.0
+
+    def end(self) -> None:
+        """The trouble is over."""
+        if not self._since:
+            return
+        with self._told.lock:
+            self._told.troubled.discard(self)
+            is_last = not self._told.troubled
+        if is_last:
+            self._told.throttle.reset()
+            self._log.warning("it works again, after %.0f s", self.lasts_s())
+        self._since = None
