@@ -1,4 +1,7 @@
-"""The configuration, and what it names: places, secrets, what a terminal shows."""
+"""The configuration, and what it names: places, secrets, what a terminal shows.
+
+Begin with `keys.py`, the one table of keys. A new key is a line there, and a field of `config.py` or `sections.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
-"""What goes over the wire: Kafka topics, records, names, delays. Pure: no Spark, no Kafka client, no clock."""
+"""What goes over the wire, and the rules: headers, records, names, delays, and the state machine.
 
-from __future__ import annotations
+Begin with `wire.py`. Pure: no Spark, no Kafka client, no clock but `clock.py`; a change here is one of the contract.
+"""

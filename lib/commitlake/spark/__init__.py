@@ -1,3 +1,4 @@
-"""Spark around the pipeline: session, submit, process, checkpoints."""
+"""Spark around the data flow: session, submit, process, checkpoints, frames.
 
-from __future__ import annotations
+Begin with `session.py`, which has each setting with its reason. Nothing here knows of messages or tables.
+"""

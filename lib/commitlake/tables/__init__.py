@@ -1,4 +1,7 @@
-"""The Delta tables: schemas, names, creation, reads and appends."""
+"""The Delta tables: schemas, names, creation, reads and appends.
+
+Begin with `schemas.py`, then `warehouse.py`, through which all reads and appends go. Columns are those of the contract.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
-"""Kafka records come to stand in Delta tables: read, parsed, classified, written."""
+"""Kafka records come to stand in Delta tables: read, parsed, classified, written.
 
-from __future__ import annotations
+Begin with `land.py`; `classify.py` has the contract's reasons in their order. JVM expressions only: bodies never
+pass through Python.
+"""

@@ -1,3 +1,4 @@
-"""Old rows go, small files become few, unused files vanish."""
+"""Old rows go, small files become few, unused files vanish.
 
-from __future__ import annotations
+Begin with `run.py`; `retention.py` says which rows may go. What is open, or may be resumed, never goes.
+"""

@@ -1,1 +1,4 @@
-"""What a running coordinator says of itself: Prometheus metrics, `/healthz`, a log line for each round."""
+"""What a running coordinator says of itself: Prometheus metrics, `/healthz`.
+
+Begin with `collect.py`. A new metric goes into docs/reference/metrics.md, and an alert of it into the runbook.
+"""

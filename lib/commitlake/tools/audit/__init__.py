@@ -1,1 +1,4 @@
-"""What people on call use: reports from the ledger, the audit, and commands of administrators."""
+"""The audit, reports from the ledger, and the commands of administrators.
+
+Begin with `audit_rules.py`: what must agree between the tables, one rule each.
+"""

@@ -1,3 +1,4 @@
-"""Ops and parts whose first half message is not open: the ledger says what becomes of them."""
+"""Ops and parts whose first half message is not open: the ledger says what becomes of them.
 
-from __future__ import annotations
+Begin with `resolve.py`; `protocol/statemachine/judge.py` has the rule.
+"""
