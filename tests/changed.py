@@ -26,8 +26,8 @@ TESTS = {
     "coordinator": """spark/coordination_rules spark/rehearsal
         recovery/round recovery/restarts recovery/liveness recovery/faults recovery/campaign
         e2e/metrics steady/steady_load""",
-    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time spark/visible_at
-        spark/refused_parts spark/in_memory_coordinator
+    "coordinator/coordination": """spark/coordination_rules spark/input_rows spark/audit spark/park_time
+        spark/visible_at spark/refused_parts spark/in_memory_coordinator
         recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/delayed_by_key""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",
