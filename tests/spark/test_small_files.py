@@ -354,6 +354,6 @@ def test_where_others_may_append_epochs_are_looked_at_between_the_begin_and_the_
     warehouse.guard = Guard()
     warehouse.append(some_rows(spark, TOPIC.layout, 5), TOPIC, few=True)
     assert steps == ["begin", "check", "commit"]
-    with pytest.raises(WarehouseError, match="another coordinator has taken over"):
+    with pytest.raises(FencedError, match="another coordinator has taken over"):
         warehouse.append(some_rows(spark, TOPIC.layout, 5), TOPIC, few=True)
     assert warehouse.read(TOPIC).count() == 5
