@@ -65,7 +65,8 @@ class ThrottledWarning:
         self._since = self._since or time.monotonic()
         with self._told.lock:
             self._told.troubled.add(self)
-        if self._told.throttle.is_due():
+            is_due = self._told.throttle.is_due()
+        if is_due:
             self._log.warning(text, *values)
 
     def lasts_s(self) -> float:
@@ -79,7 +80,8 @@ class ThrottledWarning:
         with self._told.lock:
             self._told.troubled.discard(self)
             is_last = not self._told.troubled
+            if is_last:
+                self._told.throttle.reset()
         if is_last:
-            self._told.throttle.reset()
             self._log.warning("it works again, after %.0f s", self.lasts_s())
         self._since = None

@@ -15,7 +15,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def moment(at_ms: int) -> datetime:
+def as_datetime(at_ms: float) -> datetime:
     """The time of so many ms since epoch, UTC."""
     return datetime.fromtimestamp(at_ms / 1_000, UTC)
 

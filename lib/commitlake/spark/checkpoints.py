@@ -8,6 +8,8 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from commitlake.config import Config
@@ -25,8 +27,7 @@ def fresh(config: Config, query: str, epoch: int) -> str:
         epoch: number of the coordinator's start.
     """
     parent = f"{config.scratch}/{query}"
-    if is_local(parent):
-        _delete_older(local_path(parent), epoch)
+    _delete(parent, lambda found: _epoch(found) < epoch)
     return f"{parent}/{epoch}-{uuid.uuid4().hex[:8]}"
 
 
@@ -38,14 +39,18 @@ def passing(config: Config, name: str) -> str:
         name: what it is for.
     """
     parent, before = f"{config.scratch}/{name}", time.time() - _DAY_S
-    for left in local_path(parent).glob("*") if is_local(parent) else ():
-        if left.stat().st_mtime < before:
-            shutil.rmtree(left, ignore_errors=True)
+    _delete(parent, lambda found: found.stat().st_mtime < before)
     return f"{parent}/{uuid.uuid4().hex[:8]}"
 
 
-def _delete_older(parent: Path, epoch: int) -> None:
-    for older in parent.iterdir() if parent.exists() else ():
-        number = older.name.partition("-")[0]
-        if not number.isdigit() or int(number) < epoch:
-            shutil.rmtree(older, ignore_errors=True)
+def _epoch(found: Path) -> int:
+    number = found.name.partition("-")[0]
+    return int(number) if number.isdigit() else -1
+
+
+def _delete(parent: str, is_left: Callable[[Path], bool]) -> None:
+    """Deletes what a run has left, on a local file system."""
+    for found in local_path(parent).glob("*") if is_local(parent) else ():
+        with suppress(FileNotFoundError):  # another one deletes it, too
+            if is_left(found):
+                shutil.rmtree(found, ignore_errors=True)

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
-from commitlake.protocol.clock import moment, now_ms
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
 from commitlake.reading.markers import parsed
@@ -147,7 +147,7 @@ class Warehouse:
         if not new:
             return
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in new])
-        names, now = {topic: self._name(TableName.of_topic(topic)) for topic in new}, moment(now_ms())
+        names, now = {topic: self._name(TableName.of_topic(topic)) for topic in new}, as_datetime(now_ms())
         self.add([{"topic": each, "table": name, "created_at": now} for each, name in names.items()], "destinations")
 
     def may_hold(self, topic: str, others: Collection[str] = ()) -> bool:

@@ -80,7 +80,7 @@ class GroupMember:
         self._written = Unwritten([], {}, set(), 0)  # the last time, without the receipts
         self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
-        self._trouble, self._unwritten = self._complaint(), self._complaint()
+        self._trouble, self._unwritten = self._warning(), self._warning()
         self._leaves_since: ThrottledWarning | None = None
         self._failure: BaseException | None = None
         self._is_over, self._is_draining, self._is_abandoned = threading.Event(), False, False
@@ -147,7 +147,7 @@ class GroupMember:
         """Take a turn, or leave the group where that is due."""
         try:
             if self._has_to_leave():
-                self._leaves_since = self._leaves_since or self._complaint()  # patience begins now, not with an outage
+                self._leaves_since = self._leaves_since or self._warning()  # patience begins now, not with an outage
                 self._trouble = self._leaves_since
                 if self._try(self._leave, is_patient=False):
                     self.end()
@@ -158,7 +158,7 @@ class GroupMember:
         except BaseException as error:  # whatever it is, the iterator and `close` tell it
             self.end(error)
 
-    def _complaint(self) -> ThrottledWarning:
+    def _warning(self) -> ThrottledWarning:
         """One of an outage, of which all groups of the process that write to one store tell together."""
         return ThrottledWarning(log, self._receipts.appender)
 

@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from commitlake.clients.consumer import tables
 from commitlake.clients.consumer.rows import Place, place_of
 from commitlake.config.object_store import storage_options
-from commitlake.protocol.clock import moment, now_ms
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.reading.table import Options, Snapshot
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
@@ -187,7 +187,7 @@ class Receipts:
 
     def send_again(self, letters: Iterable[dict[str, Any]], remark: str, now_ms: int) -> None:
         """Let the group have dead letters once more, from its first attempt on."""
-        due = moment(now_ms)
+        due = as_datetime(now_ms)
         change = {"state": "RETRY", "attempt": 0, "due_at": due, "at": due, "remark": remark, "instance": INSTANCE}
         rows = [{**row, **change, "round": max(row["round"], self.first_rounds[-1]) + 1} for row in letters]
         if rows:
@@ -201,7 +201,7 @@ class Receipts:
 
     def close(self, rows: Iterable[dict[str, Any]], round_: int, now_ms: int) -> None:
         """Let messages wait no more, since they are read again in a later round; `now_ms` in ms since epoch, UTC."""
-        change = {"state": "DONE", "attempt": 0, "round": round_, "due_at": None, "at": moment(now_ms)}
+        change = {"state": "DONE", "attempt": 0, "round": round_, "due_at": None, "at": as_datetime(now_ms)}
         closed = [{**row, **change, "remark": "read again", "instance": INSTANCE} for row in rows]
         if closed:
             self.append(pa.Table.from_pylist(closed, SCHEMA))
@@ -211,9 +211,9 @@ class Receipts:
 
         Those are written once more first: a copy changes nothing, and their other rows may go with all the rest.
         """
-        old = [row for row in self._newest() if row["at"] < moment(before_ms)]
+        old = [row for row in self._newest() if row["at"] < as_datetime(before_ms)]
         if old:
-            self.append(pa.Table.from_pylist([{**row, "at": moment(now_ms())} for row in old], SCHEMA))
+            self.append(pa.Table.from_pylist([{**row, "at": as_datetime(now_ms())} for row in old], SCHEMA))
         names = f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'"
         time = f"arrow_cast({before_ms * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
         self._delta().delete(f"{names} AND at < {time}")
@@ -288,7 +288,7 @@ def _dicts(group: str, topic: str, receipt: Receipt) -> Iterator[dict[str, Any]]
     own = {
         **{"consumer_group": group, "topic": topic, "instance": INSTANCE, "remark": outcome.remark},
         **{"state": outcome.state, "attempt": outcome.attempt, "round": outcome.round},
-        **{"due_at": None if outcome.due_ms is None else moment(outcome.due_ms), "at": moment(outcome.at_ms)},
+        **{"due_at": None if outcome.due_ms is None else as_datetime(outcome.due_ms), "at": as_datetime(outcome.at_ms)},
     }
     for index in receipt.indexes:
         yield {**{name: messages[name][index].as_py() for name in messages.column_names}, **own}

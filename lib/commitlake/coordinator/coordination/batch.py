@@ -18,7 +18,7 @@ from commitlake.coordinator.coordination.events import EndedCount, Events
 from commitlake.coordinator.coordination.rejected_rows import rejected_rows
 from commitlake.coordinator.coordination.unmatched.resolve import Resolved
 from commitlake.coordinator.counters import Ages, Times
-from commitlake.protocol.clock import moment
+from commitlake.protocol.clock import as_datetime
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.spark.parallel import run_all
@@ -151,7 +151,7 @@ class Batch:
 
     def complete(self) -> None:
         """A batch that stands in `batches` is whole."""
-        row = {"batch_id": self.batch_id, "completed_at": moment(self.shown_at)}
+        row = {"batch_id": self.batch_id, "completed_at": as_datetime(self.shown_at)}
         self.context.warehouse.add([row], "batches", self.marker)
 
     def send_checks(self) -> None:

@@ -100,19 +100,19 @@ _SOON = {
 """Kafka's two minutes would hold up all commits for a check, which may get lost."""
 
 
-def send(config: Config, checked: DataFrame, parts: DataFrame | None, throttle: Throttle | None = None) -> None:
+def send(config: Config, checked: DataFrame, parts: DataFrame | None, throttle: Throttle) -> None:
     """Writes check requests to Kafka, as far as it takes them: one that nobody answers is sent again.
 
     Args:
         config: says where Kafka is.
         checked: as in `records`.
         parts: as in `records`.
-        throttle: says when it is due to warn that they can't be sent; None: each time.
+        throttle: says when it is due to warn that they can't be sent.
     """
     try:
         sink.write(config, records(checked, parts, config.kafka), _SOON)
     except Exception as error:  # it may be Kafka, a right, or ours; a failure that lasts would end each start
-        if throttle is None or throttle.is_due():
+        if throttle.is_due():
             told = config.kafka.topic(CHECK), root_reason(error), config.transaction.check_repeat_ms // 1_000
             log.warning("checks can't be sent to the Kafka topic %s: %s; they are sent again after %d s", *told)
 

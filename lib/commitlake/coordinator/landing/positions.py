@@ -17,11 +17,10 @@ from pyspark.sql import functions as F
 
 from commitlake.kafka.log_ends import LogEnd, LogEnds
 from commitlake.protocol import kafka_topics
-from commitlake.protocol.clock import moment, now_ms
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.spark.frames import checkpoint_now, forget_tables
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.landed_after import written_after
-from commitlake.tables.schemas import columns
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +38,6 @@ _AT_ONCE = 50
 _AGAIN, _HELD, _EPOCH, _CLEAN = " again", " held", " epoch", " clean"
 """Come after the name of a source in the rows, where it is about `LandingPosition.again` and `held`; `clean_id` has no
 source."""
-_SCHEMA = columns("""
-bigint landing_id
-nexts  offsets
-""")
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ def append(warehouse: Warehouse, position: LandingPosition) -> None:
         for number, value in numbers.items()
     ]
     # Without `landed_until`, of version 0.2: a watermark that is kept would keep a wrong clock, too.
-    row = {"landing_id": position.landing_id, "offsets": offsets, "completed_at": moment(now_ms())}
+    row = {"landing_id": position.landing_id, "offsets": offsets, "completed_at": as_datetime(now_ms())}
     warehouse.add([row], "positions", {"landing_id": position.landing_id})
 
 

@@ -30,7 +30,7 @@ from commitlake.coordinator.landing import positions
 from commitlake.coordinator.maintenance import retention
 from commitlake.coordinator.recovery import rebuild
 from commitlake.errors import CommitLakeError, root_reason
-from commitlake.protocol.clock import moment, now_ms
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.spark import session
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
@@ -172,7 +172,7 @@ class Maintenance:
 
     def _tell(self, cut: retention.Cut) -> None:
         """An audit must know what may be gone before the first row is."""
-        row = {"ended_before": moment(cut.stored_ms), "maintained_at": moment(now_ms())}
+        row = {"ended_before": as_datetime(cut.stored_ms), "maintained_at": as_datetime(now_ms())}
         self._warehouse.add([row], "maintenance")
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:

@@ -11,13 +11,14 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination import check_requests, topic_rows
 from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
 from commitlake.errors import WarehouseError
-from commitlake.protocol.clock import BrokerClock, moment
+from commitlake.protocol.clock import BrokerClock, as_datetime
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
 from commitlake.tables.columns import coordinate
 from commitlake.tables.spans import spans_of, within
 from commitlake.tables.together import COPIED
+from commitlake.throttled import Throttle
 
 _REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 knew none
 _SHOWN = ["source", "source_queue", "source_offset"]
@@ -40,7 +41,7 @@ def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
     _complete_topics(warehouse, clock, ended, delivered, last)
     shown_at = clock.onward_ms()
     _complete_discarded(warehouse, ended, last)
-    warehouse.add([{"batch_id": last, "completed_at": moment(shown_at)}], "batches", {"batch_id": last})
+    warehouse.add([{"batch_id": last, "completed_at": as_datetime(shown_at)}], "batches", {"batch_id": last})
     return last
 
 
@@ -143,4 +144,4 @@ def resend_checks(warehouse: Warehouse, config: Config) -> None:
     near = warehouse.rows("half").where(within(spans, "first_queue", "first_offset"))
     parts = near.join(F.broadcast(firsts), _FIRST).where("queue != first_queue OR queue_offset != first_offset")
     parts = parts.select("first_queue", "first_offset", "queue", "queue_offset")
-    check_requests.send(config, checked, parts)
+    check_requests.send(config, checked, parts, Throttle())

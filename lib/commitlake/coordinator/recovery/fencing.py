@@ -23,7 +23,7 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.coordinator.recovery import jvm_lock
 from commitlake.coordinator.recovery.jvm_lock import JvmLock
 from commitlake.errors import FencedError, WarehouseError
-from commitlake.protocol.clock import moment, now_ms
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.spark.files import FileSystem
 from commitlake.tables import TABLES, Warehouse, commits, topic_table
@@ -158,7 +158,7 @@ def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -
     epoch = FIRST_EPOCH if newest is None else newest + 1
     values = {"epoch": epoch, "host": socket.gethostname(), "pid": os.getpid(), "version": version}
     values |= {"contract": CONTRACT}
-    warehouse.add([values | {"started_at": moment(now_ms())}], "epochs", {"epoch": epoch})
+    warehouse.add([values | {"started_at": as_datetime(now_ms())}], "epochs", {"epoch": epoch})
     return epoch
 
 

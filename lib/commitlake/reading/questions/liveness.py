@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import struct
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from commitlake.config import Config
 from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE, is_local, local_path
-from commitlake.protocol.clock import now_ms
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.reading.questions.tables import Tables, epoch_ms
 from commitlake.reading.table import file_time_ms
 
@@ -55,4 +54,4 @@ def _is_locked(path: Path) -> bool:
 
 def text_of(at_ms: int) -> str:
     """A moment for people, UTC."""
-    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{as_datetime(at_ms):%Y-%m-%dT%H:%M:%SZ}"

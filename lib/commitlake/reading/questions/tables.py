@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from commitlake.config.locations import has_scheme, not_there
 from commitlake.errors import NoTableError, WarehouseError
+from commitlake.protocol.clock import as_datetime
 from commitlake.reading import damage, features
 from commitlake.reading.table import Options, Snapshot, Stream, location
 
@@ -191,7 +192,7 @@ HAS_KEY = "list_contains(string_split(keys, ' '), $keys)"
 
 def moment(at_ms: int) -> str:
     """SQL of a moment, from ms since epoch, UTC."""
-    return f"TIMESTAMPTZ '{datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec='milliseconds')}'"
+    return f"TIMESTAMPTZ '{as_datetime(at_ms).isoformat(timespec='milliseconds')}'"
 
 
 def iso(column: str) -> str:

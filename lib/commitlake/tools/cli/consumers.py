@@ -16,7 +16,7 @@ from commitlake.clients.consumer.rows import place_of
 from commitlake.config import Config
 from commitlake.config.locations import not_there
 from commitlake.errors import ConsumerError, NoTableError
-from commitlake.protocol.clock import now_ms
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.durations import duration_ms
 from commitlake.tools.cli import output
 from commitlake.tools.cli.questions import FOUND, NOTHING, show
@@ -80,7 +80,7 @@ def moment(text: str) -> str | datetime:
         ago_ms = duration_ms(text)
         is_ms = re.fullmatch("[0-9]{12,14}", text)  # fewer are seconds
         at_ms = now_ms() - ago_ms if ago_ms is not None else int(text) if is_ms else None
-        given = datetime.fromisoformat(text) if at_ms is None else datetime.fromtimestamp(at_ms / 1_000, UTC)
+        given = datetime.fromisoformat(text) if at_ms is None else as_datetime(at_ms)
         given = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         allowed = "first, newest, 2h for two hours ago, ms since epoch (13 digits), or 2026-11-01T00:00:00, in UTC"

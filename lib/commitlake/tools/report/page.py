@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from commitlake.config.terminal import printable, shell_word
+from commitlake.protocol.clock import as_datetime
 from commitlake.protocol.durations import HOUR_MS
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.tools.report import charts
@@ -118,7 +119,7 @@ def _cell(name: str, value: object) -> str:
 
 
 def _time(ms: int) -> str:
-    return f"{datetime.fromtimestamp(ms / 1_000, UTC):%m-%d %H:%M}"
+    return f"{as_datetime(ms):%m-%d %H:%M}"
 
 
 def _length(ms: int) -> str:
