@@ -62,8 +62,8 @@ class ThrottledWarning:
 
     def say(self, text: str, *values: object) -> None:
         """Warn, unless that was done within the last minute."""
-        self._since = self._since or time.monotonic()
         with self._told.lock:
+            self._since = self._since or time.monotonic()
             self._told.troubled.add(self)
             is_due = self._told.throttle.is_due()
         if is_due:
@@ -71,17 +71,18 @@ class ThrottledWarning:
 
     def lasts_s(self) -> float:
         """For how many seconds there has been trouble."""
-        return time.monotonic() - self._since if self._since else 0.0
+        since = self._since
+        return time.monotonic() - since if since else 0.0
 
     def end(self) -> None:
         """The trouble is over."""
-        if not self._since:
-            return
         with self._told.lock:
+            since, self._since = self._since, None
+            if since is None:
+                return
             self._told.troubled.discard(self)
             is_last = not self._told.troubled
             if is_last:
                 self._told.throttle.reset()
         if is_last:
-            self._log.warning("it works again, after %.0f s", self.lasts_s())
-        self._since = None
+            self._log.warning("it works again, after %.0f s", time.monotonic() - since)

@@ -92,7 +92,7 @@ class Rehearsal:
         self._stopping.set()
 
     def run(self) -> None:
-        """Two starts and their rounds; then it reads what the next start is going to read, until it is stopped."""
+        """Two starts and their rounds; then it reads what a start reads, and later what is new in the logs."""
         if self._stopping.wait(_SOONEST_S):
             return
         begun = time.monotonic()

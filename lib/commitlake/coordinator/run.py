@@ -155,10 +155,16 @@ class Run:
         return self._keep(started)
 
     def _land_paced(self, raw: DataFrame, batch_id: int) -> None:
-        """Lands a batch; then `trigger_interval` passes before Kafka is asked again, so that all that comes is read."""
-        begun = time.monotonic()
+        """Lands a batch; before Kafka is asked again `trigger_interval` has passed since its begin.
+
+        One without records is not waited for: Spark plays one at a start.
+        """
+        assert self.scheduler is not None, "it plays the batch"
+        rounds, begun = self.scheduler.rounds, time.monotonic()
+        before = rounds.records
         self._parts.land(raw, batch_id)
-        self._stopping.wait(begun + self.config.trigger_interval_ms / 1_000 - time.monotonic())
+        if rounds.records > before:
+            self._stopping.wait(begun + self.config.trigger_interval_ms / 1_000 - time.monotonic())
 
     def _forward(self, *, available_now: bool) -> None:
         """Starts what sends topics to Kafka; those that work off what is there come last."""

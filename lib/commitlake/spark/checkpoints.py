@@ -51,6 +51,6 @@ def _epoch(found: Path) -> int:
 def _delete(parent: str, is_left: Callable[[Path], bool]) -> None:
     """Deletes what a run has left, on a local file system."""
     for found in local_path(parent).glob("*") if is_local(parent) else ():
-        with suppress(FileNotFoundError):  # another one deletes it, too
+        with suppress(OSError):  # another one deletes it, too
             if is_left(found):
                 shutil.rmtree(found, ignore_errors=True)

@@ -37,7 +37,7 @@ TUNING = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     # A batch is cached for seconds: looking for a compression costs a seventh of landing's time, and saves memory only.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # A coordinator without new data runs about 86 400 batches a day; keep what a report needs.
+    # A coordinator runs up to 86 400 rounds a day; keep what a report needs.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     # Delta's state of a table here is small: 50 tasks to rebuild it, the default, are 48 too many.
     "spark.databricks.delta.snapshotPartitions": "2",

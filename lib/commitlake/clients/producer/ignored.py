@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 from commitlake.throttled import Throttle
 
@@ -21,11 +22,12 @@ class Ignored:
     def __init__(self, topic: str) -> None:
         self.count = 0
         self._topic = topic
-        self._throttle = Throttle()
+        self._lock, self._throttle = threading.Lock(), Throttle()
 
     def add(self, record: str, reason: object) -> None:
         """Note a record; `reason` says what is wrong with it."""
-        self.count += 1
+        with self._lock:
+            self.count += 1
         if self._throttle.is_due():
             log.warning(
                 "ignored record %s of %s, and %d so far: %s; the next warning comes in a minute or later",

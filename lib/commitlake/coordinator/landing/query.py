@@ -17,7 +17,7 @@ from commitlake.spark.files import FileSystem
 MAX_RECORDS = 400_000
 """Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
 _LOOK_MS = 100
-"""What is alone waits no longer; after a batch `trigger_interval` passes."""
+"""What is alone waits no longer; from the begin of one batch to the next `trigger_interval` passes (`Run`)."""
 
 
 def start(
