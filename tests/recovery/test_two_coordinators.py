@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from commitlake.config import from_mapping
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.recovery import fencing
 from commitlake.errors import FencedError, NoTableError
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.tables import Warehouse
 
 PAUSES = [("coordination:transactions", "before"), ("coordination:topic", "within"), ("landing:half", "within")]
@@ -92,7 +93,9 @@ def test_a_paused_coordinator_that_was_replaced_ends_without_a_write(
 
 @pytest.mark.timeout(600)
 @pytest.mark.soak
-def test_of_two_coordinators_with_the_same_epoch_one_goes_on(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+def test_of_two_coordinators_with_the_same_epoch_the_one_that_began_later_goes_on(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
     traffic = Traffic(lake)
     with Run(lake.settings, tmp_path) as first:
         first.begin(**held_up_at("epochs", "before", 1))
@@ -100,13 +103,8 @@ def test_of_two_coordinators_with_the_same_epoch_one_goes_on(spark: SparkSession
         with Coordinator(spark, lake.config).start() as second:
             send_until(traffic, shows(lake, traffic))
             wait_for(traffic.is_written)  # Delta's commit is not atomic between processes here: nobody else may write
-            first.go_on()
-            wait_for(first.is_ready)
-            with pytest.raises(FencedError, match=f"pid {first.pid}, epoch {second.epoch};"):
-                send_until(traffic, lambda: second.await_termination(timeout=0.2))
-        send_until(traffic, shows(lake, traffic))
-        first.stop()
-        assert first.end(120) == "clean"
+            ends_naming(first, os.getpid(), second.epoch)
+            send_until(traffic, shows(lake, traffic))
     assert [row["epoch"] for row in lake.rows("epochs")] == [1, 1]
     traffic.settle(spark, **AT_ONCE)
     traffic.assert_outcome()
@@ -135,6 +133,20 @@ def guarded(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest)
     warehouse.guard = fencing.EpochGuard(warehouse, fencing.begin_epoch(warehouse, "1"))
     yield warehouse
     spark.sql("DROP DATABASE two_coordinators CASCADE")
+
+
+@pytest.mark.parametrize(("begun_s", "goes_on"), [(-60, True), (60, False)], ids=["earlier", "later"])
+def test_another_start_with_the_same_epoch_ends_this_one_only_if_it_began_later(
+    spark: SparkSession, guarded: Warehouse, begun_s: int, goes_on: bool
+) -> None:
+    (own,) = guarded.read("epochs").collect()
+    other = own.asDict() | {"pid": own["pid"] + 1, "started_at": as_datetime(now_ms() + begun_s * 1_000)}
+    Warehouse(spark, guarded.root).add([other], "epochs")
+    told = f"pid {own['pid'] + 1}, epoch 1; this one"
+    with nullcontext() if goes_on else pytest.raises(FencedError, match=told):
+        guarded.guard.check()
+    with nullcontext() if goes_on else pytest.raises(Exception, match="a newer epoch has begun"):
+        guarded.append(batch(spark), "batches")
 
 
 @pytest.mark.short
