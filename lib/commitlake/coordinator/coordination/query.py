@@ -1,4 +1,4 @@
-"""The coordination query: input rows through the state machine, to batches."""
+"""The coordination query: it puts input rows through the state machine, and hands out batches of events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def start(
 
     Args:
         config: the timing rules.
-        inputs: what it reads.
+        inputs: the table that it reads.
         write: carries out a batch.
         checkpoint: a directory for this run.
     """

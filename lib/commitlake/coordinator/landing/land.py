@@ -295,7 +295,7 @@ def _names_others(counts: Sequence[Row]) -> bool:
 
 
 def _rejected(counts: Sequence[Row]) -> Mapping[str, int]:
-    """Rejected records by reason. Topics are closed after the count: a record rejected before keeps its first reason."""
+    """Rejected records by reason. Topics are closed after the count, so a record rejected before keeps its reason."""
     found: Counter[str] = Counter()
     for row in counts:
         if row["target"] == classify.REJECTED or row["topic"] == _OTHERS:

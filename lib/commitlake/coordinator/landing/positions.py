@@ -92,7 +92,7 @@ class LandingPosition:
         return replace(moved, again=self._left_to_read(ends, moved))
 
     def cut(self, source: str, partition: int, end: int) -> LandingPosition:
-        """The position for a log that ends at `end`, below the next offset to land: offsets between were used before."""
+        """The position for a log that ends at `end`, below the next offset to land; offsets between are used ones."""
         return replace(self, again={**self.again, source: {**self.again.get(source, {}), partition: end}})
 
     def _left_to_read(self, ends: Offsets, moved: LandingPosition) -> Offsets:

@@ -124,7 +124,7 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
 
 
 def _of_leaders(client: KafkaAdminClient, config: Config, known: LogEnds) -> LogEnds:
-    """Where the logs end, by their leaders. A deposed leader, as after an outage, learns of its successor in seconds."""
+    """Where the logs end, by their leaders. A deposed leader, as after an outage, knows its successor in seconds."""
     until = time.monotonic() + _SUCCESSORS_S
     while deposed(known, held := log_ends(client, config, SOURCES)):
         if config.accept.lost_range or time.monotonic() > until:
