@@ -1,6 +1,6 @@
 """Services beside the rounds, each enabled by a key: metrics, and rules that answer checks.
 
-Both need libraries that are an extra, so they are loaded only where their key is set.
+Both read the tables with libraries that are an extra, so they are loaded only where their key is set.
 """
 
 from __future__ import annotations
