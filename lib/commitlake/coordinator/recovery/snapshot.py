@@ -95,7 +95,11 @@ class Between:
         return self.since.landed_since(early, *place)
 
     def written(self, table: str) -> DataFrame:
-        """The rows of batches between the positions; without later ones, as a backup leaves out an incomplete batch."""
+        """The rows of batches between the positions.
+
+        Rows of a later batch do not count. It may not be complete, and a backup leaves out such a batch: its
+        transactions must then be open in the saved rows.
+        """
         return self._early(self.warehouse.rows(table).where(self.since.written_since()))
 
     def _early(self, rows: DataFrame) -> DataFrame:
