@@ -47,8 +47,9 @@ need not have it logged too."""
 class Coordinator:
     """A running coordinator; also what `commitlake.start` returns.
 
-    It works in a Spark session of its own, so nothing changes in the caller's. When a failure that may pass ends its
-    queries, such as an outage of Kafka, all of them restart as at a start. The warehouse stays its own meanwhile.
+    A coordinator works in a Spark session of its own, so nothing changes in the caller's. When a failure that may pass
+    ends its queries, such as an outage of Kafka, all of them restart as at a start. The warehouse stays its own
+    meanwhile.
 
     Args:
         spark: any session of the application.
@@ -303,8 +304,8 @@ def start(
 ) -> Coordinator:
     """Starts a coordinator in a running Spark application, for example a notebook's.
 
-    It works in a session of its own: no setting of `spark` changes. A later failure is logged as an error at once,
-    unless a caller waits in `await_termination`, which raises it.
+    The coordinator works in a session of its own: no setting of `spark` changes. A later failure is logged as an error
+    at once, unless a caller waits in `await_termination`, which raises it.
 
     Args:
         spark: a session with Delta and the Kafka connector.

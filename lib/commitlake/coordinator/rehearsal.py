@@ -46,7 +46,7 @@ from commitlake.tables.schemas import columns
 log = logging.getLogger(__name__)
 
 _SOONEST_S = 1.0
-"""The rehearsal begins after this pause. Where no coordinator runs, a standby takes over before it ends."""
+"""Pause before the rehearsal. Where no coordinator runs, a standby takes over within it, so none begins."""
 _END_S = 10.0
 _READ_EVERY_S = 300.0
 """Interval of reads of the tables' logs. At a takeover Delta then lacks the commits of five minutes at most."""

@@ -38,7 +38,7 @@ class Round:
     """One round of records that were read and classified. `land` and `advance` run side by side, `commit` follows.
 
     Args:
-        context: what all rounds of a run work with.
+        context: the objects that all rounds of a run work with.
         timers: note when each segment must be called next.
         landing: lands the records.
         landed: the records, classified; None for a round in which only time has passed.

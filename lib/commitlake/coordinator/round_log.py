@@ -25,8 +25,8 @@ class RoundTiming:
     Attributes:
         ended_at: ms since epoch, UTC.
         records: how many records of Kafka it landed.
-        classify_s: seconds in which they were read and classified.
-        write_s: seconds until they were written and what they decided was visible.
+        classify_s: seconds in which the records were read and classified.
+        write_s: seconds after that until they were written and their decisions were visible.
     """
 
     ended_at: int

@@ -89,8 +89,8 @@ class Run:
 
         1. The warehouse is owned already: a rejected start changes nothing under the coordinator that runs.
         2. Compare Kafka with the one that the warehouse was filled from, before anything is written to either.
-        3. Side by side, all from the tables alone: complete the batch that a kill cut short; work out the open rows,
-           the first input of coordination; find the rows that a landing that was cut short has written.
+        3. Side by side, from the tables alone: complete the cut-short batch; work out the open rows, the first input of
+           coordination; find the rows of a cut-short landing.
         4. Run coordination, and landing from its position.
         5. Tick and maintain.
 

@@ -95,7 +95,7 @@ def probe(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
 
 
 def explain(kafka: KafkaConfig, error: Exception) -> str:
-    """Return what went wrong between a client and Kafka, and what to do about it."""
+    """Return a text of the failure between a client and Kafka, with what to do about it."""
     servers, user = kafka.bootstrap_servers, python_options(kafka).get("sasl_plain_username")
     if DENIED in str(error):
         return (

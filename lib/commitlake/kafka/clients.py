@@ -135,8 +135,8 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     Options that only Java's clients have are left out.
 
     Raises:
-        ConfigError: an option has no counterpart in kafka-python, and leaving it out would change who is trusted; or a
-            value is not allowed, or a name mistyped.
+        ConfigError: an option without counterpart in kafka-python would, if left out, change who is trusted. Or a value
+            is not allowed, or a name is mistyped.
         SetupError: this is `python -O`.
     """
     if sys.flags.optimize:

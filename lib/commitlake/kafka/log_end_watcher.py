@@ -49,7 +49,7 @@ class LogEndWatcher:
         except KafkaError:
             self.close()
             raise
-        except Exception as error:  # kafka-python also raises what ended its thread
+        except Exception as error:  # kafka-python also raises the error that ended its thread
             self.close()
             msg = f"asking Kafka at {self._config.kafka.bootstrap_servers} for its offsets failed: {error}"
             raise KafkaError(msg) from error

@@ -47,7 +47,7 @@ def oldest_ms(config: Config, offsets: Mapping[Place, int]) -> int | None:
 def _oldest(consumer: KafkaConsumer, partitions: int) -> int | None:
     """The oldest time among the first records of the partitions, or None.
 
-    It waits 5 s at most: a partition may have only markers of transactions left.
+    The wait takes 5 s at most: a partition may have only markers of transactions left.
     """
     first: dict[TopicPartition, int] = {}
     until = time.monotonic() + _WAIT_S

@@ -35,7 +35,7 @@ def write(config: Config, records: DataFrame, more: Mapping[str, str] | None = N
         more: options of Spark's sink.
 
     Raises:
-        KafkaError: a topic refuses what it should take.
+        KafkaError: a topic refuses a record that it should take.
     """
     options = spark_options(config.kafka) | spark_sink_limits() | dict(more or {})
     try:

@@ -73,7 +73,6 @@ def ensure_topics(config: Config) -> list[str]:
 
 
 def _of_groups(config: Config) -> list[str]:
-    """The check topics of groups that have one of their own."""
     return [check_topic(group) for group in config.kafka.check_topics]
 
 

@@ -82,8 +82,8 @@ class InputTable:
 
         Args:
             rows: the rows.
-            watermark: the time up to which all has landed, ms since epoch, UTC. It goes with every row, for the
-                deadlines of the row's segment.
+            watermark: the time up to which all has landed, ms since epoch, UTC. Every row carries it, for the deadlines
+                of the row's segment.
             few: whether the driver may hold the rows.
         """
         if self._appended % _PART == 0:  # first, so that a failure here leaves no rows for a batch

@@ -16,7 +16,7 @@ from commitlake.coordinator.coordination.state import join_and_time
 def start(
     config: Config, inputs: InputTable, write: Callable[[DataFrame, int], None], checkpoint: str
 ) -> StreamingQuery:
-    """Starts the query. It has no clock: it runs a batch as soon as `inputs` has rows, and none without.
+    """Starts the query, which has no clock: it runs a batch as soon as `inputs` has rows, and none without rows.
 
     Args:
         config: the timing rules.

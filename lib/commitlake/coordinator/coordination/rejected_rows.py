@@ -92,7 +92,7 @@ def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[
     """The Kafka records in the spans, as (op_queue, op_offset, admin, key, value, headers, stored_at).
 
     A read takes one range of each partition. So the first read takes the first span of all partitions, the second read
-    the second spans, and so on: a refusal of now and one of ten minutes ago do not bring back all ops between them.
+    the second spans, and so on. All ops between a refusal of now and one of ten minutes ago are then not read.
     """
     reads: list[dict[str, dict[int, Span]]] = []
     for source, each in spans.items():

@@ -72,8 +72,8 @@ def _advance_segment(rules: Rules) -> _Call:
 def _forget_archives() -> None:
     """Forgets the importers of archives.
 
-    Spark has its zips and a jar on the path of its workers, and each task reads the lists of their files again. That
-    took 0.2 s of each task, four times the time of the state machine. Later imports still find their modules.
+    Spark has its zips and a jar on the path of its workers, and each task reads the lists of their files again. The
+    lists took 0.2 s of each task, four times the time of the state machine. Later imports still find their modules.
     """
     for path in [path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]:
         del sys.path_importer_cache[path]

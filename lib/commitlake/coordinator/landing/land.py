@@ -39,8 +39,8 @@ class Landed:
 
     Attributes:
         tables: The rows of each fixed table that gets some; those of `half` also serve the decisions that follow.
-        shown: Makes the rows of topic tables, with `topic`: normal messages, and members of batches. It is not called,
-            so that nothing is planned, when there are none.
+        shown: Makes the rows of topic tables, with `topic`: normal messages, and members of batches. Without such rows
+            it is not called, so nothing is planned.
         topics: The topics of these rows.
         since: When Kafka stored the records of these rows.
         half_spans: The offsets of the half messages, by queue.

@@ -1,6 +1,6 @@
 """A batch of the Kafka source in parts, none of which has more bytes than a round can hold in memory.
 
-Spark limits a batch by its number of records, and Kafka does not say how large waiting records are: a backlog of 16 000
+Spark limits a batch by its number of records, and Kafka does not say how large waiting records are. A backlog of 16 000
 records of 40 kB took all of 2 GiB. So the sizes of the last records give the number that is safe for a round. When a
 batch has more, the sizes of its first records are read.
 """

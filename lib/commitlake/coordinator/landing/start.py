@@ -28,11 +28,11 @@ _SUCCESSORS_S, _LOOK_S = 30.0, 1.0
 
 
 class Begin(NamedTuple):
-    """Where landing goes on.
+    """The begin of landing at a start.
 
     Attributes:
         position: The next offset to land of each partition.
-        offsets: Where reading begins.
+        offsets: The next offset to read of each partition.
         ends: Where the logs ended when this was worked out.
         stable: Up to where the logs can be read, below open Kafka transactions; the same as `ends` where none is open.
         stable_ms: All records that Kafka had stored until then lie below `stable` (ms since epoch, UTC); None where no
@@ -71,7 +71,7 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
 
 
 def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: Collection[str] = ()) -> Begin:
-    """Compares the position with what Kafka holds, and records it where no row of `positions` does.
+    """Compares the position with Kafka's logs, and records it when no row of `positions` has it.
 
     Without that row, a first landing that was cut short would look complete. And the next start would not know where a
     log ended when the loss of its end was accepted.

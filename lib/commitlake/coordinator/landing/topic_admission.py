@@ -45,7 +45,7 @@ class Topics:
         first = named.groupBy("topic").agg(F.min("stored_at").alias("first_stored")).orderBy("first_stored", "topic")
         found = [row["topic"] for row in first.limit(2 * room).collect()]
         new = [topic for topic in found if self._warehouse.may_hold(topic)][:room]
-        # Two names that differ only in case may share a place. That shows once the first one has its table.
+        # Two names that differ only in case may share a place, which shows only when the first one has its table.
         places = Counter(topic.lower() for topic in self._names.union(new))
         twins = [topic for topic in new if places[topic.lower()] > 1]
         self._add([topic for topic in new if topic not in twins])

@@ -10,8 +10,8 @@ deletes the next run finds the rest. In this order a start between any two delet
 4. `checks`, `discarded`, `reentries`, `rejected`: the rows that were written about them.
 
 A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed. In each table
-the highest row of each Kafka partition stays too, with the messages that it names: should all markers be gone, a start
-finds by it where to go on.
+the highest row of each Kafka partition stays too, with the messages that it names. Without any markers a start finds by
+that row where to go on.
 """
 
 from __future__ import annotations

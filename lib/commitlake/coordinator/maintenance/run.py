@@ -1,6 +1,6 @@
 """Keeps a warehouse small and quick: it deletes old rows, compacts small files, and deletes unused files.
 
-It also saves the open rows, so that the next start is quick.
+Maintenance also saves the open rows, so that the next start is quick.
 
 Every batch writes a file or more for each queue and table. So a table that gets a batch a second has 14 000 files
 after an hour, and every batch reads their list.

@@ -127,7 +127,6 @@ class WarehouseLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Frees the lock."""
         self._free()
 
     def _free(self) -> None:
@@ -355,7 +354,7 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ow
 def fence_older(warehouse: Warehouse, owner: Ownership) -> None:
     """Ends the appends of an older coordinator where there is no lock.
 
-    It is not part of `own`, so that the epoch is known even if this fails.
+    This is not part of `own`, so that the next begin knows the epoch even if this fails.
 
     Args:
         warehouse: the tables; without a lock they get a guard for their appends.

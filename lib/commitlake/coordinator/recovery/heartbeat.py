@@ -1,8 +1,8 @@
 """A coordinator's sign of life off local disks, for a standby that waits until the sign is gone.
 
-The sign decides nothing: epochs do (`fencing`). A live coordinator that is taken for dead ends as soon as it commits,
-or finds another's sign in place of its own and then a newer epoch. A standby compares each sign with the one before, by
-its own clock; no other machine's clock counts.
+The sign decides nothing: epochs do (`fencing`). A live coordinator that is taken for dead ends as soon as it commits.
+Or it ends when it finds another's sign in place of its own, and then a newer epoch. A standby compares each sign with
+the one before, by its own clock; no other machine's clock counts.
 """
 
 from __future__ import annotations

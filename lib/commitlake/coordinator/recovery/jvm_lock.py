@@ -1,8 +1,8 @@
 """The lock of the JVM that commits, beside that of the Python process: a killed Python leaves its JVM for some seconds.
 
-The lock has a file of its own: some network file systems make a `flock` out of Java's lock, and Python's own `flock`
-would then keep out its JVM. Java's locks are POSIX locks: closing the file anywhere in a process frees that process's
-lock. So Python looks whether the lock is free, and a JVM opens the file only to take it.
+The lock has a file of its own. Some network file systems make a `flock` out of Java's lock: in one file, Python's
+`flock` would then keep out its own JVM. Java's locks are POSIX locks: closing the file anywhere in a process frees that
+process's lock. So Python only looks whether the lock is free, and a JVM opens the file only to take it.
 """
 
 from __future__ import annotations

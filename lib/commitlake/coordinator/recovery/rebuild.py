@@ -149,7 +149,6 @@ def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
 
 
 def _open_delayed(look: Between) -> DataFrame:
-    """Delayed messages that have not reached the end of their delay."""
     new = delayed_rows(look.landed("delayed", "queue", "queue_offset", messages="true"))
     return _without_delivery(look.with_saved(new, Kind.DELAYED), look, Source.MESSAGES, "queue", "offset")
 

@@ -23,7 +23,6 @@ class Resolutions:
     feedback: DataFrame
 
     def __add__(self, other: Resolutions) -> Resolutions:
-        """The resolutions of both."""
         return Resolutions(self.events.union(other.events), self.feedback.union(other.feedback))
 
 
