@@ -105,7 +105,8 @@ def op_json(value: Column) -> Column:
 
     `from_json` takes 1.4 us a record, `VARIANT` 5.8. It is strict with two exceptions:
 
-    - It stops after the first complete value. So a digest follows the value: it is read only when nothing else does.
+    - It stops after the first complete value. So a digest is put behind the value, and is read only when nothing else
+      stands there.
     - It turns any value into text where text is wanted. So `op_texts_are_texts` checks a text that could have been
       another value.
     """

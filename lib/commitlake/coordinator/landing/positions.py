@@ -32,7 +32,8 @@ LANDED = ("half", "op", "delayed", "rejected")
 _BY_QUEUE = {"half": ("half",), "op": ("op", "admin"), "delayed": ("messages",)}
 """The tables that are partitioned by queue, with the sources that land there."""
 _ONE_PARTITION = "admin"
-"""The topic that always has one partition. Its records share the table `op`: else files of all queues would be read."""
+"""The topic that always has one partition. Its records share the table `op`, so conditions for more partitions would
+read files of all queues."""
 _AT_ONCE = 50
 """Tables in one plan. A plan of 1 000 tables filled 2 GiB, and a start with so many topics did not finish."""
 _AGAIN, _HELD, _EPOCH, _CLEAN = " again", " held", " epoch", " clean"
@@ -159,7 +160,7 @@ class PartialLanding:
 
     Attributes:
         coordinates: source, partition and offset of each record, and its append time, or for a rejected one a hash of
-            its key and value. The latter distinguish it from a record that gets these coordinates after the log has
+            its key and value. By time or hash it differs from a record that gets these coordinates after the log has
             lost its end.
         ends: the offset after the last record, by source and partition.
     """
