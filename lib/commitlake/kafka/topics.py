@@ -37,10 +37,9 @@ _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 _MOST_RECORDS, _MS_A_RECORD = 10_000, 10
 """Kafka 4 refuses a request that makes more topics, settings and partitions together; each may take so many ms."""
 _UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
-"""By setting: the least replicas with which its unsafe value loses records, that value, and the safe one.
+"""By setting: the least replicas with which its unsafe value may lose records of one; the unsafe and the safe value.
 
-By the unsafe value a partition goes on without records that one replica has. With two replicas
-`min.insync.replicas=2` would stop all sends while one of them is away.
+With two replicas `min.insync.replicas=2` would stop all sends while one of them is away.
 """
 
 
@@ -189,10 +188,7 @@ def _described(client: KafkaAdminClient, topics: Iterable[str], wait_s: float = 
 
 
 def _check_partitions(config: Config, present: Mapping[str, int]) -> None:
-    """Check that all paired topics have the same number of partitions.
-
-    A queue is one partition number in all of them: with other counts ops would miss their half messages.
-    """
+    """A queue is one partition number in all paired topics: with different counts ops would miss half messages."""
     queued = {topic: present[topic] for topic in map(config.kafka.topic, PAIRED) if topic in present}
     if len(set(queued.values())) > 1:
         counts = ", ".join(f"{topic} {count}" for topic, count in queued.items())
