@@ -37,22 +37,25 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _MOST_UNANSWERED = 50
-"""Calls to the JVM that fail one after the other when it is gone; on a busy machine a single one may."""
+"""So many failed calls in a row mean that the JVM is gone. On a busy machine a single call may fail."""
 _HEALTH_MS = 2_000
 _NOBODY_WAITS_S = 3.0
-"""After a look by `await_termination`: who waits gets the error raised, and need not have it logged too."""
+"""So long after the last look of `await_termination` nobody waits there. A caller that waits gets the error raised, and
+need not have it logged too."""
 
 
 class Coordinator:
     """A running coordinator; also what `commitlake.start` returns.
 
-    It works in a Spark session of its own, so nothing changes in the caller's. What ends its queries and may pass, such
-    as an outage of Kafka, begins all of them again as a start does, while the warehouse stays its own.
+    A coordinator works in a Spark session of its own, so nothing changes in the caller's. When a failure that may pass
+    ends its queries, such as an outage of Kafka, all of them restart as at a start. The warehouse stays its own
+    meanwhile.
 
     Args:
         spark: any session of the application.
         config: the configuration.
-        on_failure: called, in a thread, with the error that ended the coordinator.
+        on_failure: called, in a thread, with the error that ended the coordinator; not when a caller waits in
+            `await_termination`, which raises it.
     """
 
     def __init__(
@@ -70,31 +73,31 @@ class Coordinator:
         self._clock = BrokerClock()
         self._stack = ExitStack()
         self._stopping, self._met_other = threading.Event(), threading.Event()
-        self._turn = threading.RLock()  # a stop waits for the start that is under way
+        self._turn = threading.RLock()  # a stop waits for a start in flight
         self._run: Run | None = None
         self._served: Run
-        """The last one that began well."""
+        """The last run that started without an error."""
         self._restarts = Restarts()
         self._trouble: CommitLakeError | None = None
-        """What all queries are begun again for."""
+        """The failure for which all queries restart; None while they run."""
         self._error: CommitLakeError | None = None
-        """What has ended it."""
+        """The error that ended the coordinator for good."""
         self._serves = False
         self._awaited_at = -_NOBODY_WAITS_S
 
     @property
     def epoch(self) -> int:
-        """Number of this start, or of the last time that all queries began again."""
+        """Number of this start, or of the last restart of all queries."""
         return self._owner.epoch
 
     def stand_by(self) -> None:
         """Waits until no coordinator runs on the warehouse; `start` then takes over.
 
-        On a local warehouse that is when its lock is free, elsewhere when there was no sign of life for
-        `standby_after`. Of two that wait, one can be refused at its start all the same.
+        On a local warehouse the wait ends when its lock is free. Elsewhere it ends when there was no sign of life for
+        `standby_after`. When two coordinators wait, the start of one can still be rejected.
 
         Raises:
-            CommitLakeError: this process could not run one.
+            CommitLakeError: this process could not run a coordinator.
         """
         cluster.check(self.spark, self.config)
         with rehearsing(self.spark, self.config):
@@ -107,10 +110,10 @@ class Coordinator:
     def start(self, *, available_now: bool = False) -> Self:
         """Starts all queries.
 
-        With `available_now` it works off all that is there, fires what is due, and returns when that is done.
+        With `available_now` it processes all records that are there and all that is due, and then returns.
 
         Raises:
-            CommitLakeError: it can't start; nothing runs then.
+            CommitLakeError: the coordinator can't start; nothing runs then.
         """
         try:
             self._take()
@@ -129,20 +132,20 @@ class Coordinator:
         return self
 
     def _take(self) -> None:
-        """Takes the warehouse first: a start that is refused must change nothing under the coordinator that runs."""
+        """Takes the warehouse first: a rejected start must change nothing under the coordinator that runs."""
         cluster.check(self.spark, self.config)
         session.apply_settings(self.spark, self.config)  # again, now that all executors are there
         self._lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # its error names who runs
         self.config = self._stack.enter_context(provide(self.config))
 
     def _begin(self, *, available_now: bool = False) -> None:
-        """Begins an epoch and starts all queries: at the start, and each time that they begin again."""
+        """Begins an epoch and starts all queries: at the start, and at each restart."""
         self._run = None
         probe(self.config)
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
         fencing.fence_older(warehouse, self._owner)
-        if is_first and self._lock is None:  # until the end: between two runs no standby takes over
+        if is_first and self._lock is None:  # beats until the end, so no standby takes over between two runs
             beat = Heartbeat(self.spark, self.config, self.epoch)
             self._stack.enter_context(beat.beating(self._met_other.set))
         self._run = Run(self.spark, self.config, warehouse, self._owner, self._clock)
@@ -159,7 +162,7 @@ class Coordinator:
         threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()
 
     def _health(self) -> str | None:
-        """What is wrong, None when nothing is, or when Kafka is away: against that no restart of the process helps."""
+        """The failure; None when there is none, or Kafka is away: no restart of the process helps against that."""
         if self._error:
             return f"all queries have ended: {self._error}"
         wrong = f"all queries begin again after {self._trouble}" if self._trouble else self._served.health()
@@ -170,14 +173,14 @@ class Coordinator:
         return None
 
     def _watch(self) -> None:
-        """Looks whether a query has ended, until all have for good."""
+        """Restarts all queries when one has ended, until all have ended for good."""
         unanswered = 0
         while not self._stopping.wait(_LOOK_S):
             try:
                 error = self._served.failed() or self._lost()
                 lasting = error and self._after(error)
                 unanswered = 0
-            except Exception as failure:  # a call to the JVM failed; when that is gone, all of them do
+            except Exception as failure:  # a call to the JVM failed; when the JVM is gone, all calls fail
                 unanswered += 1
                 if unanswered == _MOST_UNANSWERED:
                     self._end(SetupError(f"Spark's JVM does not answer: {root_reason(failure)}; start again"))
@@ -186,14 +189,14 @@ class Coordinator:
                     self._end(lasting)
 
     def _lost(self) -> CommitLakeError | None:
-        """That another coordinator has the warehouse, where its sign of life was met."""
+        """The error that another coordinator has the warehouse; looked up only after its sign of life was met."""
         if not self._met_other.is_set():
             return None
         self._met_other.clear()
         return self._owner.lost(self._served.warehouse)
 
     def _after(self, error: CommitLakeError) -> CommitLakeError | None:
-        """Begins all queries again after what can pass; returns what has ended them for good, None when nothing has."""
+        """Restarts all queries after a failure that can pass; returns the error that ended them for good, or None."""
         ended_at = time.monotonic()
         ran_s = ended_at - self._served.begun_at
         while self._is_over():
@@ -214,7 +217,7 @@ class Coordinator:
         return error
 
     def _has_room(self) -> bool:
-        """Waits while a disk is too full for queries to begin; False when it is stopped meanwhile."""
+        """Waits while a disk is too full for queries to begin; False when the coordinator is stopped meanwhile."""
         full = ThrottledWarning(log)
         while told := disks.full(self.config):
             full.say(disks.WAITS, told)
@@ -223,30 +226,30 @@ class Coordinator:
         return True
 
     def _is_over(self) -> bool:
-        """Whether nothing of the run that has failed is under way, so that the next one sees all that it wrote."""
-        with self._turn, suppress(Exception):  # what can't be stopped, as Spark or its JVM is gone, may go on
+        """Whether nothing of the failed run is in flight, so that the next run sees all that it wrote."""
+        with self._turn, suppress(Exception):  # a stop fails when Spark or its JVM is gone: work may go on
             return self._run is None or self._run.stop()
         return False
 
     def _again(self) -> CommitLakeError | None:
-        """Begins all queries again; returns what has failed."""
+        """Restarts all queries; returns the failure, if any."""
         try:
             with self._turn:
                 if not self._stopping.is_set():
                     self._begin()
-        except Exception as error:  # of whatever a start needs
+        except Exception as error:  # anything that a start needs may fail
             return self._explained(error)
         return None
 
     def _explained(self, error: Exception) -> CommitLakeError:
-        """What a user is told of a start that failed, before there was a run or in it."""
+        """The user's message for a start that failed, before there was a run or in it."""
         if self._run is not None:
             return self._run.explained(error)
         return explained("start-up", error, partial(disks.with_room, config=self.config))
 
     def _end(self, error: CommitLakeError) -> None:
         self._error = error
-        with suppress(Exception):  # what failed may be in the way of a clean stop, too
+        with suppress(Exception):  # the same failure may prevent a clean stop
             self.stop()
         if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
             log.error("the coordinator has stopped: %s", error)
@@ -254,11 +257,11 @@ class Coordinator:
                 self._on_failure(error)
 
     def await_termination(self, timeout: Duration | None = None) -> bool:
-        """Waits until it ends or `stop` is called; returns whether it has within `timeout`, such as 30 (s).
+        """Waits until it ends or `stop` is called; returns whether that was within `timeout`, such as 30 (s).
 
         Raises:
-            CommitLakeError: what has ended it does not pass by itself, or Kafka has lost records; everything is stopped
-                then, and the next start goes on where the tables are.
+            CommitLakeError: the coordinator ended by a failure that does not pass by itself, or Kafka has lost records.
+                Everything is stopped then. The next start goes on from the tables.
         """
         until = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while self._serves and not self._stopping.is_set():
@@ -271,7 +274,7 @@ class Coordinator:
         return True
 
     def stop(self) -> None:
-        """Stops cleanly: the round under way ends, and none begins.
+        """Stops cleanly: the round in flight ends, and no other begins.
 
         Safe to call twice, and from a signal handler's thread.
         """
@@ -288,7 +291,7 @@ class Coordinator:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stops it."""
+        """Stops the coordinator."""
         self.stop()
 
 
@@ -299,16 +302,17 @@ def start(
     available_now: bool = False,
     on_failure: Callable[[CommitLakeError], None] | None = None,
 ) -> Coordinator:
-    """Starts a coordinator in a Spark application that is there, for example a notebook's.
+    """Starts a coordinator in a running Spark application, for example a notebook's.
 
-    It works in a session of its own: no setting of `spark` changes. When it fails later, that is logged as an error
-    at once, whether or not somebody waits for it.
+    The coordinator works in a session of its own: no setting of `spark` changes. A later failure is logged as an error
+    at once, unless a caller waits in `await_termination`, which raises it.
 
     Args:
         spark: a session with Delta and the Kafka connector.
         conf: a configuration, the path of one, or its keys and values.
-        available_now: work off all that is there, then return.
-        on_failure: called, in a thread, with the error that ended the coordinator.
+        available_now: process all records that are there and all that is due, then return.
+        on_failure: called, in a thread, with the error that ended the coordinator; not when a caller waits in
+            `await_termination`, which raises it.
 
     Returns:
         A handle with `stop()` and `await_termination()`; its `config` holds the address of an embedded broker.

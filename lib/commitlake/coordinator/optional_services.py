@@ -1,6 +1,6 @@
-"""What may run beside the rounds, each of it wanted by a key: metrics, and rules that answer checks.
+"""Services beside the rounds, each enabled by a key: metrics, and rules that answer checks.
 
-Both read the tables with libraries that are an extra, so they are loaded only where they are wanted.
+Both read the tables with libraries that are an extra, so they are loaded only where their key is set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ASK_MS = 2_000
-"""How long metrics wait for Kafka; Prometheus gives up on all of them after 10 s."""
+"""How long metrics wait for Kafka. Prometheus gives up the whole scrape after 10 s."""
 
 
 @contextmanager
@@ -37,9 +37,9 @@ def serve_metrics(
 
     Args:
         config: of the coordinator.
-        run: the one that the figures are of.
-        health: what is wrong, None when nothing is.
-        waits: whether all queries wait for Kafka, which may answer, and not as it has to.
+        run: returns the run whose figures are served.
+        health: returns the failure, None when there is none.
+        waits: whether all queries wait for Kafka; it may answer then, but not as it must, so it is not asked.
 
     Raises:
         SetupError: the port is taken, or a module is missing.
@@ -59,7 +59,7 @@ def serve_metrics(
 
     def figures() -> Iterable[Metric]:
         of = run()
-        assert of.scheduler is not None  # it has begun
+        assert of.scheduler is not None  # the run has begun
         rounds, counters, position = of.scheduler.rounds, of.scheduler.counters, lambda: of.scheduler.position
         return collect.collect(
             collect.Sources(config, rounds, counters, position, ends, of.epoch, of.forwarders.failed, names)
@@ -87,7 +87,7 @@ def standing_by(config: Config) -> Iterator[None]:
 
 
 def answer_by_rules(config: Config, clock: BrokerClock, stop: threading.Event) -> None:
-    """Answer checks by the rules of `checks`, in a thread, until told to stop.
+    """Answer checks by the rules of `checks`, in a thread, until `stop` is set.
 
     Raises:
         ConfigError: a rule can't be used.

@@ -1,6 +1,6 @@
-"""What a standby does while it waits: starts and rounds on tables of its own, so that its JVM is warm at the takeover.
+"""Starts and rounds that a waiting standby runs on tables of its own, so that its JVM is warm at the takeover.
 
-A JVM loads classes, and compiles what it runs often: cold, a standby took 2.5 times as long from a SIGKILL of the
+A JVM loads classes, and compiles code that runs often. A cold standby took 2.5 times as long from a SIGKILL of the
 coordinator to the first new row. Kafka takes no part: the records are made here, and nothing is sent.
 """
 
@@ -46,14 +46,15 @@ from commitlake.tables.schemas import columns
 log = logging.getLogger(__name__)
 
 _SOONEST_S = 1.0
-"""Where nobody runs, a standby takes over before that."""
+"""Pause before the rehearsal. Where no coordinator runs, a standby takes over within it, so none begins."""
 _END_S = 10.0
 _READ_EVERY_S = 300.0
-"""Delta then knows all of a table's log but for the commits of five minutes at most."""
+"""Interval of reads of the tables' logs. At a takeover Delta then lacks the commits of five minutes at most."""
 _NAME = "rehearsal"
-"""Of the topic and of the producer group."""
+"""Name of the topic and of the producer group."""
 _ROUNDS, _EACH = 6, 20
-"""Each time: the first one takes seconds, the sixth hardly longer than the next."""
+"""Rounds of each start, and transactions of each round. The first round takes seconds, the sixth hardly longer than the
+next."""
 _RAW = columns("""
 string    topic
 int       partition
@@ -62,7 +63,7 @@ timestamp timestamp
 binary    key value
 binaries  headers
 """)
-"""What landing reads of the Kafka source, where headers are entries."""
+"""The columns of the Kafka source that landing reads. There headers are entries, not a map."""
 
 
 class Rehearsal:
@@ -88,17 +89,17 @@ class Rehearsal:
         self._clock, self._stopping = BrokerClock(), threading.Event()
 
     def stop(self) -> None:
-        """Lets the round under way end, and none begin."""
+        """Lets the round in flight end, and no other begin."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Two starts and their rounds; then it reads what a start reads, and later what is new in the logs."""
+        """Plays two starts and their rounds, reads the tables as a start does, and then follows their logs."""
         if self._stopping.wait(_SOONEST_S):
             return
         begun = time.monotonic()
         try:
             self._play()
-        except Exception as error:  # a standby that is not warm is one all the same
+        except Exception as error:  # a cold standby can take over too
             if not self._stopping.is_set():
                 log.warning("the standby could not rehearse, so it will be slower at first: %s", error)
             return
@@ -112,7 +113,7 @@ class Rehearsal:
             self._quietly(self._look)
 
     def _quietly(self, read: Callable[[], None]) -> None:
-        """The tables may be those of another version, or away: the start tells that, and the next read comes anyhow."""
+        """Reads, unless stopped. Tables may be missing or of another version: a start reports that, a read does not."""
         if not self._stopping.is_set():
             try:
                 read()
@@ -128,13 +129,13 @@ class Rehearsal:
             tables.listed_topics()
 
     def _look(self) -> None:
-        """Lets Delta read on in the tables' logs; what is open may be a long history (`_read`)."""
+        """Lets Delta read the new commits of the tables' logs, without the open rows of `_read`: these may be many."""
         tables = Warehouse(self._spark, self._real.warehouse)
         for name in TABLES:
             tables.read(name)
 
     def _play(self) -> None:
-        """A start on an empty warehouse, and one that finds what the first has left, with messages that are delayed."""
+        """Plays a start on an empty warehouse, then one that finds the rows of the first, with delayed messages."""
         tables = Warehouse(self._spark, self._config.warehouse)
         tables.create()
         landed = self._played(tables, recover.of_new_warehouse(tables, self._inputs), LandingPosition(0, {}))
@@ -146,7 +147,7 @@ class Rehearsal:
         return InputTable(self._spark, f"{checkpoints.fresh(self._config, 'inputs', 0)}/table", self._clock, opened)
 
     def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
-        """Runs rounds of what a start has found; returns how far they came."""
+        """Runs the rounds of one start; returns the position after them."""
         rules, dedup = classify.LandingRules.of(self._config), DedupIndex(tables, {}, self._clock)
         topics = Topics(tables, rules.topics_max, lambda _: None)
         context = Context(self._config, tables, self._clock, HalfCache(tables), found.inputs, dedup)
@@ -175,7 +176,7 @@ class Rehearsal:
         return landing.position
 
     def _raw(self, offsets: range, delays: dict[str, str]) -> DataFrame:
-        """For each offset a transaction that is committed, and a message."""
+        """Records of a committed transaction and of a normal message for each offset."""
         rows = []
         for at in offsets:
             for source, record in _records(at, delays):
@@ -206,8 +207,8 @@ def _records(offset: int, delays: dict[str, str]) -> list[tuple[str, wire.Encode
 
 @contextmanager
 def rehearsing(spark: SparkSession, config: Config) -> Iterator[None]:
-    """Rehearses while the context lasts; what is under way then ends beside what follows."""
-    rehearsal = Rehearsal(session.beside(spark, config), config)  # a session has one query of a name
+    """Rehearses while the context lasts. A round in flight at its end runs on beside the code that follows."""
+    rehearsal = Rehearsal(session.beside(spark, config), config)  # a session allows one query of each name
     threading.Thread(target=rehearsal.run, name="commitlake-rehearsal", daemon=True).start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A round: what Kafka brought lands, and what that decides becomes visible."""
+"""A round: records of Kafka land, and what they decide becomes visible."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _INPUTS: Mapping[TableName, Callable[[DataFrame], DataFrame]] = {
     TableName("delayed"): input_rows.delayed_rows,
     TableName("rejected"): input_rows.refused_rows,
 }
-"""The tables whose new rows the state machine sees, and what it sees of them."""
+"""The tables whose new rows go to the state machine, with the function that makes its input rows of them."""
 _WRITTEN = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.REFUSED)
 
 
 class Round:
-    """One round. Its records were read and classified; `land` and `advance` go on side by side, `commit` follows.
+    """One round of records that were read and classified. `land` and `advance` run side by side, `commit` follows.
 
     Args:
-        context: what all rounds of a run work with.
-        timers: are told when segments have to be called next.
+        context: the objects that all rounds of a run work with.
+        timers: note when each segment must be called next.
         landing: lands the records.
         landed: the records, classified; None for a round in which only time has passed.
-        watermark: up to where all has landed, ms since epoch, UTC.
+        watermark: the time up to which all has landed, ms since epoch, UTC.
         before: the round before; None for the first.
 
     Attributes:
-        shown: set when what the round decided is visible; Kafka may be asked for the next records.
+        shown: set when the decisions of the round are visible; Kafka may then be polled for the next records.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class Round:
         self._watermark = watermark
         if landed is not None:
             self._landing_id = landed.position.landing_id
-        else:  # at a start one that was cut short may have written to any table
+        else:  # at a start: a landing that was cut short, with this id, may have written to any table
             self._landing_id = before._landing_id if before else landing.position.landing_id + 1
         self.shown = threading.Event()
         self._written: Future[None] = Future()
         self._recorded: Future[None] = Future()
-        if landed is None and before is not None:  # nothing is decided behind a landing that has failed
+        if landed is None and before is not None:  # after a landing that failed, nothing is decided
             self._written, self._recorded = before._written, before._recorded
         elif landed is None:
             self._written.set_result(None)
             self._recorded.set_result(None)
 
     def land(self) -> None:
-        """Write the tables of the landing, which nothing orders; then append its position."""
+        """Write the tables of the landing, in any order; then append its position."""
         if self._landed is None:
             return
         with _resolving(self._recorded):
@@ -87,7 +87,7 @@ class Round:
         counters.add("answers", {(): self._landed.answers})
 
     def advance(self, due: Sequence[SegmentKey]) -> bool:
-        """Give the state machine what has landed, still cached, and ticks for what is due; whether that is anything."""
+        """Give the state machine the landed rows, still cached, and ticks for `due`; False when there are none."""
         tables = self._landed.tables if self._landed is not None else {}
         rows = [make(tables[name]) for name, make in _INPUTS.items() if name in tables]
         if due:
@@ -100,16 +100,16 @@ class Round:
     def commit(self, frame: DataFrame, batch_id: int) -> None:
         """Carry out one batch of the state machine.
 
-        The first half message that a table shows as ended *is* ended, so the ledger comes first; whatever follows is
-        derived from it or written again, so a kill at any point loses nothing and doubles nothing:
+        A first half message *is* ended as soon as a table shows it as ended, so the ledger comes first. All that
+        follows is derived from the ledger or written again. So a kill at any point loses nothing and doubles nothing:
 
         1. read the new rows and 2. run the state machine (both in `frame`);
-        3. compute its events, once and whole; wait until the landing has written its tables, and resolve from the
-           ledger what met no open message;
+        3. compute its events, once and whole; wait until the landing has written its tables; resolve the ops and parts
+           that met no open message from the ledger;
         4. the commit point: `transactions`, then `deliveries`;
         5. topic tables;
-        6. `discarded`, `rejected`, `checks`, and what RESUMEs have opened (`reentries`);
-        7. `batches`, after the position of the landing: what complete batches are about lies below the newest position;
+        6. `discarded`, `rejected`, `checks`, and the rows that RESUMEs have opened (`reentries`);
+        7. `batches`, after the position of the landing: all messages of complete batches lie below the newest position;
         8. check requests to Kafka: at least once, their ids never change.
         """
         events = Events(frame)  # step 3
@@ -136,7 +136,7 @@ class Round:
 
 @contextmanager
 def _resolving(future: Future[None]) -> Iterator[None]:
-    """Ends a future with what happens here."""
+    """Completes a future with the outcome of the block: None, or its error."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What the last rounds took: a log line for each, and the newest one for metrics."""
+"""Times of the rounds: a log line for each, and the newest one for metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commitlake.spark.log_lines import FIELDS
 log = logging.getLogger(__name__)
 
 _SLOW_S = 10.0
-"""Rounds of a load that two cores can carry take up to 5 s."""
+"""Rounds under a load that two cores can carry take up to 5 s."""
 _SLOW_ROUNDS = 3
 _TELL_EVERY_S = 600.0
 
@@ -25,8 +25,8 @@ class RoundTiming:
     Attributes:
         ended_at: ms since epoch, UTC.
         records: how many records of Kafka it landed.
-        classify_s: seconds in which they were read and classified.
-        write_s: seconds until they were written and what they decided was visible.
+        classify_s: seconds in which the records were read and classified.
+        write_s: seconds after that until they were written and their decisions were visible.
     """
 
     ended_at: int
@@ -35,7 +35,7 @@ class RoundTiming:
     write_s: float
 
     def line(self) -> str:
-        """As it is logged."""
+        """The text of its log line."""
         return (
             f"round: {self.records} records, classified in {self.classify_s:.2f} s, visible {self.write_s:.2f} s later"
         )
@@ -55,15 +55,15 @@ class RoundLog:
         self._told_at = float("-inf")
         self.count = self.records = 0
         self.classify_s = self.write_s = 0.0
-        """What all rounds took."""
+        """Sums over all rounds."""
         self.newest: RoundTiming | None = None
         self.alive_at = now_ms()
-        """When a round ended last, or was found not to be needed."""
+        """When a round last ended, or was found not to be needed; ms since epoch, UTC."""
         self.maintained_at = now_ms()
-        """When a run of maintenance ended last; before the first one, when this run began."""
+        """When a run of maintenance last ended; before the first one, when this run began; ms since epoch, UTC."""
 
     def add(self, records: int, classify_s: float, write_s: float) -> None:
-        """A round has ended."""
+        """Notes and logs a round that has ended; warns when rounds fall behind."""
         done = RoundTiming(now_ms(), records, classify_s, write_s)
         with self._lock:
             self.count += 1
@@ -75,20 +75,20 @@ class RoundLog:
         self._look_whether_behind(classify_s + write_s)
 
     def alive(self) -> None:
-        """What was due is done."""
+        """Notes that all that was due is done."""
         self.alive_at = now_ms()
 
     def idle(self) -> None:
-        """Nothing was to be done."""
+        """Notes that nothing was due; ends a series of slow rounds."""
         self.alive()
         self._slow = 0
 
     def maintained(self) -> None:
-        """A run of maintenance has ended."""
+        """Notes that a run of maintenance has ended."""
         self.maintained_at = now_ms()
 
     def _look_whether_behind(self, took_s: float) -> None:
-        """Spark's own warning names no cause, and comes each time that a round is longer than the interval."""
+        """Warns of slow rounds. Spark's warning names no cause, and comes for each round longer than the interval."""
         self._slow = self._slow + 1 if took_s > self._most_s else 0
         if self._slow >= _SLOW_ROUNDS and time.monotonic() - self._told_at > _TELL_EVERY_S:
             self._told_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""One run of all queries: from what the tables hold, to the first failure or to a stop."""
+"""One run of all queries: from a start on the tables to the first failure or a stop."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 60
 _SILENCE_S = 180.0
-"""A cold round of 400 000 records takes up to 100 s; who restarts a process must not end it for that."""
+"""A cold round of 400 000 records takes up to 100 s; a supervisor must not restart the process for that."""
 _SET_BACK_S = 10.0
-"""Spark's trigger waits by the wall clock: set back by an hour, it would begin the next round in an hour."""
+"""Spark's trigger waits by the wall clock: after a clock is set back by an hour, the next round begins in an hour."""
 
 
 class Run:
@@ -61,7 +61,7 @@ class Run:
         spark: the coordinator's session.
         config: the configuration.
         warehouse: the tables, with the guard of this run's epoch.
-        owner: says that they are this run's.
+        owner: says whether the tables are this run's.
         clock: Kafka's time.
     """
 
@@ -81,22 +81,22 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """Its number."""
+        """Number of this run's start."""
         return self._owner.epoch
 
     def start(self, *, available_now: bool) -> None:
         """Starts all queries.
 
-        1. The warehouse is owned: a start that is refused changes nothing under the coordinator that runs.
-        2. Compare Kafka with what the warehouse was filled from, before anything is written to what may be another one.
-        3. Side by side, all from the tables alone: complete the batch that a kill cut short; work out what is open, the
-           first input of coordination; find what a landing that was cut short has written.
-        4. Run coordination, and landing from where it came to.
+        1. The warehouse is owned already: a rejected start changes nothing under the coordinator that runs.
+        2. Compare Kafka with the one that the warehouse was filled from, before anything is written to either.
+        3. Side by side, from the tables alone: complete the cut-short batch; work out the open rows, the first input of
+           coordination; find the rows of a cut-short landing.
+        4. Run coordination, and landing from its position.
         5. Tick and maintain.
 
-        With `available_now` it works off all that is there, fires what is due, and returns when that is done.
+        With `available_now` it processes all records that are there and all that is due, and then returns.
         """
-        is_new = self._owner.is_new  # then there is nothing to look through, which saves 10 s of 25
+        is_new = self._owner.is_new  # a new warehouse needs no reading, which saves 10 s of 25
         resume_point = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         others = () if is_new else kafka_identity.check(self.warehouse, self.config, resume_point.position)
         rules = classify.LandingRules.of(self.config)
@@ -113,20 +113,20 @@ class Run:
         with ThreadPoolExecutor(1) as pool:
             classification = pool.submit(Classification.of, rules)
             found = self._recovered(begin.position, known.names)  # step 3
-        # After what a kill cut short is complete.
+        # After the batch that a kill cut short is complete.
         dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
         landing = Landing(
             self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
         held = LogEndWatcher(self.config, LANDED, begin.position.held, landing.remember)
-        self._stack.enter_context(suppress(Exception))  # with the JVM its memory has gone
+        self._stack.enter_context(suppress(Exception))  # without the JVM there is no memory to free
         self._stack.callback(context.half_cache.clear)
         self._stack.callback(held.close)
         start = partial(self._coordinate, found.inputs)
         scheduler = Scheduler(context, landing, watermark, held.ends, start, found.last_batch + 1)
         self.scheduler = scheduler  # from here on `stop` waits for its rounds
-        if available_now:  # what was open is worked off with what lands first, in one batch
+        if available_now:  # one batch processes the open rows and the first records
             self._work_off(scheduler, self._land(scheduler, begin.offsets, available_now=True))
         else:
             self._forward(available_now=False)
@@ -148,16 +148,16 @@ class Run:
     def _land(self, scheduler: Scheduler, offsets: Offsets, *, available_now: bool) -> StreamingQuery:
         scratch = self._scratch("landing")
         ends = partial(landing_query.ends_of, self.spark, self.config, scratch)
-        # Of this run, which Java then does not keep.
+        # An attribute: Java holds the method weakly, so that it does not keep this run alive.
         self._parts = Parts(self.spark, self.config, offsets, scheduler.round, ends)
         land = held_weakly(self._parts.land if available_now else self._land_paced)
         started = landing_query.start(self.spark, self.config, offsets, land, scratch, available_now=available_now)
         return self._keep(started)
 
     def _land_paced(self, raw: DataFrame, batch_id: int) -> None:
-        """Lands a batch; before Kafka is asked again `trigger_interval` has passed since its begin.
+        """Lands a batch, then waits: Kafka is polled again when `trigger_interval` has passed since the batch began.
 
-        One without records is not waited for: Spark plays one at a start.
+        After a batch without records there is no wait: Spark plays one at a start.
         """
         assert self.scheduler is not None, "it plays the batch"
         rounds, begun = self.scheduler.rounds, time.monotonic()
@@ -167,7 +167,7 @@ class Run:
             self._stopping.wait(begun + self.config.trigger_interval_ms / 1_000 - time.monotonic())
 
     def _forward(self, *, available_now: bool) -> None:
-        """Starts what sends topics to Kafka; those that work off what is there come last."""
+        """Starts the queries that send topics to Kafka; with `available_now` these come last."""
         self.forwarders.start(self.warehouse, self.config, self._scratch, available_now=available_now)
 
     def _keep(self, started: StreamingQuery) -> StreamingQuery:
@@ -190,7 +190,8 @@ class Run:
 
     def _serve(self, scheduler: Scheduler, settings: SettingsPublisher) -> None:
         tell = partial(settings.tick, self.warehouse.topics)
-        # Spark is asked first: where it hangs nothing is alive. Kafka may keep the others waiting, as no deadline does.
+        # Spark is asked first: where it hangs, no tick reports the rounds as alive. The second thread may wait for
+        # Kafka without a delay of any deadline.
         ask = lambda: [each.isActive for each in self._queries]  # noqa: E731
         for steps in ([ask, scheduler.tick], [tell, self.forwarders.tick]):
             threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
@@ -202,17 +203,18 @@ class Run:
     def _tick(self, steps: Sequence[Callable[[], object]]) -> None:
         """Ticks at each trigger interval.
 
-        It outlives whatever fails in it, a call to the JVM too: without ticks a deadline passes only when records land.
+        The thread survives every failure of a step, a call to the JVM too: without ticks a deadline passes only when
+        records land.
         """
         while not self._stopping.wait(self.config.trigger_interval_ms / 1_000):
             for step in steps:
                 try:
                     step()
-                except Exception as error:  # Kafka may be away; what ended a query is told by `failed`
+                except Exception as error:  # Kafka may be away; `failed` reports the end of a query
                     log.debug("no tick: %s", error)
 
     def health(self) -> str | None:
-        """What is wrong, None when nothing is."""
+        """The failure; None when there is none."""
         if self.scheduler is None or any(not each.isActive for each in self._queries):
             return f"a query has ended: {self.scheduler and self.scheduler.failure}"
         silent_s = (now_ms() - self.scheduler.rounds.alive_at) / 1_000
@@ -220,12 +222,12 @@ class Run:
         return f"no round for {silent_s:.0f} s" if silent_s > most_s else None
 
     def idle(self) -> None:
-        """Nothing was to be done, as Kafka is away."""
+        """Notes that nothing was to be done, as Kafka is away."""
         if self.scheduler is not None:
             self.scheduler.rounds.idle()
 
     def failed(self) -> CommitLakeError | None:
-        """What has ended it: a query's error, or what ends none, as what a tick has found in Kafka."""
+        """The error that ended the run: of a query, or one that ends no query, such as a tick's finding in Kafka."""
         if error := self._ended_by_error():
             return error
         ended = [each.name for each in self._queries if not each.isActive]
@@ -245,25 +247,25 @@ class Run:
         return failure if isinstance(failure := self.scheduler and self.scheduler.failure, IdentityError) else None
 
     def explained(self, cause: Exception, name: str | None = None) -> CommitLakeError:
-        """What a user is told of the failure of a query."""
-        # What failed may be how a newer coordinator shows: by a conflict in Delta, or a checkpoint that is gone.
+        """The user's message for the failure of a query."""
+        # The failure may be the effect of a newer coordinator: a conflict in Delta, or a checkpoint that is gone.
         if fenced := self._owner.lost(self.warehouse):
             return fenced
-        failure = self.scheduler and self.scheduler.failure  # Spark has the text of it only
+        failure = self.scheduler and self.scheduler.failure  # Spark has only its text
         name = name or (self._queries[0].name if self._queries else None) or "start-up"
         known = failure if failure and isinstance(cause, PySparkException) else cause
         return explained(name, known, partial(disks.with_room, config=self.config))
 
     def stop(self) -> bool:
-        """Stops cleanly: the round under way ends, and none begins. Returns whether nothing is under way any more.
+        """Stops cleanly: the round in flight ends, and no other begins. Returns whether nothing is in flight any more.
 
         Safe to call twice.
         """
         self._stopping.set()
         if self.scheduler is not None:
             self.scheduler.begin_no_more()
-            # Before the round is waited for, since it may wait for maintenance that deletes rows; and before the lock
-            # is free, which must not be while a commit of ours is under way.
+            # Before the wait for the round, which may wait for maintenance that deletes rows. And before the lock is
+            # free: no commit of ours may then be in flight.
             self._end_maintenance(_STOP_TIMEOUT_S)
             self.scheduler.stop(_STOP_TIMEOUT_S)
         try:
@@ -272,7 +274,7 @@ class Run:
             self.forwarders.stop()
         finally:
             self._stack.close()
-        # What hung may have ended with its query.
+        # A round that hung may have ended with its query.
         return self._end_maintenance(0) and (self.scheduler is None or self.scheduler.stop(_STOP_TIMEOUT_S))
 
     def _scratch(self, name: str) -> str:

@@ -1,7 +1,7 @@
-"""Who runs when: what Kafka brought lands and is coordinated at once, a round after the other.
+"""The order of the work: records of Kafka land and are coordinated at once, one round after the other.
 
-Kafka's next records are asked for when a round has ended. Two queries that take turns fix their offsets first and wait
-then: a row was visible 17 s after its commit at 1 000 transactions a second on 2 cores, where a round took 6.6 s.
+Kafka is polled for the next records when a round has ended. Two queries that take turns fix their offsets first and
+then wait. At 1 000 transactions a second on 2 cores a row was visible 17 s after its commit, where a round took 6.6 s.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _ASK_EVERY_S = 30.0
-"""Without traffic: an outage of Kafka, or an end that a log has lost, is told though nothing is due."""
+"""Interval of polls without traffic, so that an outage of Kafka, or a log that has lost its end, is reported."""
 Start = Callable[[Callable[[DataFrame, int], None]], StreamingQuery]
-"""Starts the query that reads `inputs`, with what carries out its batches."""
+"""Starts the query that reads `inputs`. The argument carries out its batches."""
 
 
 class Scheduler:
     """Rounds of landing and coordination, one at a time.
 
     Args:
-        context: what all rounds work with.
+        context: the objects that all rounds work with.
         landing: lands the batches.
-        watermark: knows what Kafka held at the start: until that has landed no deadline runs.
+        watermark: knows the ends of the logs at the start: no deadline runs until all below them has landed.
         held: asks Kafka for the next offset of each partition that decides on transactions.
-        start: starts the coordination query; the first round does, unless `begin` has before.
+        start: starts the coordination query, in `begin` or else in the first round.
         first_batch_id: the batch_id of that query's batch 0; ids grow over the whole life of the warehouse.
     """
 
@@ -66,7 +66,7 @@ class Scheduler:
         self._coordination: StreamingQuery | None = None
         self._timers = Timers()
         self._outage, self._full, self._asked_at = ThrottledWarning(log), ThrottledWarning(log), time.monotonic()
-        self._round = Round(context, self._timers, landing, None, ABSENT)  # of what was open at the start
+        self._round = Round(context, self._timers, landing, None, ABSENT)  # for the rows that were open at the start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
         self._running: Future[None] = Future()
         self._running.set_result(None)
@@ -74,7 +74,7 @@ class Scheduler:
         self._stopping = threading.Event()
         self.rounds = RoundLog(context.config.trigger_interval_ms)
         self.failure: Exception | None = None
-        """What failed first since the last round began; Spark reports it as the text of a stack trace only."""
+        """The first error since the last round began; Spark reports only the text of its stack trace."""
 
     @property
     def position(self) -> LandingPosition:
@@ -83,34 +83,34 @@ class Scheduler:
 
     @property
     def counters(self) -> Counters:
-        """What was counted since the start."""
+        """The counts since the start."""
         return self._context.counters
 
     def round(self, raw: DataFrame, ends: Offsets) -> tuple[int, int] | None:
-        """Lands records of Kafka, and coordinates what they brought; returns when that is visible.
+        """Lands records of Kafka and coordinates them; returns when their decisions are visible.
 
-        While the next ones are classified, the rest of this round's coordination goes on.
+        While the next records are classified, the rest of this round's coordination goes on.
 
         Args:
             raw: a batch of the Kafka source, or part of one.
-            ends: where they end, the next offset of each partition.
+            ends: where the records end, the next offset of each partition.
 
         Returns:
-            How many they were, and their bytes; None when nothing begins any more.
+            The number of records, and their bytes; None when no round begins any more.
         """
         self._await_room()
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 begun = time.monotonic()
                 if self._context.dedup.topics:
-                    self._running.result()  # what it shows takes names first
+                    self._running.result()  # the messages that the round before shows take their names first
                 landed = self._landing.classify(raw, ends)
                 classified = time.monotonic()
                 self._running.result()
-                self.failure = None  # of a tick, which has ended nothing
+                self.failure = None  # if any, of a tick, which ended no query
                 self._run_round(landed)
                 self.rounds.add(landed.rows, classified - begun, time.monotonic() - classified)
-                self._ask()  # now, since what Spark reads next is all of this and more
+                self._ask()  # now, since Spark's next read covers all below these ends, and more
                 return landed.rows, landed.bytes
             return None
 
@@ -123,7 +123,7 @@ class Scheduler:
                     self._ask()
                     self._run_round(None)
             self.rounds.alive()
-        elif not self._turn.locked():  # a round that is under way may hang
+        elif not self._turn.locked():  # a round in flight may hang, so it does not count as alive
             if time.monotonic() - self._asked_at > _ASK_EVERY_S:
                 self._poll_log_ends()
             self.rounds.idle()
@@ -141,7 +141,7 @@ class Scheduler:
         return not short
 
     def _poll_log_ends(self) -> None:
-        """Asks Kafka where its logs end while no records come; a round under way has just asked."""
+        """Asks Kafka where its logs end while no records come; a round in flight has just asked."""
         if not self._stopping.is_set() and self._turn.acquire(blocking=False):
             try:
                 with self._noting_failure():
@@ -150,13 +150,13 @@ class Scheduler:
                 self._turn.release()
 
     def begin(self) -> None:
-        """Begins to coordinate what was open; the first round waits for the end."""
+        """Begins to coordinate the open rows; the first round waits until that is done."""
         with self._one_at_a_time() as goes_on:
             if goes_on:
                 self._begin()
 
     def finish(self) -> None:
-        """Works off what was open, where nothing landed, and what is due; returns when that is complete."""
+        """Processes the open rows, where nothing landed, and all that is due; returns when that is complete."""
         self._running.result()
         self.begin()
         self._running.result()
@@ -169,9 +169,9 @@ class Scheduler:
         self._stopping.set()
 
     def stop(self, timeout_s: float) -> bool:
-        """Lets the round under way end, and none begin; returns whether it has ended."""
+        """Lets the round in flight end, and no other begin; returns whether it has ended."""
         self.begin_no_more()
-        if has_ended := self._turn.acquire(timeout=timeout_s):  # whoever had it sees the flag from now on
+        if has_ended := self._turn.acquire(timeout=timeout_s):  # the next holder of the lock sees the flag
             self._turn.release()
         wait([self._running], timeout_s)
         self._pool.shutdown(wait=False)
@@ -185,9 +185,9 @@ class Scheduler:
             yield
 
     def _run_round(self, landed: Landed | None) -> None:
-        """One round, from classified records to visible rows: landing and coordination go on side by side.
+        """Runs a round from classified records to visible rows; landing and coordination run side by side.
 
-        A batch waits for the tables of the landing before it writes anything, and for the position before it is whole.
+        A batch writes nothing before the landing's tables are written, and is complete only after its position.
         """
         if landed is not None:
             self._context.half_cache.add(landed)
@@ -198,7 +198,7 @@ class Scheduler:
         run_all(self._context.warehouse.spark, tasks)
 
     def _coordinate(self, now: Round, until: int) -> None:
-        """Coordinates a round until what it decides is visible; the rest of it is `_running`."""
+        """Coordinates a round until its decisions are visible; `_running` is the rest of the round."""
         if now.advance(self._timers.due(until)):
             self._begin()
             self._running.add_done_callback(lambda _: now.shown.set())
@@ -210,7 +210,7 @@ class Scheduler:
         self._running = self._pool.submit(self._query().processAllAvailable)
 
     def _commit(self, frame: DataFrame, spark_batch_id: int) -> None:
-        """A batch that begins while stopping never happened: the next start begins from the tables."""
+        """Carries out a batch, but none that begins after a stop: the next start begins from the tables."""
         with self._noting_failure():
             if not self._stopping.is_set():
                 self._round.commit(frame, self._first_batch_id + spark_batch_id)
@@ -221,7 +221,10 @@ class Scheduler:
         return self._coordination
 
     def _ask(self) -> None:
-        """Remembers what Kafka holds: when that has landed, the watermark is now. It stands still without Kafka."""
+        """Notes where Kafka's logs end. When all below has landed, the watermark is the time of this call.
+
+        Without Kafka the watermark stands still.
+        """
         asked, self._asked_at = self._context.clock.now_ms(), time.monotonic()
         try:
             self._watermark.ask(asked, self._held())

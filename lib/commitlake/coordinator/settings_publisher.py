@@ -1,4 +1,4 @@
-"""What producers must respect, in Kafka's topic `settings`: published at a start, with new topics, and now and then."""
+"""The limits of producers, published to Kafka's topic `settings`: at a start, with new topics, and every 10 minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commitlake.throttled import ThrottledWarning
 log = logging.getLogger(__name__)
 
 _OFTEN_S, _AGAIN_S = 600.0, 30.0
-"""How often the broker's clock is read again; and when, after settings were not published."""
+"""Interval at which the settings are published and the broker's clock is read; pause before a retry."""
 
 
 class SettingsPublisher:
@@ -30,24 +30,27 @@ class SettingsPublisher:
     def __init__(self, config: Config, clock: BrokerClock) -> None:
         self._config, self._clock = config, clock
         self._due = time.monotonic() + _OFTEN_S
-        self._lock = threading.Lock()  # else names from before new topics could be published after them
+        self._lock = threading.Lock()  # else names of before could be published after those of new topics
         self._trouble = ThrottledWarning(log)
 
     def publish(self, names: Collection[str]) -> None:
-        """At a start, with the names of the topics; warns of a driver's clock that is wrong.
+        """Publishes at a start, with the names of the topics; warns when the driver's clock is wrong.
 
         Raises:
-            KafkaError: Kafka did not take them.
+            KafkaError: Kafka did not take the settings.
         """
         clock_skew.warn(topics.publish_settings(self._config, names, self._clock))
 
     def add(self, names: Collection[str]) -> None:
-        """With new topics; producers may learn of them later: while `settings` has no leader, landing goes on."""
+        """Publishes with new topics. While `settings` has no leader, landing goes on and producers learn of them later.
+
+        Later means at the next `tick`.
+        """
         with self._lock:
             self._try(names, None)
 
     def tick(self, names: Callable[[], Collection[str]]) -> None:
-        """Where it is time; and again soon where Kafka did not take them."""
+        """Publishes when it is time; retries soon when Kafka did not take the settings."""
         with self._lock:
             if time.monotonic() > self._due:
                 self._try(names(), self._clock)

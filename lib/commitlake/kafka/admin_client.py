@@ -63,10 +63,10 @@ def single_records(kafka: KafkaConfig, **options: Any) -> Iterator[KafkaProducer
 
 @contextmanager
 def many_records(kafka: KafkaConfig) -> Iterator[Callable[..., None]]:
-    """Yield a `KafkaProducer.send` for many records, which go together; at the end all are acknowledged.
+    """Yield a `KafkaProducer.send` for many records, which go in batches; at the end all are acknowledged.
 
     Raises:
-        KafkaError: Kafka is out of reach, or did not acknowledge one.
+        KafkaError: Kafka is out of reach, or did not acknowledge a record.
     """
     failed: list[BaseException] = []
     try:
@@ -88,14 +88,14 @@ def probe(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
     """Return when Kafka answers and accepts this client.
 
     Raises:
-        KafkaError: it does not, within about `timeout_ms`.
+        KafkaError: Kafka does not, within about `timeout_ms`.
     """
     with connect(config, timeout_ms) as client:
         client.describe_cluster()
 
 
 def explain(kafka: KafkaConfig, error: Exception) -> str:
-    """Return what went wrong between a client and Kafka, and what to do about it."""
+    """Return a text of the failure between a client and Kafka, with what to do about it."""
     servers, user = kafka.bootstrap_servers, python_options(kafka).get("sasl_plain_username")
     if DENIED in str(error):
         return (

@@ -36,9 +36,9 @@ _COMMON: dict[str, Callable[[str], Any]] = {
     "reconnect.backoff.ms": int,
     "reconnect.backoff.max.ms": int,
 }
-# Options of consumers in a group only: how soon another instance takes over what a dead one was reading.
+# Options of consumers in a group only: how soon another instance takes over the partitions of a dead one.
 _GROUP = {"session.timeout.ms": int, "heartbeat.interval.ms": int, "max.poll.interval.ms": int}
-# The other options of Java's clients, of Kafka 4.1: Spark passes them on.
+# All other options of Java's clients, as of Kafka 4.1: Spark passes them on.
 _JAVA = """
 acks allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter auto.offset.reset batch.size
 bootstrap.controllers bootstrap.servers buffer.memory check.crcs client.rack compression.gzip.level
@@ -68,16 +68,16 @@ ssl.truststore.certificates ssl.truststore.location ssl.truststore.password ssl.
 transaction.timeout.ms transaction.two.phase.commit.enable transactional.id value.deserializer value.serializer
 """
 _NEAR = 0.9
-"""How like a known name a mistyped one is; a name of a later Kafka is less so."""
+"""How similar a mistyped name is to a known one; a new name of a later Kafka is less similar."""
 _STORES = {"ssl.truststore": ("ssl_cafile",), "ssl.keystore": ("ssl_certfile", "ssl_keyfile")}
 _INLINE = ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key")
 _JAAS_FIELD = re.compile(r"""\b(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;]+))""")
 _WITHOUT_JAAS = ("GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")
-"""From the ticket cache, from a token provider that the application gives, from AWS's own environment."""
+"""Mechanisms with credentials from elsewhere: the ticket cache, the application's token provider, AWS's environment."""
 
 
 def record_bytes(max_message_size: int) -> int:
-    """Return the largest size of a record in bytes: base64 makes 4 bytes of 3, and headers and framing are added."""
+    """Return the largest size of a record in bytes: base64 makes 4 bytes of 3, and headers and framing add to that."""
     return max_message_size + max_message_size // 3 + _RECORD_OVERHEAD
 
 
@@ -98,19 +98,19 @@ def spark_options(kafka: KafkaConfig) -> dict[str, str]:
 
 
 def spark_source_limits(config: Config) -> dict[str, str]:
-    """Return how Spark's Kafka source reads: the largest record, no aborted one, and how long it waits for Kafka.
+    """Return options of Spark's Kafka source: the largest record, the isolation level, and how long it waits for Kafka.
 
-    They count before the same ones of `kafka.options`.
+    They override the same ones of `kafka.options`.
     """
     largest = max_record_bytes(config)
     return {
         "kafka.isolation.level": config.kafka.isolation_level,
         "kafka.max.partition.fetch.bytes": str(max(largest, 4 << 20)),
         "kafka.fetch.max.bytes": str(max(largest, 50 << 20)),
-        # After each fetch Spark asks for the log's end, on a connection on which the client has asked for the next
-        # records already: at the end of a log both wait for this long, by default 500 ms, partition by partition.
+        # After each fetch Spark asks for the log's end, on a connection on which the client has already asked for the
+        # next records. At the end of a log both wait for this long, by default 500 ms, partition by partition.
         "kafka.fetch.max.wait.ms": "1",
-        # A minute each. After Spark's 3 an outage of Kafka ended the coordinator; a day is longer than any outage.
+        # A retry takes a minute. After Spark's 3 an outage of Kafka ended the coordinator; a day outlasts any outage.
         "fetchOffset.numRetries": str(24 * 60),
     }
 
@@ -118,7 +118,8 @@ def spark_source_limits(config: Config) -> dict[str, str]:
 def spark_sink_limits() -> dict[str, str]:
     """Return the sizes that let Spark's Kafka sink write the largest record, and `acks` for a durable write.
 
-    The largest under any configuration: a message that landed before `max_message_size` was lowered is still checked.
+    The sizes are the largest of any configuration: a message that landed before `max_message_size` was lowered is still
+    checked.
     """
     largest = record_bytes(LARGEST_MESSAGE)
     return {
@@ -134,8 +135,8 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
     Options that only Java's clients have are left out.
 
     Raises:
-        ConfigError: an option has no counterpart in kafka-python, and leaving it out would change who is trusted; or a
-            value is not allowed, or a name mistyped.
+        ConfigError: an option without counterpart in kafka-python would, if left out, change who is trusted. Or a value
+            is not allowed, or a name is mistyped.
         SetupError: this is `python -O`.
     """
     if sys.flags.optimize:
@@ -244,7 +245,7 @@ def _stores(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_readable(name: str, place: str) -> None:
-    """OpenSSL's error names no file, and kafka-python would retry until its timeout."""
+    """Raises at once: OpenSSL's error names no file, and kafka-python would retry until its timeout."""
     try:
         Path(place).open("rb").close()
     except OSError as error:
@@ -255,10 +256,12 @@ def _check_readable(name: str, place: str) -> None:
 
 
 def check_option_names(options: Mapping[str, str]) -> None:
-    """Refuse a name that is a known one mistyped, which nothing would heed; others are what only Java's clients have.
+    """Reject an option whose name is a mistyped known one: no client would use it.
+
+    All other unknown names may be options that only Java's clients have.
 
     Raises:
-        ConfigError: one is, with the nearest name.
+        ConfigError: a name is mistyped; the error has the nearest known name.
     """
     known = {*_COMMON, *_GROUP, *_RENAMED, *_JAVA.split()}
     for name in options:

@@ -12,7 +12,7 @@ from commitlake.protocol.clock import BrokerClock, now_ms
 log = logging.getLogger(__name__)
 
 TOLERATED_MS = 1_000
-"""As much as a trigger: a smaller skew makes nothing visibly early or late."""
+"""As long as a trigger interval: with a smaller skew nothing is visibly early or late."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Skew:
 
     @classmethod
     def of(cls, sent: int, appended: int, acknowledged: int) -> Self:
-        """The skew by one record. It was appended at some moment of the round trip, so the error is half of that.
+        """The skew by one record. The broker appended it during the round trip, so the error is half of the round trip.
 
         Args:
             sent: the driver's time before the record was sent, ms since epoch, UTC.
@@ -40,9 +40,9 @@ class Skew:
 
 
 def measured(append: Callable[[int], int], clock: BrokerClock | None = None) -> Skew:
-    """The skew by a record that `append` sends with the given time, returning its append time (ms since epoch, UTC).
+    """The skew by one record: `append` sends it with the given time, and returns its append time.
 
-    A `clock` goes by that append time from now on.
+    Both times are in ms since epoch, UTC. A `clock` is set by the append time.
     """
     sent = now_ms()
     appended = append(sent)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60
 STOP_GRACE_S = 10
-"""A broker stops within 0.3 s; after one that was killed, the next start waits 9 s for its old session."""
+"""A broker stops within 0.3 s. After a broker that was killed, the next start waits 9 s for the old session."""
 _HEAP = "512m"
 _STARTED = "Kafka Server started"
 _TERMINATED = 143
@@ -80,8 +80,8 @@ class EmbeddedBroker:
     """A Kafka broker for one process and its children, used as a context manager.
 
     Args:
-        data_dir: where the broker keeps its data; the data of an earlier broker is used again, under the same cluster
-            id. None for a temporary directory that is deleted with the broker.
+        data_dir: the directory of the broker's data. The data of an earlier broker is used again, under the same
+            cluster id. None for a temporary directory that is deleted with the broker.
         port: the loopback port; 0 for a free one.
         properties: server properties that take precedence over the broker's own, for example those of a secured one.
         users: passwords by user, for SCRAM-SHA-512 credentials in a new data directory. For some seconds they are
@@ -118,7 +118,7 @@ class EmbeddedBroker:
         """Start the broker and wait until it accepts connections.
 
         Raises:
-            EmbeddedBrokerError: it does not start, for example because the port is busy.
+            EmbeddedBrokerError: the broker does not start, for example because the port is busy.
             SetupError: there is no suitable Java, or Kafka's jars cannot be resolved.
         """
         self.port = _free_port(self.port or self._configured_port)
@@ -173,7 +173,7 @@ class EmbeddedBroker:
             lock = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise EmbeddedBrokerError(self._unwritable(error)) from error
-        deadline = time.monotonic() + STOP_GRACE_S  # the broker of a parent just killed is about to stop
+        deadline = time.monotonic() + STOP_GRACE_S  # the broker of a parent that was just killed is about to stop
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,14 +196,14 @@ class EmbeddedBroker:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=self.data_dir,  # Kafka and Log4j make two of a path with a comma
+                cwd=self.data_dir,  # Kafka and Log4j split a path with a comma in two
                 start_new_session=True,  # Ctrl-C is for the coordinator, which stops the broker last
                 pass_fds=[lock],
             )
 
     def _tell_of_end(self, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        if process is self._process and code != _TERMINATED:  # nobody has stopped it
+        if process is self._process and code != _TERMINATED:  # neither `stop` nor SIGTERM ended it
             log.error(
                 "the Kafka broker of this process has ended with exit code %d, and nobody starts it again: end this "
                 "process, and start it anew",
@@ -221,7 +221,7 @@ class EmbeddedBroker:
             if not (logs / "meta.properties").exists() and self._users:
                 self._format(classpath)
             elif not (logs / "meta.properties").exists():
-                # The same as `kafka-storage format` writes, without 2 s for a JVM.
+                # `kafka-storage format` writes the same, but starts a JVM for 2 s.
                 (logs / "meta.properties").write_text(f"version=1\ncluster.id={_new_id()}\nnode.id={_NODE}\n")
         except OSError as error:
             raise EmbeddedBrokerError(self._unwritable(error)) from error
@@ -279,11 +279,12 @@ class EmbeddedBroker:
 def provide(config: Config) -> Iterator[Config]:
     """Yield `config` with the address of a broker: the configured one, or an embedded one that stops afterwards.
 
-    The embedded broker keeps its data inside the warehouse, which was filled from it: both are deleted together.
+    By default the embedded broker keeps its data inside the warehouse that is filled from it, so both are deleted
+    together.
 
     Raises:
-        ConfigError: an embedded broker is asked for, but the warehouse is not a local directory.
-        EmbeddedBrokerError: it does not start.
+        ConfigError: an embedded broker is asked for, but its directory would not be local.
+        EmbeddedBrokerError: the broker does not start.
     """
     if not config.kafka.is_embedded:
         yield config
@@ -314,7 +315,7 @@ def _free_port(wanted: int) -> int:
 
 
 def _classpath() -> str:
-    # Ivy leaves out the jars that Spark brings: Scala, and the binding without which the broker logs nothing.
+    # Ivy leaves out the jars that Spark has: Scala, and the logging binding, without which the broker logs nothing.
     home = runtime.spark_home() / "jars"
     names = ("scala-library", "slf4j-api", "log4j-slf4j2-impl")
     from_spark = [str(jar) for name in names for jar in home.glob(f"{name}-*")]
@@ -322,7 +323,7 @@ def _classpath() -> str:
 
 
 def _new_id() -> str:
-    # One id of 64 begins with "-", which `kafka-storage format` takes for an option. Kafka draws such ids again, too.
+    # One of 64 ids begins with "-", which `kafka-storage format` takes for an option. Kafka draws such ids again, too.
     new_id = "-"
     while new_id.startswith("-"):
         new_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""What Kafka's own transactions hold back: behind one that is open, no record of its partition lands."""
+"""Records that Kafka's own transactions hold back: behind an open one, no record of its partition lands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
 _LONG_S = 30.0
-"""Longer than the transaction of a program that works; by default Kafka itself ends one after 60 s."""
+"""Longer than the transaction of a program that works. By default Kafka ends a transaction after 60 s."""
 _TELL_S = 60.0
 
 
@@ -33,7 +33,7 @@ class HeldBack(NamedTuple):
 
 
 def held_back(client: KafkaAdminClient, config: Config, ends: LogEnds) -> dict[Place, HeldBack]:
-    """What open transactions hold back; nothing where landing reads uncommitted records, too.
+    """The records that open transactions hold back; none when landing reads uncommitted records, too.
 
     Args:
         client: a connection.
@@ -64,7 +64,7 @@ class OpenTransactions:
         self._since: dict[tuple[Place, int], float] = {}
 
     def look(self, client: KafkaAdminClient, ends: LogEnds) -> None:
-        """Look every few seconds, and warn where one holds a partition for long.
+        """Look every 10 s, and warn when a transaction holds a partition for 30 s.
 
         Args:
             client: a connection.

@@ -1,4 +1,4 @@
-"""What Kafka holds right now, asked for in each round over one connection that stays."""
+"""The current ends of Kafka's logs, asked for in each round over one lasting connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LogEndWatcher:
         config: says where Kafka is.
         sources: topics without the prefix, whose ends are wanted.
         known: where logs ended before.
-        tell: is called with where they end now, of all topics that land.
+        tell: called with the current ends of all topics that land.
     """
 
     def __init__(self, config: Config, sources: Sequence[str], known: LogEnds, tell: Callable[[LogEnds], None]) -> None:
@@ -37,7 +37,7 @@ class LogEndWatcher:
 
         Raises:
             IdentityError: a log has lost its end since.
-            KafkaError: Kafka is out of reach, or a broker answered that leads no more: it may have less than landed.
+            KafkaError: Kafka is out of reach, or a deposed leader answered: it may have less than has landed.
         """
         try:
             client = self._client = self._client or self._stack.enter_context(connect(self._config))
@@ -49,7 +49,7 @@ class LogEndWatcher:
         except KafkaError:
             self.close()
             raise
-        except Exception as error:  # kafka-python also raises what ended its thread
+        except Exception as error:  # kafka-python also raises the error that ended its thread
             self.close()
             msg = f"asking Kafka at {self._config.kafka.bootstrap_servers} for its offsets failed: {error}"
             raise KafkaError(msg) from error
@@ -76,7 +76,7 @@ class LogEndWatcher:
         raise IdentityError(msg)
 
     def close(self) -> None:
-        """Ends the connection; the next question opens another."""
+        """Ends the connection; the next call of `ends` opens another."""
         self._client = None
-        with suppress(Exception):  # it may be what failed
+        with suppress(Exception):  # the connection itself may have failed
             self._stack.close()

@@ -14,11 +14,11 @@ from commitlake.config import Config
 
 
 class LogEnd(NamedTuple):
-    """The end of a partition's log, as its leader told it.
+    """The end of a partition's log, as its leader reports it.
 
     Attributes:
         offset: the next offset.
-        epoch: grows with each leader; -1 where Kafka does not say.
+        epoch: the leader's epoch, which grows with each leader; -1 when Kafka does not say.
     """
 
     offset: int
@@ -31,16 +31,16 @@ Place = tuple[str, int]
 
 
 def cuts(client: KafkaAdminClient, config: Config, known: LogEnds, now: LogEnds) -> dict[str, dict[int, int]]:
-    """Where logs have lost what they held, by source and partition: the first offset that is gone or was given again.
+    """Where logs have lost records, by source and partition: the first offset that is gone or was used again.
 
-    A leader that was not in sync cuts the logs of the others to its own. That may grow past the old end in a moment, so
-    the end alone does not tell.
+    A leader that was not in sync cuts the logs of the others to its own. Its log may grow past the old end in a moment,
+    so the end alone does not show the loss.
 
     Args:
         client: a connection.
         config: has the prefix of the topics.
-        known: what was told before.
-        now: what was told just now.
+        known: the ends that were reported before.
+        now: the ends that were reported just now.
 
     Raises:
         kafka.errors.KafkaError: Kafka does not answer, or its leaders do not answer for themselves.
@@ -48,13 +48,13 @@ def cuts(client: KafkaAdminClient, config: Config, known: LogEnds, now: LogEnds)
     changed = {place: pair for place, pair in _pairs(known, now).items() if 0 <= pair[0].epoch < pair[1].epoch}
     found: dict[str, dict[int, int]] = {}
     for (source, number), kept in _kept(client, config, changed).items():
-        if 0 <= kept < changed[source, number][0].offset:  # -1: what Kafka remembers begins later
+        if 0 <= kept < changed[source, number][0].offset:  # -1: the epochs that Kafka remembers begin later
             found.setdefault(source, {})[number] = kept
     return found
 
 
 def deposed(known: LogEnds, now: LogEnds) -> list[Place]:
-    """Where a leader of before has answered: it does not know yet that there is another; or a broker was restored."""
+    """Where an earlier leader has answered: it does not know its successor yet, or a broker was restored."""
     return sorted(place for place, (before, after) in _pairs(known, now).items() if 0 <= after.epoch < before.epoch)
 
 
@@ -68,11 +68,11 @@ def _pairs(known: LogEnds, now: LogEnds) -> dict[Place, tuple[LogEnd, LogEnd]]:
 
 
 def _kept(client: KafkaAdminClient, config: Config, wanted: Mapping[Place, tuple[LogEnd, LogEnd]]) -> dict[Place, int]:
-    """The end of what each leader has of an earlier epoch; a leader of before has no right to answer."""
+    """Up to where each leader has the records of an earlier epoch; an earlier leader answers with an error."""
     kept: dict[Place, int] = {}
     leaders = _by_leader(client, config, wanted)
     unknown = set(wanted) - {place for places in leaders.values() for place in places}
-    if unknown:  # so says a broker that has just started
+    if unknown:  # a broker that has just started knows no leaders
         raise kafka_errors.LeaderNotAvailableError(str(sorted(unknown)))
     for leader, places in leaders.items():
         topics: dict[str, list[Any]] = defaultdict(list)

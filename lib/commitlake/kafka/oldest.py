@@ -1,4 +1,4 @@
-"""Since when records wait in Kafka: the true lateness of whoever reads them."""
+"""The time since which records wait in Kafka: the true lateness of their reader."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WAIT_S = 5.0
 
 
 def oldest_ms(config: Config, offsets: Mapping[Place, int]) -> int | None:
-    """When the oldest of the next records was appended, ms since epoch; None where there is none.
+    """When the oldest of the next records was appended, ms since epoch, UTC; None when there is none.
 
     Args:
         config: says where Kafka is.
-        offsets: the next one of each partition that has some, by topic without prefix.
+        offsets: the next offset of each partition that has records to read, by topic without prefix and partition.
 
     Raises:
         KafkaError: Kafka is out of reach, or refuses.
@@ -45,7 +45,10 @@ def oldest_ms(config: Config, offsets: Mapping[Place, int]) -> int | None:
 
 
 def _oldest(consumer: KafkaConsumer, partitions: int) -> int | None:
-    """Of the first record of each partition; behind the last one may be markers of transactions only."""
+    """The oldest time among the first records of the partitions, or None.
+
+    The wait takes 5 s at most: a partition may have only markers of transactions left.
+    """
     first: dict[TopicPartition, int] = {}
     until = time.monotonic() + _WAIT_S
     while len(first) < partitions and time.monotonic() < until:

@@ -1,6 +1,6 @@
 """Run a command, and end it when standard input closes: a child never outlives its parent, even one killed by -9.
 
-Usage: parent_watch.py GRACE_SECONDS COMMAND...; it is started by path and uses the standard library only.
+Usage: parent_watch.py GRACE_SECONDS COMMAND... The script is started by path, so it uses the standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log lines of an outage: Kafka's clients write dozens a second, of each connection of each client."""
+"""A limit for the log lines of an outage: Kafka's clients write dozens a second, for each connection of each client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 
 _EVERY_S = 60.0
 _OURS = "commitlake"
-"""How the names of the threads begin in which this package uses kafka-python, whose lines don't say whose they are."""
+"""Prefix of the names of this package's threads. Only the thread shows to whom a line of kafka-python belongs."""
 
 
 class ThrottledFilter(logging.Filter):
-    """Lets warnings and errors pass once a minute, and nothing below; all of a logger that is set to DEBUG."""
+    """Lets one warning or error pass each minute, and nothing below; lets all lines of a DEBUG logger pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class ThrottledFilter(logging.Filter):
         return record.levelno >= logging.WARNING and self.is_due()
 
     def is_due(self) -> bool:
-        """Whether a minute has passed since this was so before."""
+        """Whether a minute has passed since this last returned true."""
         with self._lock:
             now = time.monotonic()
             is_due = now >= self._next
@@ -36,7 +36,7 @@ class ThrottledFilter(logging.Filter):
 
 
 def quieten_kafka_python() -> None:
-    """For its loggers in threads of this package; the application's own clients say what they said."""
+    """Adds the filter to kafka-python's loggers; lines of the application's own clients stay as they are."""
     throttled = ThrottledFilter()
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("kafka."):

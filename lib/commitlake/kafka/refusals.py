@@ -1,7 +1,7 @@
 """Refusals by Kafka, reported at once.
 
-kafka-python retries a wrong password, or a certificate that it does not trust, until its timeout, and then reports the
-timeout only. With `Client` as its `kafka_client` it gives up after the first refusal by each bootstrap server.
+kafka-python retries a wrong password, or a certificate that it does not trust, until its timeout, and then reports only
+the timeout. With `Client` as its `kafka_client` it gives up after the first refusal by each bootstrap server.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LOGIN = (
     kafka_errors.IllegalSaslStateError,
 )
 DENIED = "AuthorizationFailedError"
-"""How the names of authorization errors end; when a producer starts, kafka-python keeps only their text."""
+"""Suffix of the names of authorization errors; when a producer starts, kafka-python keeps only their text."""
 TLS = "[SSL: "
-"""How OpenSSL's errors begin; kafka-python keeps only their text."""
+"""Prefix of OpenSSL's errors; kafka-python keeps only their text."""
 _HUNG_UP = "socket disconnected"
 _HANG_UPS = 3
 """Kafka answers a refused login and closes the connection; kafka-python loses an answer that arrives with the close."""
@@ -37,19 +37,19 @@ quieten_kafka_python()
 
 
 class Loop(NetworkSelector):  # type: ignore[misc]
-    """kafka-python's loop, in a thread that is known as one of this package."""
+    """kafka-python's loop, in a thread with a name of this package."""
 
     def run_forever(self) -> None:
-        """Called in that thread."""
+        """Runs in the loop's thread, and names it."""
         threading.current_thread().name = "commitlake-kafka"
         super().run_forever()
 
 
 class Client(KafkaNetClient):  # type: ignore[misc]
-    """kafka-python's client, whose first contact fails with the refusal instead of a timeout.
+    """kafka-python's client, but its first contact fails with the refusal instead of a timeout.
 
     Args:
-        net: a loop that it shares with other clients; None for one of its own.
+        net: a loop that it shares with other clients; None for a loop of its own.
         configs: the client's options.
     """
 
@@ -59,14 +59,14 @@ class Client(KafkaNetClient):  # type: ignore[misc]
         super().__init__(net, _Connections(net, self._end, **configs), **configs)
 
     def close(self, node_id: Any = None) -> None:
-        """Close the connection to a node, or all, without the loop that others use."""
+        """Close the connection to a node, or all connections; a loop that other clients use stays."""
         if node_id is None:
             self._end()
         else:
             super().close(node_id)
 
     def _part(self) -> None:
-        with suppress(RuntimeError):  # of a loop that has ended
+        with suppress(RuntimeError):  # the loop has ended
             self._net.run(self._manager.close)
 
     def _close_all(self) -> None:
@@ -84,7 +84,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         super().__init__(net, **configs)
 
     def bootstrap(self, timeout_ms: int | None = None, refresh: bool = True) -> None:
-        """Makes contact; when the first one fails, so does the client's constructor, which would leave its thread."""
+        """Makes contact. When the first one fails, the client's constructor fails too and would leave its thread."""
         try:
             super().bootstrap(timeout_ms, refresh)
         except BaseException:
@@ -94,7 +94,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         self._has_met = True
 
     def close_idle_connections(self) -> None:
-        """Calls itself again later, on a loop that may outlast this client."""
+        """Stops once closed: it schedules itself again, on a loop that may outlast this client."""
         if not self.closed:
             super().close_idle_connections()
 

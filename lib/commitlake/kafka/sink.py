@@ -1,4 +1,4 @@
-"""Records to Kafka by Spark, where one that the topic can't take stops no other."""
+"""Writes records to Kafka by Spark; a record that its topic can't take does not stop the others."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from commitlake.kafka.topics import Accepted, accepted
 log = logging.getLogger(__name__)
 
 _REFUSALS = ("RecordTooLargeException", "InvalidRecordException", "part of a batch which had one more")
-"""Of the client; the last one is told of a good record whose batch had a bad one."""
+"""Texts in errors of Kafka's client; the last one is the error of a good record whose batch had a bad one."""
 _FRAME = 61  # bytes of a batch of records, which a large record has for itself
 _FIELDS = 3  # bytes of a record besides lengths, key, value and headers
 _NAMED = 20
-"""Each of them is a line of the log."""
+"""Records that warnings name: each takes a line of the log."""
 
 
 def write(config: Config, records: DataFrame, more: Mapping[str, str] | None = None) -> None:
-    """Writes records; what its topic can't take is left out, with a warning.
+    """Writes records; a record that its topic can't take is left out, with a warning.
 
-    Kafka is asked what it takes only when it has refused a record. What stands before that one goes out twice then.
+    Kafka is asked for the limits of a topic only when it has refused a record. The records before that one then go out
+    twice.
 
     Args:
         config: says where Kafka is.
@@ -34,12 +35,12 @@ def write(config: Config, records: DataFrame, more: Mapping[str, str] | None = N
         more: options of Spark's sink.
 
     Raises:
-        KafkaError: a topic refuses what it should take.
+        KafkaError: a topic refuses a record that it should take.
     """
     options = spark_options(config.kafka) | spark_sink_limits() | dict(more or {})
     try:
         _save(records, options)
-    except Exception as error:  # Spark hands on the text of Kafka's error only
+    except Exception as error:  # Spark hands on only the text of Kafka's error
         if not _is_refusal(error):
             raise
         for topic in [row["topic"] for row in records.select("topic").distinct().collect()]:
@@ -93,7 +94,7 @@ def _fits(takes: Accepted) -> Column:
 
 
 def _bytes() -> Column:
-    """What a record takes in Kafka's log, uncompressed."""
+    """The bytes that a record takes in Kafka's log, uncompressed."""
     headers = F.aggregate(
         "headers",
         F.lit(0).cast("bigint"),
@@ -110,6 +111,6 @@ def _counted(data: Column) -> Column:
 
 
 def _varint(number: Column) -> Column:
-    """Bytes of a length: of each one bit says whether more follow, and of the first one is the sign."""
+    """Bytes of a varint: one bit of each byte says whether more follow, and one bit of the first is the sign."""
     small = F.when(number < 1 << 6, 1).when(number < 1 << 13, 2).when(number < 1 << 20, 3)
     return small.when(number < 1 << 27, 4).otherwise(5)

@@ -1,4 +1,4 @@
-"""The Kafka topics: create those that are missing, check the others, read ids and offsets, publish the settings."""
+"""The Kafka topics: create missing ones, check the others, read ids and offsets, publish the settings."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _TIMESTAMPS = "message.timestamp.type"
 _DANGER = ", so a record with a time that Spark can't hold would stop the coordinator for good"
 _ROOM = 100  # bytes
 _LATE_S = 3.0
-"""A broker hears of topics that were created through another, and of all after its start, some 100 ms later."""
+"""A broker knows topics that were created through another broker, and all topics after its start, some 100 ms later."""
 _ALREADY_THERE = kafka_errors.TopicAlreadyExistsError.errno
 _MOST_RECORDS, _MS_A_RECORD = 10_000, 10
-"""Kafka 4 refuses a request that makes more (of topics, settings, partitions); and the time that each may take."""
+"""Kafka 4 refuses a request that makes more topics, settings and partitions together; each may take so many ms."""
 _UNSAFE = {"min.insync.replicas": (3, "1", "2"), "unclean.leader.election.enable": (2, "true", "false")}
-"""With how many replicas a setting lets a partition go on without what one of them has: its value, and the safe one.
+"""By setting: the least replicas with which its unsafe value may lose records of one; the unsafe and the safe value.
 
 With two replicas `min.insync.replicas=2` would stop all sends while one of them is away.
 """
@@ -45,7 +45,7 @@ With two replicas `min.insync.replicas=2` would stop all sends while one of them
 
 @dataclass(frozen=True)
 class Identity:
-    """Which Kafka this is: the id of the cluster, and the ids of its topics by full name."""
+    """The identity of a Kafka: the id of the cluster, and the ids of its topics by full name."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]
@@ -72,7 +72,6 @@ def ensure_topics(config: Config) -> list[str]:
 
 
 def _of_groups(config: Config) -> list[str]:
-    """Check topics of groups' own."""
     return [check_topic(group) for group in config.kafka.check_topics]
 
 
@@ -96,14 +95,14 @@ def ensure_targets(config: Config) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a Kafka topic takes: the largest record in bytes, and whether each needs a key."""
+    """The limits of a Kafka topic: its largest record in bytes, and whether each record needs a key."""
 
     most_bytes: int
     needs_key: bool
 
 
 def accepted(config: Config, topic: str) -> Accepted:
-    """Return what a topic takes; where this client may not ask, what those take that the coordinator creates."""
+    """Return the limits of a topic; if this client may not ask, those of the topics that the coordinator creates."""
     try:
         with connect(config) as client:
             resource = ConfigResource(ConfigResourceType.TOPIC, topic)
@@ -111,7 +110,7 @@ def accepted(config: Config, topic: str) -> Accepted:
     except (KafkaError, KeyError) as error:
         log.warning("the settings of the Kafka topic %s can't be read: %s", topic, error)
         return Accepted(max_record_bytes(config), needs_key=False)
-    # The client compares an upper bound of its own.
+    # Kafka's client compares an upper bound of a record's size, which may be larger than the size.
     most = min(int(found["max.message.bytes"]["value"]), record_bytes(LARGEST_MESSAGE) - _ROOM)
     return Accepted(most, "compact" in found["cleanup.policy"]["value"])
 
@@ -141,19 +140,19 @@ def end_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict
 
 
 def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock | None = None) -> clock_skew.Skew:
-    """Publish in `settings` what producers must respect; `topics` are the destination topics that exist.
+    """Publish the limits that producers must respect in `settings`.
 
     Args:
         config: the configuration.
-        topics: names of the destination topics.
-        clock: is set by the append time of this record.
+        topics: names of the destination topics that exist.
+        clock: set by the append time of this record.
 
     Returns:
-        The skew of the driver's clock, by the append time of this record; none where the topic was there before and
-        keeps the producer's time (`CreateTime`).
+        The skew of the driver's clock, by the append time of this record. It is never certain when the topic was there
+        before and keeps the producer's time (`CreateTime`).
 
     Raises:
-        KafkaError: Kafka did not acknowledge it.
+        KafkaError: Kafka did not acknowledge the record.
     """
     topic, record = config.kafka.topic(SETTINGS), wire.encode_settings(config.limits(topics))
 
@@ -163,7 +162,7 @@ def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock |
 
     try:
         with single_records(config.kafka, max_request_size=max_settings_bytes(config)) as producer:
-            producer.partitions_for(topic)  # connects, so that what is timed next is one round trip
+            producer.partitions_for(topic)  # connects, so that the measured time is one round trip
             return clock_skew.measured(append, clock)
     except kafka_errors.KafkaError as error:
         msg = f"cannot write to the Kafka topic {topic}: {explain(config.kafka, error)}"
@@ -175,7 +174,7 @@ def _partitions(client: KafkaAdminClient, topics: Iterable[str], wait_s: float =
 
 
 def _described(client: KafkaAdminClient, topics: Iterable[str], wait_s: float = 0) -> list[dict[str, Any]]:
-    """Describe those that Kafka knows; wait until it knows all of them, at most `wait_s`."""
+    """Describe the topics that Kafka knows; wait until it knows all of them, at most `wait_s`."""
     until, wanted = time.monotonic() + wait_s, list(topics)
     while True:
         described: list[dict[str, Any]] = client.describe_topics(wanted)
@@ -189,7 +188,7 @@ def _described(client: KafkaAdminClient, topics: Iterable[str], wait_s: float = 
 
 
 def _check_partitions(config: Config, present: Mapping[str, int]) -> None:
-    """A queue is one partition number in all paired topics; with other counts ops would miss their half messages."""
+    """A queue is one partition number in all paired topics: with different counts ops would miss half messages."""
     queued = {topic: present[topic] for topic in map(config.kafka.topic, PAIRED) if topic in present}
     if len(set(queued.values())) > 1:
         counts = ", ".join(f"{topic} {count}" for topic, count in queued.items())
@@ -255,7 +254,7 @@ def _grow(client: KafkaAdminClient, config: Config, present: Mapping[str, int]) 
 
 
 def _await_partitions(client: KafkaAdminClient, topics: list[str], count: int) -> None:
-    """Wait until brokers report the new partitions: for some 100 ms after the answer they still report the old."""
+    """Wait until brokers report the new partitions: for some 100 ms after the answer they report the old ones."""
     wait_ms = CONNECT_TIMEOUT_MS + len(topics) * count * _MS_A_RECORD
     deadline = time.monotonic() + wait_ms / 1_000
     while any(present < count for present in _partitions(client, topics).values()):
@@ -270,11 +269,11 @@ def _settings(config: Config, name: str) -> dict[str, str]:
     settings = {"max.message.bytes": str((max_settings_bytes if name == SETTINGS else max_record_bytes)(config))}
     has_checks = name in (CHECK, *_of_groups(config))
     if not has_checks:
-        # Ages are measured from the broker's append time, never from a producer's clock. By that of `settings` the
-        # coordinator tells Kafka's time.
+        # Ages are measured from the broker's append time, never from a producer's clock. The coordinator reads Kafka's
+        # time from the append time of `settings`.
         settings |= {_TIMESTAMPS: "LogAppendTime"}
     if has_checks or name == SETTINGS:
-        # The broker unpacks what it gets: one record in lz4, snappy or zstd would stop each client that can't.
+        # The broker then decompresses every record: one in lz4, snappy or zstd would stop each client that can't.
         settings |= {"compression.type": "uncompressed"}
     if name == SETTINGS:
         return settings | {"cleanup.policy": "compact"}
@@ -282,7 +281,7 @@ def _settings(config: Config, name: str) -> dict[str, str]:
 
 
 def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str]) -> list[str]:
-    """Compare the settings of existing topics with those that `_create` would have set."""
+    """Compare the settings of existing topics with those that `_create` sets; return the warnings."""
     warnings = []
     for topic, actual in _actual(client, topics).items():
         name = config.kafka.source(topic)
@@ -303,7 +302,7 @@ def _check_settings(client: KafkaAdminClient, config: Config, topics: list[str])
 
 
 def _check_replicas(client: KafkaAdminClient, config: Config) -> list[str]:
-    """Say what lets several brokers lose records that they have acknowledged; a broker that is alone has all."""
+    """Warnings about settings by which several brokers may lose acknowledged records; a single broker has all."""
     if len(client.describe_cluster()["brokers"]) == 1:
         return []
     landed = _described(client, map(config.kafka.topic, LANDED), _LATE_S)
@@ -327,7 +326,7 @@ def _replica_warning(topic: str, replicas: int, actual: Mapping[str, str]) -> st
 
 
 def _actual(client: KafkaAdminClient, topics: list[str]) -> dict[str, dict[str, str]]:
-    """Return the settings of topics, in their order; without topics Kafka's answer has no place for any."""
+    """Return the settings of topics, in their order; without topics Kafka's answer has no entry "topic"."""
     if not topics:
         return {}
     resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
@@ -350,7 +349,7 @@ def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[s
     """Return the next offset of each partition, by the names of topics without the prefix.
 
     Raises:
-        KafkaError: Kafka does not know one of them, as a broker that has just started may say for a moment.
+        KafkaError: Kafka does not know a topic; a broker that has just started may say so for a moment.
     """
     return _offsets(log_ends(client, config, sources))
 
@@ -365,7 +364,7 @@ def log_ends(
 ) -> dict[str, dict[int, LogEnd]]:
     """Return the next offsets with the epochs of the leaders, otherwise as `latest_offsets`.
 
-    With `stable` that is at most the first offset of a Kafka transaction that is open.
+    With `stable` an end is at most the first offset of an open Kafka transaction.
     """
     return _all_ends(client, config, sources, OffsetSpec.LATEST, stable)
 

@@ -10,24 +10,24 @@ from kafka.errors import CorruptRecordError
 
 Records = dict[TopicPartition, list[Any]]
 Passed = Callable[[TopicPartition, int, str], object]
-"""Gets a partition, an offset, and what is wrong there."""
+"""Called with a partition, an offset, and a text of the error there."""
 
 
 def poll(consumer: KafkaConsumer, passed: Passed, **options: Any) -> Records:
-    """Return the next records, none where the next one can't be read: it is passed over.
+    """Return the next records; none when the next record can't be read, which is then skipped.
 
-    The client reads a batch from its begin, so the rest of its batch is passed over, too.
+    The client reads a batch from its begin, so all later records of the batch are skipped, too.
 
     Args:
-        consumer: has its partitions.
-        passed: is told of that record.
+        consumer: a consumer with its partitions assigned.
+        passed: called with each skipped record.
         options: of `KafkaConsumer.poll`.
     """
     try:
         found: Records = consumer.poll(**options)
     except CorruptRecordError as error:
-        found_in = consumer._fetcher._next_partition_records  # only its fetcher knows
-        if not found_in:  # none: the broker says that it can't read its own log
+        found_in = consumer._fetcher._next_partition_records  # only the fetcher knows the partition
+        if not found_in:  # none: the broker reports that it can't read its own log
             raise
         partition = found_in.topic_partition
         at = consumer.position(partition)

@@ -1,4 +1,4 @@
-"""Landed rows go through the state machine, and its events to the tables, in the one order that survives a kill.
+"""Coordination puts landed rows through the state machine, and its events into tables, in an order that survives kills.
 
-Begin with `batch.py`, the steps of a batch; `state.py` is the wall to the state machine.
+Begin with `batch.py`, the steps of a batch; `state.py` is the boundary to the state machine.
 """

@@ -1,4 +1,4 @@
-"""A coordination batch: its events go to the tables in the one order that survives a kill between any two steps."""
+"""A coordination batch: it writes its events to tables in the one order that survives a kill between any two steps."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Batch:
         events: its events, resolutions included.
         batch_id: grows over the whole life of the warehouse.
         landing_id: the newest landing that may have written before it.
-        messages: by source, the messages that its events are about, with their events.
-        feedback: input rows that come again, None when there are none.
-        opened: those of them that RESUMEs have opened, None when there are none.
-        cached: what `release` frees.
-        topics: those in which something becomes visible; the ledger's append finds them.
-        since: what counts ages, with the times since when; the ledger's append finds them, too.
-        shown_at: when all of it could be read, ms since epoch, UTC.
-        bytes: about what the messages that end take; the ledger's append finds them, too.
+        messages: by source, the messages of its events, with these events.
+        feedback: input rows for the next batch, None when there are none.
+        opened: the feedback rows that RESUMEs have opened, None when there are none.
+        cached: the caches that `release` frees.
+        topics: the topics in which messages become visible; the append to the ledger finds them.
+        since: the counters of ages, each with the times from which its ages count; the same append finds the times.
+        shown_at: when all of its messages could be read, ms since epoch, UTC.
+        bytes: about how many bytes the messages that end have; the same append finds that.
     """
 
     context: Context
@@ -60,17 +60,17 @@ class Batch:
 
     @property
     def marker(self) -> dict[str, int]:
-        """Marker of its commits; those to topics have more."""
+        """Marker of the batch's commits; commits to topics have more in it."""
         return {"batch_id": self.batch_id}
 
     @property
     def few(self) -> bool:
-        """Whether the driver writes the files of what ends."""
+        """Whether the driver writes the files of the messages that end."""
         return are_few(self.events.count(Event.DECIDED, Event.DELIVERY), self.bytes)
 
     @classmethod
     def of(cls, context: Context, batch_id: int, landing_id: int, found: Resolved) -> Batch:
-        """The batch of these events; reads the messages that they are about, once, and claims the names they show."""
+        """The batch of these events; reads their messages, once, and claims the names that these show."""
         events = found.events
         with ExitStack() as cached:
             cached.callback(events.release)
@@ -86,7 +86,7 @@ class Batch:
             return cls(context, events, batch_id, landing_id, messages, found.feedback, found.opened, cached.pop_all())
 
     def write_ledger(self) -> None:
-        """The commit point: what stands in `transactions` or `deliveries` has ended."""
+        """The commit point: a message with a row in `transactions` or `deliveries` has ended."""
         counters = self.context.counters
         if self.events.count(Event.DECIDED):
             rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
@@ -106,9 +106,10 @@ class Batch:
             self.events.check_written(written, "deliveries", Event.DELIVERY)
 
     def publish(self) -> None:
-        """What was committed or delivered becomes visible; how late is counted when it can be read.
+        """Makes committed and delivered messages visible, and then counts their delays.
 
-        Never before the batch's time, though the clock was put back since: it may be right after a message was due.
+        `visible_at` is never before the batch's time, even if the clock was set back since: that time may be just after
+        a message was due.
         """
         clock = partial(self.context.clock.onward_ms, self.events.now)
         if self.topics:
@@ -126,7 +127,7 @@ class Batch:
             ages.add(since, self.shown_at)
 
     def write_rest(self) -> None:
-        """What no reader of a topic waits for, side by side."""
+        """Writes the tables that no reader of a topic waits for, side by side."""
         append, events = self.context.warehouse.append, self.events
         tasks: list[Callable[[], None]] = []
         if events.count_discarded():
@@ -145,17 +146,17 @@ class Batch:
         run_all(self.context.warehouse.spark, tasks)
 
     def send_back(self, watermark: int) -> None:
-        """Input rows for the next batch; a start works them out again, but for what RESUMEs have opened."""
+        """Appends input rows for the next batch. A start can work them out again, except those that RESUMEs opened."""
         if self.feedback is not None:
             self.context.inputs.append(self.feedback, watermark)
 
     def complete(self) -> None:
-        """A batch that stands in `batches` is whole."""
+        """Writes the row of `batches`, which says that the batch is complete."""
         row = {"batch_id": self.batch_id, "completed_at": as_datetime(self.shown_at)}
         self.context.warehouse.add([row], "batches", self.marker)
 
     def send_checks(self) -> None:
-        """To Kafka; ids never change. The batch ends all the same when they can't be sent."""
+        """Sends check requests to Kafka; their ids never change. When they can't be sent, the batch still ends."""
         if self.events.count(Event.CHECK):
             checked = self.messages[Source.HALF].where(f"event = {int(Event.CHECK)}")
             asked = checked.selectExpr("*", "e.round", "e.checks AS check_no", "e.repeat")
@@ -164,20 +165,20 @@ class Batch:
                 check_requests.tell_unanswered(self.context.config, asked)
 
     def release(self) -> None:
-        """Frees the memory of what was cached."""
+        """Frees the memory of the caches."""
         self.cached.close()
 
     def _append_ledger(
         self, rows: DataFrame, name: str, shown: str, place: str, since: Sequence[tuple[Ages, str]]
     ) -> EndedCount:
-        """Appends rows; what they are is gathered while they are written, since a query of its own would cost a job.
+        """Appends rows, and gathers their topics, bytes and times meanwhile: a query of its own would cost a job.
 
         Args:
-            rows: of the table.
-            name: of the table.
+            rows: the rows of the table.
+            name: the name of the table.
             shown: SQL; whether a row's message becomes visible.
-            place: SQL of what identifies a row.
-            since: what counts ages, each with SQL of the time since when, ms since epoch, UTC.
+            place: SQL of the columns that identify a row.
+            since: counters of ages, each with SQL of the time from which an age counts, ms since epoch, UTC.
         """
         seen = Observation()
         topics = F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics")
@@ -191,7 +192,7 @@ class Batch:
         return EndedCount(seen.get["n"], seen.get["places"] or 0)
 
     def _parts(self) -> DataFrame | None:
-        """The further half messages of what is checked."""
+        """The parts of the transactions that are checked."""
         if not self.events.count(Event.CHECK_PART):
             return None
         parts = self.events.of(Event.CHECK_PART)
@@ -199,5 +200,5 @@ class Batch:
 
 
 def _since(shown: str) -> str:
-    """SQL of the time since when a message could have been visible; null of one that does not become visible."""
+    """SQL of the time from which a message could have been visible; null for one that does not become visible."""
     return f"IF({shown}, {ledger_rows.SINCE}, NULL)"

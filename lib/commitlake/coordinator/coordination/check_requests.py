@@ -1,4 +1,4 @@
-"""Check requests: what a producer gets when its transaction is still open."""
+"""Check requests: the records that a producer group gets when its transaction is still open."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _TEXTS = {
 }
 _OPTIONAL = {headers.TAGS: "tags", headers.KEYS: "keys"}
 MOST_PROPERTIES = 128 * 1024
-"""Bytes of user properties, tags and keys that a check carries; with more it carries none. It is half of what a record
-may have besides its message (`kafka.clients.record_bytes`), so no producer can make a check too large for Kafka."""
+"""Bytes of user properties, tags and keys that a check carries; with more it carries none. A record may have twice as
+many besides its message (`kafka.clients.record_bytes`), so no producer can make a check too large for Kafka."""
 _EACH = 10  # bytes that Kafka needs for the two lengths of a header
 
 
 def records(checked: DataFrame, parts: DataFrame | None, kafka: KafkaConfig) -> DataFrame:
-    """Kafka records of check requests; a check always gives the same record, but for parts that came since.
+    """Kafka records of check requests; a repeated check is the same record, except for parts that landed since.
 
-    Each check of a transaction goes to the next partition, a repeated one too: the instance that has the one before
-    may hang, or not see what others see.
+    Each check of a transaction goes to the next partition, a repeated one too: the instance that has the partition
+    before may hang, or not see what others see.
 
     Args:
         checked: half messages, bodies and all, with `round`, `check_no` and `repeat`.
         parts: (first_queue, first_offset, queue, queue_offset) of the parts that have landed; None: there are none.
-        kafka: names the topics, the groups that have one of their own, and how many partitions are used.
+        kafka: names the topics, the groups with a check topic of their own, and how many partitions are used.
     """
     listed = checked.withColumn("parts", F.array()) if parts is None else _with_parts(checked, parts)
     first = F.struct("queue", F.col("queue_offset").alias("offset"))
@@ -67,14 +67,14 @@ def records(checked: DataFrame, parts: DataFrame | None, kafka: KafkaConfig) -> 
 
 
 def _topic(kafka: KafkaConfig) -> Column:
-    """The check topic of the group's own, or that of all groups."""
+    """The group's own check topic, or the one of all groups."""
     group, of_all = F.col("producer_group"), F.lit(kafka.topic(CHECK))
     own = F.concat(F.lit(kafka.topic(check_topic(""))), group)
     return F.when(group.isin(*kafka.check_topics), own).otherwise(of_all) if kafka.check_topics else of_all
 
 
 def tell_unanswered(config: Config, checked: DataFrame) -> None:
-    """Warn of groups that answer nothing and have no rule: a check of theirs is sent again.
+    """Warn of groups that have no rule and answer nothing, as a repeated check shows.
 
     Args:
         config: has the rules.
@@ -97,21 +97,21 @@ _SOON = {
     "kafka.request.timeout.ms": "15000",
     "kafka.max.block.ms": "15000",
 }
-"""Kafka's two minutes would hold up all commits for a check, which may get lost."""
+"""Kafka's default of two minutes would delay all commits for a check, which may get lost."""
 
 
 def send(config: Config, checked: DataFrame, parts: DataFrame | None, throttle: Throttle) -> None:
-    """Writes check requests to Kafka, as far as it takes them: one that nobody answers is sent again.
+    """Writes check requests to Kafka, as far as it takes them: an unanswered check is sent again.
 
     Args:
         config: says where Kafka is.
         checked: as in `records`.
         parts: as in `records`.
-        throttle: says when it is due to warn that they can't be sent.
+        throttle: says when a warning is due that checks can't be sent.
     """
     try:
         sink.write(config, records(checked, parts, config.kafka), _SOON)
-    except Exception as error:  # it may be Kafka, a right, or ours; a failure that lasts would end each start
+    except Exception as error:  # Kafka's, a missing right, or ours; raised, one that lasts would end each start
         if throttle.is_due():
             told = config.kafka.topic(CHECK), root_reason(error), config.transaction.check_repeat_ms // 1_000
             log.warning("checks can't be sent to the Kafka topic %s: %s; they are sent again after %d s", *told)
@@ -121,9 +121,9 @@ _LIST = "array<struct<queue:int,offset:bigint>>"
 
 
 def _with_parts(found: DataFrame, parts: DataFrame) -> DataFrame:
-    """A list in the order of (queue, offset): a repeated check names the same parts in the same order."""
+    """Adds `parts`, in the order of (queue, offset): a repeated check names the same parts in the same order."""
     item = F.struct(F.col("queue"), F.col("queue_offset").alias("offset"))
-    others = MAX_HALF_MESSAGES - 1  # besides the first: what an op may list; it decides on those beyond too
+    others = MAX_HALF_MESSAGES - 1  # an op lists so many besides the first; it decides on the parts beyond too
     lists = (
         parts.withColumn("item", item)
         .groupBy(F.col("first_queue").alias("queue"), F.col("first_offset").alias("queue_offset"))
@@ -134,7 +134,7 @@ def _with_parts(found: DataFrame, parts: DataFrame) -> DataFrame:
 
 
 def _headers() -> Column:
-    """User properties, then the contract's own headers; what the message does not have is left out."""
+    """User properties, then the contract's own headers; a header without a value is left out."""
     times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
     texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
     named = present({name: F.col(column) for name, column in _OPTIONAL.items()})
@@ -144,7 +144,7 @@ def _headers() -> Column:
 
 
 def property_headers(own: Iterable[str]) -> Column:
-    """User properties of a message as headers, but those with a name of the record's `own` headers."""
+    """User properties of a message as headers, except those with a name of the record's `own` headers."""
     every = F.coalesce("properties", F.create_map().cast("map<string,string>"))
     return F.transform(
         F.map_entries(F.map_filter(every, lambda name, _: ~name.isin(*own))),
@@ -162,7 +162,7 @@ def present(headers: Mapping[str, Column]) -> Column:
 
 
 def _bytes(headers: Column) -> Column:
-    """What headers take in a Kafka record, at most."""
+    """The bytes that headers take in a Kafka record, at most."""
     return F.aggregate(
         headers,
         F.lit(0).cast("bigint"),

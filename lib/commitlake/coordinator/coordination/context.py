@@ -1,4 +1,4 @@
-"""What all rounds of a run work with."""
+"""The context of a run: the objects that all its rounds work with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commitlake.throttled import Throttle
 
 @dataclass(frozen=True)
 class Context:
-    """What all rounds of a run work with."""
+    """The objects that all rounds of a run work with."""
 
     config: Config
     warehouse: Warehouse

@@ -1,4 +1,4 @@
-"""What a batch counts, for metrics."""
+"""The counts of a batch, for metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def count(counters: Counters, events: Events) -> None:
 
 
 def _told(row: Row) -> tuple[str, Labels] | None:
-    """The counter of an event, and its labels; None for what is not counted."""
+    """The counter of an event, and its labels; None for an event that is not counted."""
     match row["event"]:
         case Event.DECIDED:
             return "ended", (State(row["state"]).name, Reason(row["reason"]).name)
@@ -39,16 +39,16 @@ def _told(row: Row) -> tuple[str, Labels] | None:
 def times(at_ms: str, name: str) -> Column:
     """Aggregate of times, which `told_times` reads: as JSON, since an observation hands no list to Python.
 
-    Their ages count to a commit that is still to come, so what is kept are some 64 times, each with how many there are
-    of it, or near it.
+    Their ages count up to a commit that is still to come. So the times themselves are kept: some 64 of them, each with
+    the number of rows at or near it.
 
     Args:
         at_ms: SQL of the time, ms since epoch, UTC; null for rows that do not count.
-        name: of the column.
+        name: the name of the column.
     """
     return F.expr(f"to_json(histogram_numeric({at_ms}, 64))").alias(name)
 
 
 def told_times(text: str | None) -> Times:
-    """What `times` has gathered."""
+    """The times that `times` has gathered, from its JSON."""
     return [(part["x"], round(part["y"])) for part in json.loads(text or "[]")]

@@ -1,4 +1,4 @@
-"""What a batch would show a second time: `duplicate_of`, worked out before the commit point."""
+"""Messages whose name a batch would show a second time: `duplicate_of`, worked out before the commit point."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.protocol.states import Event, Source
 
 _RANK = f"INT(event = {int(Event.DELIVERY)})"
-"""A kill may come between the ledger rows of decisions and those of deliveries, so what is decided comes first."""
+"""Decisions claim names before deliveries: a kill may come between the ledger rows of the two."""
 
 
 def without_duplicates(messages: Mapping[Source, DataFrame], dedup: DedupIndex, now: int) -> dict[Source, DataFrame]:
-    """Adds `duplicate_of`: the position of what holds the name, null where a message may be shown, or is not.
+    """Adds `duplicate_of`: the position of the message that holds the name; null if this one may be shown, or is not.
 
     Args:
         messages: by source, messages with their events.

@@ -1,4 +1,4 @@
-"""The messages that a batch's events are about, whole, each with its event: read once, for all tables of the batch."""
+"""The messages of a batch's events, whole, each with its event: read once, for all tables of the batch."""
 
 from __future__ import annotations
 

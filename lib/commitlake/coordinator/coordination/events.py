@@ -1,4 +1,4 @@
-"""A batch's events: what the state machine emitted, kept, and one summary that shows what there is to do."""
+"""A batch's events: the rows that the state machine emitted, cached, and one summary that shows what there is to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.NEXT_DUE)
 
 
 class EndedCount(NamedTuple):
-    """How many messages ended, and one number made of all their places, in any order."""
+    """How many messages ended, and one number made of all their places, whatever their order."""
 
     number: int
     places: int
@@ -31,11 +31,11 @@ class EndedCount(NamedTuple):
 class Events:
     """The events of one batch.
 
-    The frame is computed here, once and whole: a stateful frame that is read in part leaves its state uncommitted,
-    and one that is read twice runs the state machine twice.
+    The frame is computed here, once and whole. A stateful frame that is read in part leaves its state uncommitted. One
+    that is read twice runs the state machine twice.
 
     Attributes:
-        summary: how many there are (`n`), by what they are, and where.
+        summary: the number of events (`n`), by kind and place.
     """
 
     def __init__(self, frame: DataFrame) -> None:
@@ -62,7 +62,7 @@ class Events:
         return max((int(row["now"]) for row in self.summary), default=0)
 
     def next_due(self) -> Mapping[SegmentKey, int | None]:
-        """When each segment of the batch has to be called next (ms since epoch, UTC); None: when something comes."""
+        """When each segment of the batch must be called next (ms since epoch, UTC); None: only when a row comes."""
         return {
             SegmentKey(row["src"], row["queue"], row["segment"]): row["latest"] if row["latest"] >= 0 else None
             for row in self.summary
@@ -70,7 +70,7 @@ class Events:
         }
 
     def count(self, *events: Event, src: Source | None = None, kind: Kind | None = None) -> int:
-        """How many there are of these events: of one source or of both, about ops of one kind or of any."""
+        """The number of these events: of one source or of both, about ops of one kind or of any."""
         found = (row for row in self.summary if row["event"] in events and src in (None, row["src"]))
         return sum(row["n"] for row in found if kind in (None, row["kind"]))
 
@@ -79,10 +79,10 @@ class Events:
         return sum(row["n"] for row in self.summary if (row["event"], row["state"]) == (Event.DECIDED, State.DISCARDED))
 
     def check_written(self, written: EndedCount, table: str, event: Event) -> None:
-        """Compares ledger rows with the events that they are of: each has one row, and there are no others.
+        """Compares ledger rows with their events: each event has one row, and there are no others.
 
         Raises:
-            DoubledError: a message stands twice, or not at all, in the table that holds it.
+            DoubledError: a message stands twice, or not at all, in its table.
         """
         rows = [row for row in self.summary if row["event"] == event]
         wanted = EndedCount(sum(row["n"] for row in rows), reduce(xor, (row["places"] for row in rows), 0))
@@ -94,7 +94,7 @@ class Events:
         """Compares the ends that segments report with those of resolutions: no message has two.
 
         Raises:
-            DoubledError: one has.
+            DoubledError: a message has two.
         """
         ends = self.frame.where(F.col("event").isin(int(Event.DECIDED), int(Event.DELIVERY)))
         twice = ends.groupBy("event", "src", "queue", "offset").count().where("count > 1").head()
@@ -108,7 +108,7 @@ class Events:
         return found if src is None else found.where(F.col("src") == int(src))
 
     def spans(self, *events: Event, src: Source = Source.HALF) -> list[Span]:
-        """Where the messages of these events are."""
+        """The ranges of offsets where the messages of these events lie."""
         rows = [row for row in self.summary if row["event"] in events and row["src"] == src]
         return joined([Span(row["queue"], row["low"], row["high"]) for row in rows])
 

@@ -1,7 +1,7 @@
 """The half messages that landed last, still cached: nearly every decision is about one of them.
 
-A round that reads `half` for its messages pays for the list of its files and for opening them; of what the last
-landings brought Spark holds the rows in memory.
+A round that reads `half` pays for the list of its files and for opening them. Spark holds the rows of the last landings
+in memory.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from commitlake.tables.spans import Span, within
 
 _LANDINGS = 4
 _BYTES = 100 << 20
-"""Of the records kept besides those of the newest landing: 200 000 with bodies of 256 B."""
+"""Bytes of the records kept besides those of the newest landing: 200 000 with bodies of 256 B."""
 
 
 class HalfCache:
     """Half messages by where they lie: in a cached landing, or in the table.
 
-    Of a queue the landings kept hold every half message from `low` on, so an offset says where to look.
+    The cached landings hold every half message of a queue from their lowest offset on, so an offset says where to look.
     """
 
     def __init__(self, warehouse: Warehouse) -> None:
@@ -32,9 +32,9 @@ class HalfCache:
         self._kept: deque[Landed] = deque()
 
     def add(self, landed: Landed) -> None:
-        """Keeps a landing, and lets old ones go.
+        """Keeps a landing, and frees old ones.
 
-        One that left out records which stood in a table already has not all of its range.
+        A landing that left out records, because a table had them already, lacks some of its range.
         """
         if not landed.is_whole:
             self.clear()
@@ -43,12 +43,12 @@ class HalfCache:
             self._kept.popleft().release()
 
     def clear(self) -> None:
-        """Lets all go."""
+        """Frees all landings."""
         while self._kept:
             self._kept.popleft().release()
 
     def at(self, spans: Sequence[Span]) -> DataFrame:
-        """Rows of `half` that hold those at `spans`; others may be among them.
+        """Rows of `half`: all at `spans`, and maybe others.
 
         Args:
             spans: where the wanted half messages lie.
@@ -62,7 +62,7 @@ class HalfCache:
         return reduce(DataFrame.unionAll, [frame.select(*_HALF.layout.columns) for frame in frames])
 
     def _lows(self) -> Mapping[int, int]:
-        """By queue the first offset that is kept."""
+        """The first cached offset, by queue."""
         lows: dict[int, int] = {}
         for landed in self._kept:
             for queue, span in landed.half_spans.items() if landed.is_whole else ():
@@ -81,7 +81,7 @@ def _touches(landed: Landed, spans: Sequence[Span]) -> bool:
 
 
 def _below(span: Span, low: int | None) -> Span | None:
-    """The part of a span below what is kept, None when there is none."""
+    """The part of a span below the first cached offset, None when there is none."""
     if low is None or span.high < low:
         return span
     return Span(span.queue, span.low, low - 1) if span.low < low else None

@@ -1,7 +1,7 @@
-"""What coordination reads: narrow rows of half, op and delayed messages and of refused parts: no body, string or null.
+"""The rows that coordination reads: narrow rows of half, op and delayed messages and of refused parts.
 
-Strings become 64-bit hashes in the JVM; a null would turn a whole column into floats in pandas (offsets above 2^53
-would break).
+They hold no body, string or null. Strings become 64-bit hashes in the JVM. A null would turn a whole column into floats
+in pandas, and offsets above 2^53 would break.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INPUT_SCHEMA = StructType(
 """A `ROW` with its source and its first half message's queue; also the columns of `reentries`."""
 
 OPENED = f"kind IN ({int(Kind.HALF)}, {int(Kind.PART)}) AND round > 0"
-"""Of feedback rows: what RESUMEs have opened. All others can be worked out from the tables again."""
+"""SQL: whether a RESUME has opened a feedback row. All other feedback rows can be worked out from the tables again."""
 
 _DECISIONS = tuple(kind.name for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL))
 _DECISION_KIND = " ".join(f"WHEN '{name}' THEN {int(Kind[name])}" for name in _DECISIONS)
@@ -44,8 +44,8 @@ _HALF = {
     "round": "0",
 }
 IS_ANSWER = "(decision = 'UNKNOWN' AND NOT admin AND (from_check OR check_id IS NOT NULL))"
-"""Of a row of `op`: it answers a check, and says that the outcome is still unknown."""
-_NO_CHECK = -2  # the answer names a check of another transaction, or none that there can be
+"""SQL: whether a row of `op` answers a check, and says that the outcome is still unknown."""
+_NO_CHECK = -2  # the answer names a check of another transaction, or an impossible one
 
 
 def _in_check_id(place: int) -> str:
@@ -76,7 +76,7 @@ _OP = {
     "round": "check_round",
 }
 _IN_CHECK_ID = [f"{_in_check_id(3)} AS check_round", f"{_in_check_id(4)} AS check_times"]
-"""Read once for an op: for each of 1 000 half messages that it lists, 900 kB of dashes took 171 s."""
+"""Computed once for each op: computed for each of 1 000 half messages of an op, 900 kB of dashes took 171 s."""
 _DELAYED = {
     "kind": f"{int(Kind.DELAYED)}",
     "src": f"{int(Source.MESSAGES)}",
@@ -108,7 +108,7 @@ _REFUSED = {
 
 
 def rows(frame: DataFrame, **columns: str) -> DataFrame:
-    """Input rows with the given columns, as SQL; what is not given is absent (-1)."""
+    """Input rows with the given columns, as SQL; all other columns are absent (-1)."""
     return frame.selectExpr(
         *[
             f"CAST({columns.get(field.name, '-1')} AS {field.dataType.simpleString()}) AS `{field.name}`"
@@ -118,20 +118,20 @@ def rows(frame: DataFrame, **columns: str) -> DataFrame:
 
 
 def stored_rows(table: DataFrame) -> DataFrame:
-    """Rows of a table that holds input rows; an older version's have no `repeat`."""
+    """Input rows of a table that holds such rows; those of an older version have no `repeat`."""
     columns = {name: name for name in INPUT_SCHEMA.names}
     return rows(table, **columns | {"repeat": "coalesce(repeat, -1)"})
 
 
 def half_rows(half: DataFrame, **more: str) -> DataFrame:
-    """Rows of the table `half`: a first half message stands for itself, a part for its place in its first's segment."""
+    """Input rows of the table `half`; a part goes to the segment of its first half message."""
     return rows(half, **(_HALF | more))
 
 
 def op_rows(op: DataFrame, **more: str) -> DataFrame:
-    """Rows of the table `op`: one for the record, one more for each further half message that a decision lists.
+    """Input rows of the table `op`: one for the record, one more for each further half message that a decision lists.
 
-    An UNKNOWN that answers no check changes nothing, so it never comes here.
+    An UNKNOWN that answers no check changes nothing, so it gets no row.
     """
     kinds = ", ".join(f"'{name}'" for name in _DECISIONS)
     messages = "IF(decision = 'UNKNOWN', slice(half_messages, 1, 1), array_distinct(half_messages)) AS messages"
@@ -140,7 +140,7 @@ def op_rows(op: DataFrame, **more: str) -> DataFrame:
 
 
 def refused_rows(rejected: DataFrame) -> DataFrame:
-    """Rows of the table `rejected`: the half messages that name a first one."""
+    """Input rows of the table `rejected`: the half messages that name a first one."""
     named = rejected.selectExpr("*", f"{_text(headers.FIRST_HALF)} AS first").where(
         "source = 'half' AND first RLIKE '^[0-9]{1,9}-[0-9]{1,18}$'"
     )
@@ -151,17 +151,17 @@ def refused_rows(rejected: DataFrame) -> DataFrame:
 
 
 def delayed_rows(delayed: DataFrame) -> DataFrame:
-    """Rows of the table `delayed`."""
+    """Input rows of the table `delayed`."""
     return rows(delayed, **_DELAYED)
 
 
 def waiting_rows(committed: DataFrame, offset: str, due: str) -> DataFrame:
-    """Rows of committed half messages with a delay; each waits in its own segment, its first one is done with.
+    """Input rows of committed half messages with a delay; each waits in its own segment, since its first has ended.
 
     Args:
         committed: rows with `queue`, and the offset of the half message.
-        offset: the name of that column.
-        due: when it is due, ms since epoch, UTC; SQL.
+        offset: the name of the offset's column.
+        due: SQL of the time when it is due, ms since epoch, UTC.
     """
     place = {"part_queue": "queue", "part_offset": offset}
     return rows(

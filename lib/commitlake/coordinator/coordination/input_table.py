@@ -1,8 +1,8 @@
-"""What coordination reads: one scratch table of the run, to which everything that the state machine sees is appended.
+"""The table that coordination reads: a scratch table of the run, to which all input of the state machine is appended.
 
-The rows of a landing, what was open at the start (its first commit), what a batch sends back to itself, and ticks.
-One Delta source instead of one for each table: a landing is one batch, and compaction of `half` and `op` does not
-concern the stream.
+The input is the rows that were open at the start (the first commit), the rows of each landing, the feedback rows of a
+batch, and ticks. With one Delta source instead of one for each table, a landing is one batch, and compaction of `half`
+and `op` does not concern the stream.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from commitlake.tables import direct_append, log_cleanup
 from commitlake.tables.schemas import TableLayout
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
-"""A batch takes all that was appended: ops come before deadlines, and a limit could leave some behind."""
+"""A batch takes all rows that were appended: ops come before deadlines, and a limit could leave some ops behind."""
 _TICK = StructType([INPUT_SCHEMA[name] for name in ("kind", "src", "queue", "offset")])
 _PART = 100
-"""Appends in a partition. Old partitions are dropped whole, or the table's state would grow with every round; and with
-them what the log holds of them, or each round would list the log of all rounds before."""
+"""Appends in a partition. Old partitions are dropped whole: else the table's state would grow with every round. Their
+log entries are dropped too: else each round would list the log of all rounds before."""
 _KEPT_LOG_MS = 120_000
 _TIMES = ("landed", "now")
 
 
 class _Layout(TableLayout):
-    """Without statistics. The table's first append sets the properties."""
+    """A layout without statistics. The table's first append sets the properties."""
 
     def properties(self) -> dict[str, str]:
         return {
@@ -53,7 +53,7 @@ _LAYOUT = _Layout(StructType([*INPUT_SCHEMA, *_MORE]), ("part",))
 
 
 class SegmentKey(NamedTuple):
-    """What a state belongs to: 16 384 offsets of a queue of `half` (`src` 0) or `messages` (1)."""
+    """The key of a state: 16 384 offsets of a queue of `half` (`src` 0) or `messages` (1)."""
 
     src: int
     queue: int
@@ -66,8 +66,8 @@ class InputTable:
     Args:
         spark: the coordinator's session.
         path: a directory or URI of its own.
-        clock: Kafka's time; what it says when rows are appended is the time of their batch.
-        opened: what is open at the start, rows of `INPUT_SCHEMA`.
+        clock: Kafka's time; its time at the append of rows is the time of their batch.
+        opened: the rows that are open at the start, of `INPUT_SCHEMA`.
     """
 
     def __init__(self, spark: SparkSession, path: str, clock: BrokerClock, opened: DataFrame) -> None:
@@ -82,16 +82,16 @@ class InputTable:
 
         Args:
             rows: the rows.
-            watermark: up to where all has landed, ms since epoch, UTC: it goes with every row, and holds for the
-                deadlines of its segment.
+            watermark: the time up to which all has landed, ms since epoch, UTC. Every row carries it, for the deadlines
+                of the row's segment.
             few: whether the driver may hold the rows.
         """
-        if self._appended % _PART == 0:  # first: what fails here leaves no rows that a batch takes by itself
+        if self._appended % _PART == 0:  # first, so that a failure here leaves no rows for a batch
             self._forget(self._appended // _PART - 1)
         self._write(rows, watermark, few=few)
 
     def ticks(self, keys: Iterable[SegmentKey]) -> DataFrame:
-        """A row for each of these segments, in which something is due though nothing came."""
+        """A row for each segment in which something is due though no record came."""
         found = [
             {"kind": int(Kind.TICK), "src": key.src, "queue": key.queue, "offset": key.segment * SEGMENT_SIZE}
             for key in keys
@@ -107,7 +107,7 @@ class InputTable:
     def _forget(self, part: int) -> None:
         """Drops the partitions below `part`, and the files of those that were dropped the last time.
 
-        VACUUM would list all files for that, and no batch under way reads rows of a hundred appends ago.
+        VACUUM would list all files for that. No batch in flight reads rows of a hundred appends ago.
         """
         self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {part}")
         log_cleanup.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)

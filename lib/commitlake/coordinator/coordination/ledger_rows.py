@@ -1,4 +1,4 @@
-"""Ledger rows of a batch: what its events say, with the names that only the messages hold (`event_messages`)."""
+"""Ledger rows of a batch: the numbers of its events, with the names that only the messages hold (`event_messages`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHOWN_AT_ONCE = "state = 'COMMITTED' AND deliver_at IS NULL AND duplicate_of IS 
 """Rows of `transactions` whose half messages are visible from their batch on."""
 
 SINCE = "since_ms"
-"""Of rows of `transactions` and `deliveries`, and in no table: since when a message could have been visible."""
+"""A column of the rows of `transactions` and `deliveries` that no table has: from when a message could be visible."""
 
 _TEXTS = "concat_ws('', tags, keys, map_keys(properties), map_values(properties))"
 _BYTES = f"octet_length({_TEXTS}) + coalesce(octet_length(body), 0) + coalesce(octet_length(sharding_key), 0) AS bytes"
-"""Not a column of the ledger: of the message, wherever it goes."""
+"""A column that no table has: the bytes of the message, wherever it goes."""
 _TRANSACTION = [
     "queue",
     "queue_offset AS half_offset",
@@ -68,7 +68,7 @@ def deliveries(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
 
     Args:
         messages: messages of one source, with their events.
-        src: that source.
+        src: the source.
         batch_id: the batch.
     """
     ended = messages.where(f"event = {int(Event.DELIVERY)}")

@@ -1,4 +1,4 @@
-"""The coordination query: input rows through the state machine, to batches."""
+"""The coordination query: it puts input rows through the state machine, and hands out batches of events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from commitlake.coordinator.coordination.state import join_and_time
 def start(
     config: Config, inputs: InputTable, write: Callable[[DataFrame, int], None], checkpoint: str
 ) -> StreamingQuery:
-    """Starts the query. It has no clock: it runs a batch as soon as `inputs` has rows, and none without.
+    """Starts the query, which has no clock: it runs a batch as soon as `inputs` has rows, and none without rows.
 
     Args:
         config: the timing rules.
-        inputs: what it reads.
+        inputs: the table that it reads.
         write: carries out a batch.
         checkpoint: a directory for this run.
     """

@@ -1,4 +1,4 @@
-"""Refused op records, with their original bytes, read again from Kafka."""
+"""Rows of `rejected` for refused ops, with the original bytes, read from Kafka a second time."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _OP = ["op_queue", "op_offset", "admin"]
 def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataFrame:
     """Rows of `rejected` for the REFUSED events, one each.
 
-    Kafka may have dropped an old record by now, or lost it, and hold another at its offset: then its value is what `op`
-    holds of it, as JSON.
+    Kafka may have dropped an old record by now, or lost it and hold another at its offset. The value is then its row of
+    `op`, as JSON.
 
     Args:
         warehouse: the tables.
@@ -91,8 +91,8 @@ def rejected_rows(warehouse: Warehouse, config: Config, events: Events) -> DataF
 def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[Span]]) -> DataFrame:
     """The Kafka records in the spans, as (op_queue, op_offset, admin, key, value, headers, stored_at).
 
-    A read takes one range of a partition, so there is one for all first spans of the partitions, one for all second
-    ones, and so on: a refusal of now and one of ten minutes ago do not bring back all ops between them.
+    A read takes one range of each partition. So the first read takes the first span of all partitions, the second read
+    the second spans, and so on. All ops between a refusal of now and one of ten minutes ago are then not read.
     """
     reads: list[dict[str, dict[int, Span]]] = []
     for source, each in spans.items():
@@ -109,7 +109,7 @@ def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[
 
 
 def _read(warehouse: Warehouse, config: Config, ranges: Mapping[str, Mapping[int, Span]]) -> DataFrame:
-    """One range of each partition; what Kafka has dropped is left out."""
+    """The records of one range of each partition; those that Kafka has dropped are left out."""
     begins = {topic: {number: span.low for number, span in each.items()} for topic, each in ranges.items()}
     ends = {topic: {number: span.high + 1 for number, span in each.items()} for topic, each in ranges.items()}
     found: DataFrame = (

@@ -1,6 +1,6 @@
-"""The thin wall between Spark's state and the pure state machine: one call is one segment in one batch.
+"""The thin boundary between Spark's state and the pure state machine: one call is one segment in one batch.
 
-Executors import this file and what it imports, so nothing of Delta or Kafka may be among it.
+Executors import this file with all its imports, so nothing of Delta or Kafka may be among these.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _Call = Callable[[tuple[Any, ...], Iterable[pd.DataFrame], GroupState], Iterator
 def join_and_time(rows: DataFrame, rules: Rules) -> DataFrame:
     """Runs the state machine over the input rows, a state per (source, queue, segment); returns its events.
 
-    Spark's timeouts are not used: with them Spark goes through all states in every batch. A segment says when it has
-    to be called next, and a tick calls it.
+    Spark's timeouts are not used: with them Spark goes through all states in every batch. Instead a segment says when
+    it must be called next, and a tick calls it.
     """
     return rows.groupBy(*_KEY).applyInPandasWithState(
         _advance_segment(rules), EVENT_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
@@ -70,9 +70,10 @@ def _advance_segment(rules: Rules) -> _Call:
 
 
 def _forget_archives() -> None:
-    """Spark has its zips and a jar on the path of its workers, and each task reads the lists of their files anew.
+    """Forgets the importers of archives.
 
-    That took 0.2 s of each task, four times what the state machine takes. What is to be imported later is still found.
+    Spark has its zips and a jar on the path of its workers, and each task reads the lists of their files again. The
+    lists took 0.2 s of each task, four times the time of the state machine. Later imports still find their modules.
     """
     for path in [path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]:
         del sys.path_importer_cache[path]
@@ -83,7 +84,7 @@ def _kept(state: GroupState) -> Rows:
 
 
 def _keep(state: GroupState, rows: Rows) -> None:
-    """A segment with nothing open has no state."""
+    """Stores the state; a segment with nothing open has none."""
     if len(rows):
         state.update((pack(rows),))
     elif state.exists:

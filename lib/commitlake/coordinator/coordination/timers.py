@@ -1,4 +1,4 @@
-"""When the segments of the state machine have to be called next."""
+"""When the segments of the state machine must be called next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Timers:
         self._next: dict[SegmentKey, int] = {}
 
     def note(self, events: Events) -> None:
-        """Take what the events of a batch say."""
+        """Takes the next due times from the events of a batch."""
         for key, at in events.next_due().items():
             if at is None:
                 self._next.pop(key, None)
@@ -21,5 +21,5 @@ class Timers:
                 self._next[key] = at
 
     def due(self, until: int) -> list[SegmentKey]:
-        """The segments that are due by then."""
+        """The segments that are due by `until`, ms since epoch, UTC."""
         return [key for key, at in list(self._next.items()) if at <= until]

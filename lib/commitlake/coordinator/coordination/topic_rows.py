@@ -1,4 +1,4 @@
-"""Rows of topic tables: what a batch makes visible."""
+"""Rows of topic tables: the messages that a batch makes visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHOWN = (
     f"(event = {int(Event.DELIVERY)} AND e.state = {int(Delivery.DELIVERED)}) OR "
     f"(event = {int(Event.DECIDED)} AND e.state = {int(State.COMMITTED)} AND e.deliver_at < 0)"
 )
-"""Of messages with their events: those that become visible now."""
+"""SQL on messages with their events: whether a message becomes visible now."""
 
 
 def topic_rows(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
@@ -18,7 +18,7 @@ def topic_rows(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
 
     Args:
         messages: the messages that become visible, rows of `half` or `delayed`.
-        src: which of the two.
+        src: which of the two tables.
         batch_id: the batch that shows them.
     """
     return messages.selectExpr(

@@ -1,1 +1,1 @@
-"""Once by name: a topic of `topics.dedup` shows a name once in its window (contract 4.12)."""
+"""Deduplication by name: a topic of `topics.dedup` shows a name once in its window (contract 4.12)."""

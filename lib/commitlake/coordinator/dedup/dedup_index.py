@@ -1,4 +1,4 @@
-"""The names that topics hold, from their tables and from each round; landing and coordination take turns with it."""
+"""The names that topics hold, from their tables and from each round; landing and coordination use it in turn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ORDER = ("topic", "rank", "place", "member")
 
 
 def place_sql(source: str, queue: str, offset: str) -> str:
-    """A record as one number: its coordinate, with the highest bit for one of `messages`."""
+    """A record as one number: its coordinate, with the highest bit set for a record of `messages`."""
     at = coordinate_sql(queue, offset)
     return f"IF({source} = 'half', {at}, shiftleft(1L, 63) + {at})"
 
@@ -43,11 +43,11 @@ def position(place: int) -> str:
 
 
 class DedupIndex:
-    """Which messages of the topics of `topics.dedup` are duplicates; it reads the names that the topics hold.
+    """Finds the duplicates among messages of the topics of `topics.dedup`; it reads the names that the topics hold.
 
     Args:
         warehouse: the tables.
-        wanted: by topic, what a name is there and how long it is held.
+        wanted: by topic, the column that is the name and how long a name is held.
         clock: Kafka's time.
     """
 
@@ -62,7 +62,7 @@ class DedupIndex:
         return frozenset(self._wanted)
 
     def _load(self) -> None:
-        """Reads the names that topic tables hold; an older coordinator is kept from adding others first."""
+        """Reads the names that topic tables hold; before that, a fence keeps an older coordinator from adding more."""
         there = [topic for topic in self._wanted if self._warehouse.holds(topic_table(topic))]
         self._warehouse.guard.fence(there)
         for topic in there:
@@ -74,11 +74,11 @@ class DedupIndex:
         """The messages that must not become visible; the others hold their names from now on.
 
         Args:
-            messages: those that would become visible: topic, keys, message_id, place, at (ms since epoch, UTC), and
-                rank and member, by which, with the place in between, the first come first.
+            messages: those that would become visible: topic, keys, message_id, place, at (ms since epoch, UTC), rank
+                and member. The order of rank, place and member says which message is the first.
 
         Returns:
-            place and duplicate_of, the position of what holds the name; None when there is none.
+            place and duplicate_of, the position of the message that holds the name; None when there is no duplicate.
         """
         frame = messages.selectExpr("topic", f"{self._name()} AS name", "place", "at", "rank", "member")
         rows = frame.where("name IS NOT NULL").toArrow().sort_by([(name, "ascending") for name in _ORDER])

@@ -1,4 +1,4 @@
-"""All topics of a coordinator that go to Kafka as well."""
+"""The forwarding of all topics of `topics.to_kafka`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commitlake.tables import Warehouse
 
 
 class Forwarders:
-    """Starts what forwards topics, and keeps it going: what ends one of them ends no other."""
+    """Starts the queries that forward topics, and restarts each that ends; a failure of one ends no other."""
 
     def __init__(self) -> None:
         self._all: list[ToKafka] = []
@@ -28,18 +28,18 @@ class Forwarders:
         *,
         available_now: bool,
     ) -> None:
-        """Start a query for each topic of `topics.to_kafka`; with `available_now` one after the other, until it ends.
+        """Start a query for each topic of `topics.to_kafka`; with `available_now` each runs to its end before the next.
 
         Args:
             warehouse: the tables.
             config: the configuration.
             scratch: makes the checkpoint of a query.
-            available_now: send what is there, then end.
+            available_now: send all messages that are there, then end.
 
         Raises:
-            ConfigError: there can be no table of such a topic.
-            KafkaError: a Kafka topic is not there and can't be created.
-            StreamError: with `available_now`: a query failed. Those of the other topics have ended well.
+            ConfigError: a topic can have no table.
+            KafkaError: a Kafka topic is missing and can't be created.
+            StreamError: with `available_now`: a query failed. All other queries have run to their end.
         """
         wanted = config.topics.to_kafka
         if not wanted:
@@ -71,18 +71,18 @@ class Forwarders:
             raise failed[0]
 
     def tick(self) -> None:
-        """Start those that do not run, and save how far the others came."""
+        """Start the queries that do not run, and save the positions of the others."""
         for each in self._all:
             with self._lock:
                 if not self._stopped:
                     each.tick()
 
     def failed(self) -> dict[str, bool]:
-        """Whether the forwarding of each topic has failed, and is tried again later."""
+        """Whether the forwarding of each topic has failed and waits for its next start."""
         return {each.topic: each.has_failed for each in self._all}
 
     def stop(self) -> None:
-        """End all of them, and save how far they came."""
+        """End all queries, and save their positions."""
         with self._lock:
             self._stopped = True
         for each in self._all:

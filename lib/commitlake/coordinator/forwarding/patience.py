@@ -1,4 +1,4 @@
-"""An outage of Kafka, while messages go there: they wait in the client, in order, and somebody is told."""
+"""An outage of Kafka while messages go there: they wait in the client, in order, and a warning is logged."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ log = logging.getLogger(__name__)
 
 _LONGEST = str((1 << 31) - 1)  # ms; 24 days
 WAIT = {"kafka.delivery.timeout.ms": _LONGEST, "kafka.max.block.ms": _LONGEST}
-"""Kafka's client tries again in order. After its two minutes an error would end the query, and a record that it gave
-up could be followed by later ones of its queue."""
+"""Kafka's client retries in order. After its default of two minutes an error would end the query, and later records of
+the queue could follow one that the client gave up."""
 _FIRST_S = 10.0
 _EACH_S = 60.0
 
 
 @contextmanager
 def warning_of_outage(config: Config, what: str, target: str) -> Iterator[None]:
-    """Warn once a minute while what is done in the context takes long because Kafka is away.
+    """Warn once a minute while the work in the context takes long because Kafka is away.
 
     Args:
         config: says where Kafka is.
-        what: what is done.
+        what: the name of the work.
         target: the Kafka topic that is written to.
     """
     done = threading.Event()

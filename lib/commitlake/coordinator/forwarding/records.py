@@ -28,9 +28,9 @@ def records(messages: DataFrame, topic: str, target: str, partitions: int) -> Da
 
     Args:
         messages: rows of the topic table.
-        topic: its name.
+        topic: the name of that topic.
         target: the Kafka topic.
-        partitions: how many it has; a queue is always in the same one.
+        partitions: how many the Kafka topic has; a queue is always in the same one.
     """
     place = F.concat_ws("-", "source", "source_queue", "source_offset", "source_index")
     in_order = messages.repartition(partitions, "queue_id").sortWithinPartitions(*_ORDER)

@@ -1,8 +1,8 @@
-"""The streaming query that sends what becomes visible in a topic to Kafka as well: at least once, in order by queue.
+"""The streaming query that sends the visible messages of a topic to Kafka as well: at least once, in order by queue.
 
-A record carries the message's position, by which a reader drops repeats. How far a query came stands in the table
-`forwarded`, as a version of the topic table, and never in a checkpoint: a deleted checkpoint repeats nothing. After a
-kill the messages of the last seconds come again.
+A record carries the message's position, by which a reader drops repeats. The query's position is a version of the topic
+table, kept in the table `forwarded` and never in a checkpoint: a deleted checkpoint repeats nothing. After a kill the
+messages of the last seconds come again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ToKafka:
         target: the Kafka topic.
         partitions: how many the Kafka topic has.
         scratch: makes the checkpoint of a query.
-        waits: go on for ever, also while Kafka is away; else send what is there, then end.
+        waits: go on for ever, also while Kafka is away; else send all messages that are there, then end.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class ToKafka:
         self._started_at, self._again_at, self._pause_s = 0.0, 0.0, _FIRST_PAUSE_S
         self.name = f"to-kafka-{topic}"
         self._failure: Exception | None = None
-        """What ended the query; Spark reports it as the text of a stack trace only."""
+        """The error that ended the query; Spark reports only the text of its stack trace."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is tried again later."""
+        """Whether the query has failed and waits for its next start."""
         return self._query is None and self._again_at > 0
 
     def tick(self) -> None:
-        """Save how far the query came, when that was not done for a while; start it where it does not run."""
+        """Save the query's position from time to time; start the query when it does not run."""
         try:
             if self._query is None:
                 if time.monotonic() >= self._again_at:
@@ -92,7 +92,10 @@ class ToKafka:
             self._pause(error)
 
     def _pause(self, error: Exception) -> None:
-        """Others go on meanwhile; a query that ran for long had got over what ended the one before."""
+        """Pauses this topic while others go on; after a long run the pauses begin again with the shortest.
+
+        A query that ran for long had no trouble with the failure before it.
+        """
         now = time.monotonic()
         self._quietly(self.save)
         self._query, is_new = None, now - self._started_at > _LONGEST_PAUSE_S
@@ -105,10 +108,10 @@ class ToKafka:
         )
 
     def start(self) -> None:
-        """Start the query where the last one came to.
+        """Start the query at the position of the last one.
 
         Raises:
-            StreamError: it can't start.
+            StreamError: the query can't start.
         """
         self._failure, self._started_at = None, time.monotonic()
         checkpoint = self._scratch(f"to-kafka/{path_name(self.topic)}")
@@ -121,30 +124,30 @@ class ToKafka:
             self._query = trigger.start()
 
     def finish(self) -> None:
-        """Wait until the query has ended, as it does when all is sent that was there and it was started for that.
+        """Wait until the query has ended. Without `waits` it ends when all messages that were there are sent.
 
         Raises:
-            StreamError: it failed.
+            StreamError: the query failed.
         """
         with self._named():
             if self._query is not None:
                 self._query.awaitTermination()
 
     def stop(self) -> None:
-        """End the query, and save how far it came."""
+        """End the query, and save its position."""
         if self._query is not None:
             self._quietly(self._query.stop)
             self._quietly(self.save)
 
     def _quietly(self, work: Callable[[], None]) -> None:
-        """Where saving fails, the messages of the last seconds go to Kafka once more."""
+        """Logs a failure only: when a save fails, the messages of the last seconds go to Kafka again."""
         try:
             work()
-        except Exception as error:  # of the JVM, which may be gone
+        except Exception as error:  # the JVM may be gone
             log.debug("%s: %s", self.name, error)
 
     def save(self) -> None:
-        """Save how far the query came, where that is more than is saved."""
+        """Save the query's position, if it is beyond the saved one."""
         with self._saving:
             version = None if self._query is None else _next_version(self._query.lastProgress)
             if version is not None and version > self._saved:
@@ -154,9 +157,9 @@ class ToKafka:
             self._saved_at = time.monotonic()
 
     def save_at_times(self) -> None:
-        """Save it when that was not done for a while.
+        """Save the query's position when the last save is 10 s ago.
 
-        A query that has sent all there is gets no batch, and a version that is not saved may leave the table's log.
+        Ticks do so too: a query that has sent everything gets no batch, and an old version may leave the table's log.
         """
         if time.monotonic() - self._saved_at > _SAVE_S:
             self.save()
@@ -181,13 +184,13 @@ class ToKafka:
     def _begin(self) -> dict[str, str]:
         """Where to begin: at the version after the last one sent, or at the first row.
 
-        Version by version rows come in the order of their batches. Where that is no longer possible, all rows of the
+        Version by version, rows come in the order of their batches. When that is no longer possible, all rows of the
         table are one batch, which is sorted.
         """
         name = topic_table(self.topic)
         sent = self._warehouse.read("forwarded").where(f"topic = '{self.topic}' AND target = '{self._target}'")
         last = sent.agg({"next_version": "max"}).collect()[0][0]
-        # Delta refuses a version that is not there yet. Of one that was sent, all rows come again.
+        # Delta refuses a version that is not there yet. Then the newest one, which was sent, comes again.
         first = 0 if last is None else min(last, self._warehouse.version(name))
         kept = self._warehouse.keeps_versions(name, first)
         if kept or (kept is None and last is not None):
@@ -203,7 +206,7 @@ class ToKafka:
 
 
 def _next_version(progress: Any) -> int | None:
-    """The first version of which a row may not have been sent; None while rows of the first snapshot are."""
+    """The first version that may have unsent rows; None while rows of the first snapshot are being sent."""
     if progress is None:
         return None
     end = json.loads(progress.json)["sources"][0]["endOffset"]

@@ -1,8 +1,8 @@
-"""Judge Kafka records: which table each belongs to, or the reason why it is rejected.
+"""Classify Kafka records: which table each belongs to, or the reason why it is rejected.
 
-`normalise` gives every record one shape, `classify` adds what its headers and value say, and a verdict: `target` is the
-kind of table it goes to, `reason` and `detail` are null unless that is `rejected`. Of several reasons the first in
-the order of the cases below counts.
+`normalise` gives every record one shape. `classify` adds columns of its headers and value, and a verdict: `target` is
+the kind of table it goes to; `reason` and `detail` are null unless `target` is `rejected`. Of several reasons the first
+in the order of the cases below counts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AFTER_TOPIC_NOT_ALLOWED = (
 
 @dataclass(frozen=True)
 class LandingRules:
-    """What landing classifies by. Durations in ms, sizes in bytes."""
+    """The configuration that classification depends on. Durations in ms, sizes in bytes."""
 
     prefix: str
     allowed: tuple[str, ...]
@@ -91,13 +91,13 @@ def normalise(raw: DataFrame, prefix: str) -> DataFrame:
 
 
 Steps = Sequence[Mapping[str, Column]]
-"""Projections by which columns are added, one after the other."""
+"""Projections that add columns, one after the other."""
 
 
 def classification(rules: LandingRules) -> Steps:
     """The steps of `classify` for any record.
 
-    Each step is a projection of its own: a value used by several expressions of the next is computed once.
+    Each step is a projection of its own, so a value that several expressions of the next step use is computed once.
     """
     is_op = F.col("source").isin("op", "admin")
     delay = parse.delay({name: F.col(f"n_{name}") for name in headers.DELAY_HEADERS}, rules.levels_ms)
@@ -131,14 +131,14 @@ def classification(rules: LandingRules) -> Steps:
 
 
 def classify(records: DataFrame, steps: Steps) -> DataFrame:
-    """Add what each record says, and the verdict, to `normalise`d records, by the steps of a `classification`."""
+    """Add the columns of message and verdict to `normalise`d records, by the steps of a `classification`."""
     for step in steps:
         records = records.withColumns(dict(step))
     return records.drop(*_JUDGED_BY)
 
 
 def close_topics(classified: DataFrame, admitted: Collection[str]) -> DataFrame:
-    """Reject what names a topic beyond `topics.max`, or one without a table; `admitted` are all topics there may be."""
+    """Reject records of a topic beyond `topics.max`, or without a table; `admitted` are all topics there may be."""
     classified_later = F.col("reason").isNull() | F.col("reason").isin(*_AFTER_TOPIC_NOT_ALLOWED)
     refused = ~F.col("source").isin("op", "admin") & classified_later & ~F.col("topic").isin(*admitted)
     detail = F.concat(
@@ -158,7 +158,7 @@ def refuse_duplicates(classified: DataFrame, duplicates: DataFrame) -> DataFrame
 
 
 def rejecting(classified: DataFrame, refused: Column, reason: str, detail: Column) -> DataFrame:
-    """Classified records, some of them refused after all."""
+    """Classified records, with those where `refused` is true rejected after all."""
     return classified.withColumns(
         {
             "target": F.when(refused, REJECTED).otherwise(F.col("target")),
@@ -212,7 +212,7 @@ def message_cases(rules: LandingRules) -> list[Case]:
 
 
 def _large_key() -> Case:
-    """Each member's row has the key of the record."""
+    """Limits the sum of the keys: each member's row has the key of the record."""
     members, key = F.col("batch"), F.octet_length("key")
     allowed = f"together it may take {MOST_KEY_BYTES}; send smaller batches, or shorten the key"
     detail = F.format_string(f"%s members with a key of %s bytes: {allowed}", members, key)
@@ -240,7 +240,7 @@ def op_cases() -> list[Case]:
 
 
 def decides(op: Column, admin: Column) -> Column:
-    """Whether an op is a decision on a transaction, or an UNKNOWN; `admin`: whether an administrator's."""
+    """Whether an op is a decision on a transaction, or an UNKNOWN; `admin`: whether it is an administrator's."""
     decision, group = op["decision"], op["producer_group"]
     return (
         (decision.isin("COMMIT", "ROLLBACK", "UNKNOWN") | (admin & (decision == "RESUME")))
@@ -251,12 +251,12 @@ def decides(op: Column, admin: Column) -> Column:
 
 
 def identity_cases(rules: LandingRules, is_half: Column) -> list[Case]:
-    """Reasons to reject a message for what it says of itself, in the order in which they count."""
+    """Reasons to reject a message for its ids, topic, queue or body, in the order in which they count."""
     topic, group, body = header(headers.REAL_TOPIC), header(headers.PGROUP), F.col("value")
     system = topic.startswith(topic_names.SYSTEM_PREFIX) | topic.isin(*sorted(topic_names.SYSTEM_TOPICS))
     bad_queue = header(headers.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
     bad_group = ~parse.not_empty(group) & (is_half | group.isNotNull())
-    # No op and no check could carry a longer one.
+    # No op and no check could carry a longer transaction id.
     long_id = is_half & F.coalesce(F.length(header(headers.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
     too_large = F.octet_length(body) > rules.max_message_size
     return [
@@ -337,7 +337,7 @@ def _verdict_of_any(rules: LandingRules) -> Column:
 
 
 def outcome() -> dict[str, Column]:
-    """Where a record goes, by its `verdict`."""
+    """The columns that say where a record goes, by its `verdict`."""
     delayed = F.col("delay_ms").isNotNull() | F.col("deliver_ms").isNotNull()
     target = (
         F.when(F.col("verdict").isNotNull(), REJECTED)
@@ -359,7 +359,7 @@ _JUDGED_BY = (
     *(alias(name) for name in _HEADERS),
     *(f"n_{name}" for name in headers.DELAY_HEADERS),
 )
-"""Columns that only the verdict, or those made of them, need; kept ones would take memory in every batch."""
+"""Columns that are dropped after the last step: only later columns need them, and they take memory in every batch."""
 
 
 def _limits(name: str) -> Column:
@@ -373,5 +373,5 @@ def _quoted(name: str, allowed: str) -> Column:
 def _matches_any(topic: Column, patterns: Sequence[str]) -> Column:
     if "*" in patterns:
         return F.lit(True)
-    # Python's regular expressions of shell patterns are Java's too, but for the end: Java's \Z allows a final newline.
+    # Java reads Python's regular expression of a shell pattern, except its end: Java's \Z allows a final newline.
     return topic.rlike("^(?:" + "|".join(translate(pattern).replace(r"\Z", r"\z") for pattern in patterns) + ")")

@@ -1,7 +1,7 @@
 """Whether this is the Kafka that the warehouse was filled from (contract 1).
 
-A half message is known by its queue and offset for ever, so another cluster or a topic made anew, whose offsets begin
-again, would be taken for what has landed and ended.
+A half message is known by its queue and offset for ever. In another cluster or a recreated topic the offsets begin
+again, so its records would be taken for those that have landed and ended.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PROPERTY = "commitlake.kafka"
 
 @dataclass(frozen=True)
 class Known:
-    """What a warehouse remembers of its Kafka: who it is, and where each partition began at the first start."""
+    """The Kafka that a warehouse remembers: its identity, and where each partition began at the first start."""
 
     identity: Identity
     begins: Offsets
 
 
 def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> Collection[str]:
-    """Refuses another Kafka than the one that the warehouse remembers; nothing is written to either.
+    """Rejects another Kafka than the one that the warehouse remembers; nothing is written to either.
 
     Returns the sources whose topics are others than before, as accepted.
 
@@ -44,20 +44,20 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> Co
         position: the next offset to land of each partition.
 
     Raises:
-        IdentityError: it is another cluster, or a topic was deleted and created again, and that is not accepted.
+        IdentityError: this is another cluster, or a topic was deleted and created again, and that is not accepted.
         KafkaError: Kafka is out of reach.
     """
     known = _known(warehouse)
     found = None if known is None else _difference(config, known.identity, identity(config))
     if found is None:
         return ()
-    written = positions.uncommitted(warehouse, position)  # records at its offsets would be refused, too
+    written = positions.uncommitted(warehouse, position)  # records at its offsets would be rejected, too
     _refuse(found, *_ranges(config, position.advanced(written.ends) if written else position, found.sources))
     return found.sources
 
 
 def source(topic: str) -> str:
-    """What lands from a Kafka topic, by its full name, also of a prefix that the configuration no longer has."""
+    """The source that a Kafka topic's full name stands for, also with a prefix that the configuration no longer has."""
     return next(name for name in SOURCES if topic.endswith(name))
 
 
@@ -67,7 +67,7 @@ def begins(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
     Args:
         warehouse: the tables.
         config: the configuration.
-        first: the first offset that each partition holds now, by source: what counts at the first start.
+        first: the first offset that each partition holds now, by source; the answer at the first start.
     """
     known = _known(warehouse)
     if known is None or not known.begins:
@@ -89,7 +89,7 @@ def remember(warehouse: Warehouse, config: Config, begun: Offsets) -> None:
 
 
 def _known(warehouse: Warehouse) -> Known | None:
-    """What the table `half` holds of it as a property; None before the first start."""
+    """The Kafka in the property of the table `half`; None before the first start."""
     found = warehouse.property("half", _PROPERTY)
     if found is None:
         return None
@@ -99,7 +99,7 @@ def _known(warehouse: Warehouse) -> Known | None:
 
 
 class _Difference(NamedTuple):
-    """What is not the Kafka of before: in words; the option that accepts it, and whether it is set; the sources."""
+    """A difference from the Kafka of before: in words, the option that accepts it, whether that is set, the sources."""
 
     what: str
     option: str
@@ -141,7 +141,7 @@ def _refuse(found: _Difference, lost: str, short: str) -> None:
 
 
 def _ranges(config: Config, reached: LandingPosition, sources: Iterable[str]) -> tuple[str, str]:
-    """The ranges that would never land, below the next offset to land; and the logs that end before it, if any."""
+    """Texts: the ranges below the next offset to land, which would never land; and the logs that end before it."""
     lost, short = [], []
     ends = end_offsets(config, SOURCES)
     for name in sorted(sources):

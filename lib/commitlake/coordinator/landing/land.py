@@ -1,4 +1,4 @@
-"""One landing: a batch of Kafka records comes to stand in Delta tables, each record in exactly one."""
+"""One landing: it writes a batch of Kafka records to Delta tables, each record to exactly one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from commitlake.tables.small_files import are_few
 
 
 class OffsetRange(NamedTuple):
-    """Offsets of the half messages of a queue in one landing; both ends belong to it."""
+    """Lowest and highest offset of the half messages of a queue in one landing."""
 
     low: int
     high: int
@@ -35,20 +35,20 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Landed:
-    """What a batch brought, classified and cached until `release`.
+    """The records of a batch, classified and cached until `release`.
 
     Attributes:
         tables: The rows of each fixed table that gets some; those of `half` also serve the decisions that follow.
-        shown: Makes the rows of topic tables, with `topic`: normal messages, and members of batches. Where there are
-            none, they need no plan.
-        topics: The topics that they are of.
-        since: When Kafka stored their records.
-        half_spans: By queue, where its half messages lie.
-        rows: How many records there are.
-        bytes: What they take, about.
-        few: Whether the driver writes the files of its tables.
-        rejected: By reason, how many of them are rejected.
-        answers: How many of them answer a check.
+        shown: Makes the rows of topic tables, with `topic`: normal messages, and members of batches. Without such rows
+            it is not called, so nothing is planned.
+        topics: The topics of these rows.
+        since: When Kafka stored the records of these rows.
+        half_spans: The offsets of the half messages, by queue.
+        rows: The number of records.
+        bytes: About how many bytes the records take.
+        few: Whether the driver writes the files of the tables.
+        rejected: The number of rejected records, by reason.
+        answers: The number of records that answer a check.
         position: The position when all tables are written.
         is_whole: Whether no record was left out because it stands in a table already.
     """
@@ -77,13 +77,13 @@ class Landing:
 
     Args:
         warehouse: The tables.
-        rules: What records are classified by.
-        classification: The same as steps.
+        rules: The rules that records are classified by.
+        classification: The same rules as steps.
         topics: The destination topics.
         dedup: Topics that show a name once.
         position: Where to go on.
         clock: Kafka's time.
-        uncommitted: What a landing that was cut short has written; None: the newest one was complete.
+        uncommitted: The records that a landing that was cut short has written; None when the newest one was complete.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Landing:
 
         Args:
             raw: A batch of the Kafka source.
-            ends: Where it ends, the next offset of each partition.
+            ends: Where the batch ends, the next offset of each partition.
         """
         records = classify.normalise(in_few_tasks(raw), self._rules.prefix)
         classified, counts = self._classified(records)
@@ -144,7 +144,7 @@ class Landing:
         )
 
     def writes(self, landed: Landed) -> list[Callable[[], int | None]]:
-        """The appends of a landing; nothing orders them. Those to topics return when their rows could be read."""
+        """The appends of a landing, in any order; those to topics return the time when their rows could be read."""
         marker, few = {"landing_id": landed.position.landing_id}, landed.few
         append = partial(self._warehouse.append, marker=marker, few=few)
         writes: list[Callable[[], int | None]] = [partial(append, rows, name) for name, rows in landed.tables.items()]
@@ -166,14 +166,15 @@ class Landing:
     def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int], few: bool) -> int | None:
         rows = self._without_others(topic, shown.where(F.col("topic") == topic))
         self._own_topics.add(topic)
-        if rows.isEmpty():  # Delta commits nothing then, and a start would look for the landing there
+        if rows.isEmpty():  # then Delta commits nothing, but a start would look for the landing there
             return None
         return self._show(rows, [topic], marker, few)
 
     def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
-        """The first rows of a topic in this run, without what an older coordinator has landed meanwhile.
+        """The first rows of a topic in this run, without those that an older coordinator has landed meanwhile.
 
-        Its append may have been under way when this one looked for what was left over. Now it fails, or is seen.
+        Its append may have been in flight when this start looked for uncommitted rows. After the fence it has either
+        failed, or its rows are found here.
         """
         self._warehouse.guard.fence([topic])
         found = positions.uncommitted(self._warehouse, self._begun, [topic_table(topic)])
@@ -184,7 +185,7 @@ class Landing:
         return found.excluded(rows.selectExpr("*", "source_queue AS partition", "source_offset AS offset"))
 
     def remember(self, held: LogEnds) -> None:
-        """Keeps where the logs end, for the positions to come."""
+        """Keeps where the logs end; the next positions record that."""
         self._held = held
 
     def complete(self, landed: Landed) -> None:
@@ -192,14 +193,14 @@ class Landing:
         self.position = replace(landed.position, held=self._held)
         if self._uncommitted and self._uncommitted.is_passed(self.position):
             self._uncommitted = None
-        if self._uncommitted is None and not self._warehouse.guard.fences:  # else an older one's append may still come
+        if self._uncommitted is None and not self._warehouse.guard.fences:  # else an older append may still come
             self.position = replace(self.position, clean_id=self.position.landing_id)
         if not self.position.again:
             self._used = None
         positions.append(self._warehouse, self.position)
 
     def _classified(self, records: DataFrame) -> tuple[DataFrame, list[Row]]:
-        """Classified records, kept, and their counts: by the short steps, as long as these judge all that comes."""
+        """Classified records, cached, and their counts: by the short steps, as long as these can judge all records."""
         short = None
         if not (self._whole_rounds or self._uncommitted or self._used):
             short = checkpoint_lazily(classify.classify(records, self._classification.short))
@@ -232,7 +233,7 @@ class Landing:
 
 
 def _of_fixed_tables(rows: DataFrame, counts: Sequence[Row], now: int) -> dict[TableName, DataFrame]:
-    """For each fixed table that gets rows, what it gets of classified records."""
+    """The rows of each fixed table that gets some of the classified records."""
     makers: dict[str, Callable[[DataFrame], DataFrame]] = {
         classify.HALF: landed_rows.half_rows,
         classify.OP: landed_rows.op_rows,
@@ -249,13 +250,13 @@ def _shown_topics(counts: Sequence[Row]) -> set[str]:
 
 
 _WHOLE_ROUNDS = 20
-"""So many rounds, from a record on that the short steps can't judge, all are classified by the whole ones: records of
-its kind come again, and a round that goes both ways takes longer than one that goes the whole way at once."""
+"""After a record that the short steps can't judge, the whole steps classify so many rounds. Records of its kind come
+again, and a round that runs both steps takes longer than one that runs the whole steps at once."""
 _OTHERS = ""
 """Stands for all topics without a table: hostile records may name 400 000 in one batch."""
 
 
-# A row of `inputs` for each half message that an op lists; and each member's row has the key of its batch.
+# `rows`: `inputs` has a row for each half message that an op lists. `written`: each member's row has its batch's key.
 _COUNTED = (
     *("count(*) AS n", "sum(bytes) AS bytes"),
     "sum(greatest(size(members), size(op.half_messages), 1)) AS rows",
@@ -269,7 +270,7 @@ _COUNTED = (
 
 def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
     """Counts by partition, target and (unless rejected) known topic, with the range of offsets; one small job."""
-    listed = ", ".join(f"'{topic}'" for topic in sorted(known)) or "NULL"  # of letters that need no quoting
+    listed = ", ".join(f"'{topic}'" for topic in sorted(known)) or "NULL"  # no character of a topic needs quoting
     topic = f"IF(topic IN ({listed}), topic, '{_OTHERS}')"
     of_message = F.expr(f"IF(target IN ('{classify.OP}', '{classify.REJECTED}'), NULL, {topic}) AS topic")
     return (
@@ -278,7 +279,7 @@ def _count(classified: DataFrame, known: Collection[str]) -> list[Row]:
 
 
 def _since(counts: Sequence[Row]) -> Times:
-    """When Kafka stored normal messages: by partition and topic first, last, and the others' mean."""
+    """When Kafka stored normal messages: by partition and topic the first, the last, and the mean of the others."""
     found: list[tuple[float, int]] = []
     for row in counts:
         if row["target"] == classify.TOPIC and row["topic"] != _OTHERS:
@@ -294,7 +295,7 @@ def _names_others(counts: Sequence[Row]) -> bool:
 
 
 def _rejected(counts: Sequence[Row]) -> Mapping[str, int]:
-    """By reason; what names a topic that may not be is classified last, and is counted as it was before."""
+    """Rejected records by reason. Topics are closed after the count, so a record rejected before keeps its reason."""
     found: Counter[str] = Counter()
     for row in counts:
         if row["target"] == classify.REJECTED or row["topic"] == _OTHERS:
@@ -303,7 +304,7 @@ def _rejected(counts: Sequence[Row]) -> Mapping[str, int]:
 
 
 def _half_spans(counts: Sequence[Row]) -> dict[int, OffsetRange]:
-    """Where the half messages lie, by queue: not what was rejected, which may be at an offset used before."""
+    """The offsets of half messages, by queue; without rejected records, which may be at an offset used before."""
     found: dict[int, OffsetRange] = {}
     for row in counts:
         if row["target"] == classify.HALF:

@@ -33,7 +33,7 @@ def op_rows(classified: DataFrame) -> DataFrame:
 
 
 def delayed_rows(classified: DataFrame) -> DataFrame:
-    """Rows of `delayed`; a due time in the past stays as it is and is delivered at once."""
+    """Rows of `delayed`; a due time in the past is kept, and the message is delivered at once."""
     return _going_to(classified, classify.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
 
 

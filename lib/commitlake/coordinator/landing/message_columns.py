@@ -1,4 +1,4 @@
-"""What a message's headers say, as the columns that `half`, `delayed` and topic tables share: worked out once."""
+"""The columns of a message's headers, worked out once: `half`, `delayed` and topic tables share them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def header(name: str) -> Column:
 
 
 def alias(name: str) -> str:
-    """The name of that column."""
+    """The name of the column that holds a header's text."""
     return f"h_{name}"
 
 
 def message_columns() -> dict[str, Column]:
-    """Columns by their names in the tables; `due_at` is when a delayed message is due that landed in `messages`."""
+    """Columns by their names in the tables; `due_at` is when a delayed message of Kafka's `messages` is due."""
     user = F.map_filter("headers", lambda name, _: ~name.isin(*_DROPPED))
     due = F.coalesce(F.col("deliver_ms"), F.unix_millis("stored_at") + F.col("delay_ms"))
     return {
@@ -44,7 +44,7 @@ def message_columns() -> dict[str, Column]:
 
 
 def member_columns() -> dict[str, Column]:
-    """What a member of a batch says itself; of the record's headers only topic, queue and group hold for it."""
+    """The columns that a member of a batch sets itself; of the record's headers, topic, queue and group hold for it."""
     own = F.col("member")["properties"]
     is_member = own.isNotNull()
 

@@ -1,7 +1,7 @@
-"""The short way through classification, for records as nearly all are.
+"""The short plan of classification, for ordinary records: nearly all are.
 
-A plan costs the same for 2 000 records and for 20 000: most of a round's classification was planning what becomes of
-batches, delays, parts and whatever is wrong. The short plan has none of that, and says which records it can't judge.
+A plan costs the same for 2 000 records and for 20 000. Most of a round's classification was the planning for batches,
+delays, parts and all errors. The short plan has none of these, and marks the records that it can't judge.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from commitlake.coordinator.landing.parts import size
 from commitlake.protocol import headers
 
 RECORD = ("source", "partition", "offset", "stored_at", "key", "value", "headers")
-"""What `classify.normalise` gives, and classified records still have."""
+"""The columns of `classify.normalise`, which classified records still have."""
 _ODD = (headers.BATCH, headers.FIRST_HALF, *headers.DELAY_HEADERS)
 _READ = (
     *(headers.REAL_TOPIC, headers.REAL_QID, headers.UNIQ_KEY, headers.PGROUP, headers.TRANSACTION_ID),
@@ -31,18 +31,18 @@ _ABSENT = {
     "first": "struct<queue: int, offset: bigint>",
     "verdict": "struct<reason: string, detail: string>",
 }
-"""What ordinary records do not have."""
+"""Columns that are null for ordinary records."""
 
 
 class Classification(NamedTuple):
-    """The steps for all records, and those that judge ordinary ones only."""
+    """The steps for all records, and the short ones, which judge only ordinary records."""
 
     whole: Steps
     short: Steps
 
     @classmethod
     def of(cls, rules: LandingRules) -> Self:
-        """Both, built once: building 1 500 expressions takes longer than a second's records do."""
+        """Both, to be built once: building 1 500 expressions takes longer than classifying a second's records."""
         return cls(classify.classification(rules), _short(rules))
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a Kafka record say, as Spark expressions: headers, delays, op JSON, batch JSON.
+"""Spark expressions that parse Kafka records: headers, delays, op JSON, batch JSON.
 
 JVM expressions only, and a body is never decoded: no Python worker runs while records land.
 """
@@ -17,7 +17,7 @@ from commitlake.protocol import headers
 from commitlake.protocol.encoding import LATEST_BORN_MS, MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 from commitlake.protocol.message_batch import MOST_MEMBERS
 
-_LATEST_MS = 253_402_300_799_999  # the end of the year 9999: what other readers of a timestamp can still show
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999: other readers can't show a later timestamp
 _MANY = 10**15  # more than any duration in ms, and still 64 bits wide when multiplied by 1 000
 
 
@@ -27,7 +27,7 @@ def text(headers: Column, name: str) -> Column:
 
 
 def matching(value: Column, pattern: str) -> Column:
-    r"""`value` when all of it matches the (Java) pattern, else null; `\z`, as `$` would let a final newline pass."""
+    r"""`value` when all of it matches the (Java) pattern, else null; by `\z`, since `$` allows a final newline."""
     return F.when(value.rlike(rf"^(?:{pattern})\z"), value)
 
 
@@ -48,7 +48,7 @@ def born(value: Column) -> Column:
 
 
 def at_most(value: Column, limit: int) -> Column:
-    """`value` cut to `limit`, null for null (`least` would pass over a null)."""
+    """`value` cut to `limit`, null for null (`least` would ignore a null)."""
     return F.when(value > limit, F.lit(limit)).otherwise(value)
 
 
@@ -58,7 +58,7 @@ def not_empty(value: Column) -> Column:
 
 
 class DelayColumns(NamedTuple):
-    """What the delay headers say: ms relative to an append time, or since epoch; at most one is not null."""
+    """A delay by its headers, in ms: relative to an append time, or since epoch; at most one is not null."""
 
     relative_ms: Column
     absolute_ms: Column
@@ -77,14 +77,14 @@ def delay(numbers: Mapping[str, Column], levels_ms: Sequence[int]) -> DelayColum
 
 
 def signed(value: Column) -> Column:
-    """A whole number of any length, its absolute value cut to `_MANY`; null when it is none."""
+    """A whole number of any length, its absolute value cut to `_MANY`; null when `value` is none."""
     digits = F.regexp_replace(value, "^[+-]?0*", "")
     size = F.when(F.length(digits) > 15, F.lit(_MANY)).otherwise(F.coalesce(digits.try_cast(LongType()), F.lit(0)))
     return F.when(value.rlike(r"^[+-]?[0-9]+\z"), F.when(value.startswith("-"), -size).otherwise(size))
 
 
 def json(value: Column) -> Column:
-    """UTF-8 JSON as a variant `{"v": <the value>}`, null when it is none; the digest does as in `op`."""
+    """UTF-8 JSON as a variant `{"v": <the value>}`, null when `value` is none; with a digest as in `op_json`."""
     plain = F.when(F.is_valid_utf8(value.cast(StringType())), value.cast(StringType()))
     digest = F.md5(value)
     parsed = F.try_parse_json(F.concat(F.lit('{"v":'), plain, F.lit(',"end":"'), digest, F.lit('"}')))
@@ -103,9 +103,12 @@ def _typed(variant: Column, path: str, json_type: str, kind: str) -> Column:
 def op_json(value: Column) -> Column:
     """An op record's JSON as `op` takes it. It must be a column of a projection of its own: inlined, it is read thrice.
 
-    `from_json` takes 1.4 us a record, `VARIANT` 5.8. It is strict but for two things: it stops after the first complete
-    value, so a digest is put behind it, which it reads only when nothing else stands there; and it turns any value into
-    text where text is wanted, so a text that could have been something else is looked at again (`op_texts_are_texts`).
+    `from_json` takes 1.4 us a record, `VARIANT` 5.8. It is strict with two exceptions:
+
+    - It stops after the first complete value. So a digest is put behind the value, and is read only when nothing else
+      stands there.
+    - It turns any value into text where text is wanted. So `op_texts_are_texts` checks a text that could have been
+      another value.
     """
     plain = F.when(F.is_valid_utf8(value.cast(StringType())), value.cast(StringType()))
     wrapped = F.concat(F.lit('{"v":'), plain, F.lit(',"end":"'), _digest(value), F.lit('"}'))
@@ -122,7 +125,7 @@ def _digest(value: Column) -> Column:
 
 
 def op_texts_are_texts(op: Column, value: Column) -> Column:
-    """Whether all text fields of `op` were JSON strings; only texts such as `7` or `true` cost a second look."""
+    """Whether all text fields of `op` were JSON strings; only texts such as `7` or `true` are parsed a second time."""
     content = F.try_parse_json(value.cast(StringType()))
     were_texts = F.lit(True)
     for name in _OP_TEXTS:
@@ -158,7 +161,7 @@ def are_places(listed: Column, most: int) -> Column:
 
 
 def members(content: Column, count: Column, topic: Column) -> Column:
-    """The members of a batch as structs of body and properties; null when anything in it is bad.
+    """The members of a batch as structs of body and properties; null when anything in the batch is bad.
 
     Args:
         content: the batch's `json`.
@@ -171,22 +174,22 @@ def members(content: Column, count: Column, topic: Column) -> Column:
 
 def _member(entry: Column) -> Column:
     body = _typed(entry, "$.body", "STRING", "string")
-    # `to_binary` alone would take blanks and missing padding.
+    # `to_binary` alone would accept blanks and missing padding.
     base64 = F.when((F.length(body) % 4 == 0) & body.rlike(r"^[A-Za-z0-9+/]*+={0,2}\z"), body)
     properties = _properties(entry, "$.properties")
     return F.struct(F.try_to_binary(base64, F.lit("base64")).alias("body"), properties.alias("properties"))
 
 
 def head(value: Column, size: Column) -> Column:
-    """The part of a batch's value that is JSON, by its header `BATCH_HEAD`."""
+    """The JSON at the begin of a batch's value; its size is in the header `BATCH_HEAD`."""
     return F.substr(value, F.lit(1), size)
 
 
 def ends(content: Column) -> Column:
     """Where the bodies of a joined batch end, null when that is no list of whole numbers up to 10^9.
 
-    It must be a column of a projection of its own: inlined, the JSON is read again for each member. Larger numbers,
-    added to a head's size, would not fit the 32 bits of a place in a value, and the query would end.
+    It must be a column of a projection of its own: inlined, the JSON is read again for each member. Larger numbers plus
+    a head's size would not fit the 32 bits of an index into a value, and the query would fail.
     """
     are_numbers = F.forall(
         _get(content, "$.v.ends", "array<variant>"), lambda end: F.schema_of_variant(end) == "BIGINT"
@@ -205,12 +208,12 @@ class JoinedBatch(NamedTuple):
     message_id: Column
 
     def members(self, count: Column, topic: Column) -> Column:
-        """As `members`, which see."""
+        """The members, as the function `members` returns them."""
         entries = _get(self.content, "$.v.properties", "array<variant>")
         is_whole = F.try_element_at(self.ends, F.lit(-1)) == F.octet_length(self.value) - self.head
         are_many = count.between(1, MOST_MEMBERS) & (F.size(entries) == count) & (F.size(self.ends) == count)
-        # A column of bytes is copied whole each time it is read, and one that the optimizer has inlined is worked out
-        # again: for each member. A variable of a lambda is neither.
+        # Each read of a column of bytes copies it whole, and an inlined column is computed at each read: both for each
+        # member. A variable of a lambda is neither copied nor computed again.
         whole = F.array(F.struct(*(column.alias(name) for name, column in self._asdict().items() if name != "content")))
         read = F.transform(whole, lambda it: F.transform(entries, lambda entry, at: self._member(it, entry, at)))
         return _all_good(F.get(read, F.lit(0)), are_many & is_whole, topic)
@@ -225,14 +228,14 @@ class JoinedBatch(NamedTuple):
 
 
 def _properties(variant: Column, path: str) -> Column:
-    """A member's properties, null when they are not all strings."""
+    """A member's properties, null unless all are strings."""
     found = _get(variant, path, "map<string, variant>")
     are_strings = F.forall(F.map_values(found), lambda value: F.schema_of_variant(value) == "STRING")
     return F.when(are_strings, _get(variant, path, "map<string, string>"))
 
 
 def _all_good(read: Column, are_many: Column, topic: Column) -> Column:
-    """The members, null when they are not as many as named, or one is bad."""
+    """The members, null when their number is not the header's, or one is bad."""
     good = F.forall(read, lambda member: _is_good(member, topic))
     return F.when(are_many & good, read)
 

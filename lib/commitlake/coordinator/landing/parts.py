@@ -1,8 +1,8 @@
 """A batch of the Kafka source in parts, none of which has more bytes than a round can hold in memory.
 
-Spark bounds a batch by records, and Kafka does not say how large those are that wait: 16 000 of 40 kB, which came while
-nobody landed, took all of 2 GiB. So a round has as many as are safe by how large the last ones were, and where a batch
-has more, its first ones are looked at.
+Spark limits a batch by its number of records, and Kafka does not say how large waiting records are. A backlog of 16 000
+records of 40 kB took all of 2 GiB. So the sizes of the last records give the number that is safe for a round. When a
+batch has more, the sizes of its first records are read.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ MOST_BYTES = 256 << 20
 RECORD = 256
 """Bytes of a record besides its value, its key and its headers."""
 _LOOKED, _SURE, _GROWTH = 1_000, 2, 100
-"""So many records are looked at: of the largest there are, that is 4 GiB through Spark, and nothing in memory.
+"""A look reads the sizes of so many records. Of the largest possible, 4 GiB go through Spark, and none stay in memory.
 
-Without a look a round has twice as many as the last ones at most: what waits behind an outage may be larger than they.
-With one, a hundred times as many as were seen.
+Without a look a round has at most twice as many records as the last ones: after an outage the waiting records may be
+larger. With a look it has at most a hundred times as many as were seen.
 """
 _FORGET = 400_000
-"""Records, after which those before count half."""
+"""After so many records, all earlier ones count half."""
 
 
 def size(names: Column, values: Column) -> Column:
-    """About how many bytes a record takes, given what its headers have: properties may be larger than a body."""
+    """About how many bytes a record takes, with its headers: properties may be larger than a body."""
     headers = [F.coalesce(each.cast("array<binary>"), F.array().cast("array<binary>")) for each in (names, values)]
     data = F.concat(F.array("key", "value"), *headers)
     own = F.lit(RECORD).cast("bigint")
@@ -43,10 +43,10 @@ def size(names: Column, values: Column) -> Column:
 
 
 class Sizes:
-    """How many records the next round may have, by those that this run has seen.
+    """How many records the next round may have, by the sizes that this run has seen.
 
     Args:
-        largest: bytes of the largest value, `max_message_size`: while nothing is known all may be so large.
+        largest: bytes of the largest value, `max_message_size`: before the first sizes are known, all may be so large.
     """
 
     def __init__(self, largest: int) -> None:
@@ -54,19 +54,19 @@ class Sizes:
         self._records, self._bytes, self._last, self._seen, self._recent = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def landed(self, records: int, size: int) -> None:
-        """So many records had so many bytes."""
+        """Notes the number and the bytes of records that have landed."""
         self.looked(records, size)
         self._recent = max(records, 0.8 * self._recent)
 
     def looked(self, records: int, size: int) -> None:
-        """So many of those that come next have so many bytes."""
+        """Notes the number and the bytes of records that come next."""
         if records:
             kept = 1.0 if self._records < _FORGET else 0.5
             self._records, self._bytes = kept * self._records + records, kept * self._bytes + size
             self._last, self._seen = size / records, max(records, self._recent)
 
     def wants_look(self, records: int) -> bool:
-        """Whether so many are more than can be judged by those before."""
+        """Whether so many records need a look: the earlier ones are too few to estimate their sizes."""
         return records > max(self._first, _SURE * self._recent)
 
     def most(self) -> int:
@@ -78,14 +78,14 @@ class Sizes:
 
 
 def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
-    """Where so many records end, the same share of each partition; at `ends` where there are no more.
+    """Where so many records end, the same share of each partition; `ends` when there are no more.
 
-    What an administrator forces comes last: a producer's op that Kafka stored before it is the first to decide.
+    Ops of `admin` come last: a producer's op that Kafka stored before a forced one decides first.
 
     Args:
-        begin: the next offset of each partition, by source; 0 of one that is not there.
+        begin: the next offset of each partition, by source; 0 for one that is missing.
         ends: where the batch ends.
-        most: how many records; one more for each partition, as a share is rounded up.
+        most: how many records; up to one more for each partition, as a share is rounded up.
     """
     waiting = _between(begin, ends)
     share = min(1.0, most / max(1, _count(waiting)))
@@ -99,7 +99,7 @@ def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
 
 
 def _between(begin: Offsets, ends: Offsets) -> Offsets:
-    """How many offsets of each partition."""
+    """How many offsets of each partition lie between."""
     return {
         source: {number: end - begin.get(source, {}).get(number, 0) for number, end in numbers.items()}
         for source, numbers in ends.items()
@@ -117,9 +117,8 @@ class Parts:
         spark: the coordinator's session.
         config: says where Kafka is.
         begin: where the first batch begins.
-        play: a round of records, up to where they end; returns how many they were and their bytes, None to stop
-            there.
-        ends: where a batch of a number ends.
+        play: runs a round of records up to their ends; returns their number and bytes, or None to stop there.
+        ends: returns where the batch of a number ends.
     """
 
     def __init__(
@@ -131,8 +130,8 @@ class Parts:
         ends: Callable[[int], Offsets],
     ) -> None:
         self._spark, self._config, self._at, self._play, self._ends = spark, config, begin, play, ends
-        # A group of its own: else each part has consumers of its own, which keep what they have fetched for five
-        # minutes; and Spark refuses other options, such as a new password, under a group that its JVM has met before.
+        # A fixed group: else each part has consumers of its own, which keep their fetched records for five minutes. A
+        # new one for each run: under a group that its JVM knows, Spark refuses other options, such as a new password.
         group = {"kafka.group.id": f"{config.kafka.topic('landing-parts')}-{uuid.uuid4()}"}
         self._options = spark_options(config.kafka) | spark_source_limits(config) | group
         self._sizes = Sizes(config.max_message_size)
@@ -150,7 +149,7 @@ class Parts:
             until = cut(self._at, ends, self._sizes.most())
 
     def _look(self, until: Offsets) -> None:
-        """See how large the first ones are: a start, or a burst after little, lands in one round where that is safe."""
+        """Read the sizes of the first records: then a start, or a burst after little, lands in one round if safe."""
         total = F.sum(size(F.col("headers.key"), F.col("headers.value"))).alias("bytes")
         seen = self._records(self._at, until).agg(F.count("*").alias("n"), total).first()
         if seen is not None:
@@ -164,7 +163,7 @@ class Parts:
         return took is not None
 
     def _records(self, begin: Offsets, until: Offsets) -> DataFrame:
-        """The records of Kafka from there up to there; the batch itself would read all of it for each part."""
+        """The records of Kafka from `begin` up to `until`. The batch's own frame would read all of it for each part."""
         topic = self._config.kafka.topic
         places = {topic(source): sorted(numbers) for source, numbers in until.items()}
         starts = {

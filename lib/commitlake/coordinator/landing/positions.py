@@ -1,8 +1,8 @@
 """Where landing goes on, as rows: each complete landing appends its next offsets to the table `positions`.
 
-They count what was read: also records that were left out, and Kafka's own markers. A landing writes its tables side by
-side, and its row last. So whatever stands in a table at or above the newest row's offsets is of a landing that was cut
-short: the first landings after a start leave it out, by coordinates.
+The offsets count all that was read: also records that were left out, and Kafka's own markers. A landing writes its
+tables side by side, and its row last. So table rows at or above the newest offsets are of a landing that was cut short.
+The first landings after a start leave their records out, by coordinates.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Offsets = Mapping[str, Mapping[int, int]]
 LANDED = ("half", "op", "delayed", "rejected")
 """The tables that landing writes, besides those of topics."""
 _BY_QUEUE = {"half": ("half",), "op": ("op", "admin"), "delayed": ("messages",)}
-"""Those that are partitioned by queue, with what lands there."""
+"""The tables that are partitioned by queue, with the sources that land there."""
 _ONE_PARTITION = "admin"
-"""The topic that never gets a second one; its records share the table `op`, so files of all queues would be read."""
+"""The topic that always has one partition. Its records share the table `op`, so conditions for more partitions would
+read files of all queues."""
 _AT_ONCE = 50
-"""Tables in one plan: of 1 000 it filled 2 GiB, and a start with so many topics did not come to its end."""
+"""Tables in one plan. A plan of 1 000 tables filled 2 GiB, and a start with so many topics did not finish."""
 _AGAIN, _HELD, _EPOCH, _CLEAN = " again", " held", " epoch", " clean"
-"""Come after the name of a source in the rows, where it is about `LandingPosition.again` and `held`; `clean_id` has no
-source."""
+"""Suffixes of a source's name in the rows, for `LandingPosition.again` and `held`; `clean_id` has no source."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class LandingPosition:
     Attributes:
         landing_id: Grows by one with each landing, over the whole life of the warehouse.
         offsets: The next offset of each partition that has landed anything.
-        again: Of a log that had lost its end: the next offset to read. From there up to the next one to land they were
-            used before.
-        held: Where the logs ended when Kafka was asked last.
-        clean_id: The newest landing after which no table had more than landed; -1 where that is not known.
+        again: The next offset to read of a log that had lost its end. The offsets from there up to the next one to land
+            were used before.
+        held: Where the logs ended when Kafka was last asked.
+        clean_id: The newest landing after which no table had rows of a cut-short landing; -1 when unknown.
     """
 
     landing_id: int
@@ -68,7 +68,7 @@ class LandingPosition:
         return self.again.get(source, {}).get(partition, self.next(source, partition))
 
     def landed(self) -> int:
-        """How many offsets lie below it: as many records have landed at most."""
+        """How many offsets lie below it: at most so many records have landed."""
         return sum(sum(numbers.values()) for numbers in self.offsets.values())
 
     def is_past(self, ends: Offsets) -> bool:
@@ -78,7 +78,7 @@ class LandingPosition:
         )
 
     def with_partitions(self, known: Offsets) -> LandingPosition:
-        """The same with an entry for each partition of `known`, at its value where nothing has landed yet."""
+        """The position with an entry for each partition of `known`, at its value there when nothing has landed yet."""
         offsets = {source: {**numbers, **self.offsets.get(source, {})} for source, numbers in known.items()}
         return replace(self, offsets={**self.offsets, **offsets})
 
@@ -93,11 +93,11 @@ class LandingPosition:
         return replace(moved, again=self._left_to_read(ends, moved))
 
     def cut(self, source: str, partition: int, end: int) -> LandingPosition:
-        """The same, of a log that ends below what was read: what it gets up to there is at offsets used before."""
+        """The position for a log that ends at `end`, below the next offset to land; offsets between are used ones."""
         return replace(self, again={**self.again, source: {**self.again.get(source, {}), partition: end}})
 
     def _left_to_read(self, ends: Offsets, moved: LandingPosition) -> Offsets:
-        """What is still to be read again after a landing that ended before `ends`."""
+        """The next offsets to read of logs that had lost their end, after a landing that ended before `ends`."""
         left: dict[str, dict[int, int]] = {}
         for source, numbers in self.again.items():
             for number, at in numbers.items():
@@ -150,18 +150,19 @@ def append(warehouse: Warehouse, position: LandingPosition) -> None:
         for source, numbers in sources.items()
         for number, value in numbers.items()
     ]
-    # Without `landed_until`, of version 0.2: a watermark that is kept would keep a wrong clock, too.
+    # Without `landed_until`, a column of version 0.2: a stored watermark would keep clock errors, too.
     row = {"landing_id": position.landing_id, "offsets": offsets, "completed_at": as_datetime(now_ms())}
     warehouse.add([row], "positions", {"landing_id": position.landing_id})
 
 
 class PartialLanding:
-    """The records at or above a position that tables hold since a landing that was cut short.
+    """The records at or above a position that a landing that was cut short has written to tables.
 
     Attributes:
-        coordinates: source, partition and offset of each, and what tells it from another one that gets them after the
-            log has lost its end: when it was appended, or of a rejected one a hash of its key and value.
-        ends: the offset after the last of them, by source and partition.
+        coordinates: source, partition and offset of each record, and its append time, or for a rejected one a hash of
+            its key and value. By time or hash it differs from a record that gets these coordinates after the log has
+            lost its end.
+        ends: the offset after the last record, by source and partition.
     """
 
     def __init__(self, coordinates: DataFrame, ends: Offsets) -> None:
@@ -178,11 +179,11 @@ class PartialLanding:
         return PartialLanding(self.coordinates.union(more.coordinates), ends)
 
     def end(self, source: str, partition: int) -> int:
-        """The offset after the last of them in a partition, 0 when there is none."""
+        """The offset after the last of these records in a partition, 0 when there is none."""
         return self.ends.get(source, {}).get(partition, 0)
 
     def is_passed(self, position: LandingPosition) -> bool:
-        """Whether landing has come past all of them."""
+        """Whether the position is past all of these records."""
         return position.is_past(self.ends)
 
 
@@ -191,7 +192,7 @@ def _later(some: Mapping[int, int], others: Mapping[int, int]) -> Mapping[int, i
 
 
 def uncommitted(warehouse: Warehouse, position: LandingPosition, tables: Sequence[str] = ()) -> PartialLanding | None:
-    """What a landing that was cut short has written, None when the newest one was complete.
+    """The records that a landing that was cut short has written, None when the newest one was complete.
 
     Args:
         warehouse: the tables.
@@ -199,7 +200,7 @@ def uncommitted(warehouse: Warehouse, position: LandingPosition, tables: Sequenc
         tables: where to look; by default all.
     """
     tables = tables or [*LANDED, *map(topic_table, warehouse.topics())]
-    # What lies above it was written after the newest clean landing, maybe by several that were cut short.
+    # Rows above the position were written after the newest clean landing, maybe by several that were cut short.
     later = written_after(warehouse.log, tables, position.clean_id)
     tables = [each for each in later if each not in LANDED or warehouse.has_grown(each)]
     found: list[Row] = []
@@ -225,7 +226,7 @@ def highest(coordinates: DataFrame) -> list[Row]:
 
 
 def ends_of(rows: Iterable[Row]) -> dict[str, dict[int, int]]:
-    """The offset after the highest one of each partition, of rows of `highest` of several tables."""
+    """The offset after the highest one of each partition, by the `highest` rows of several tables."""
     ends: dict[str, dict[int, int]] = {}
     for row in rows:
         numbers = ends.setdefault(row["source"], {})
@@ -234,12 +235,12 @@ def ends_of(rows: Iterable[Row]) -> dict[str, dict[int, int]]:
 
 
 def in_groups(tables: Sequence[str]) -> list[Sequence[str]]:
-    """Tables, as many at a time as one plan can have."""
+    """The tables in groups, each as large as one plan can have."""
     return [tables[begin:][:_AT_ONCE] for begin in range(0, len(tables), _AT_ONCE)]
 
 
 def content_hash() -> Column:
-    """What tells a rejected record from another at its coordinates; its table has no append time."""
+    """A hash that distinguishes a rejected record from another at its coordinates; its table has no append time."""
     return F.xxhash64("key", "value")
 
 
@@ -281,8 +282,8 @@ def at_or_above(offsets: Offsets, source: str, queue: str = "partition", offset:
     """SQL: whether a record of `source` is at or above its offsets, in a partition that is not one of the later ones.
 
     Args:
-        offsets: where something was; of a partition without an entry everything is above.
-        source: whose record.
+        offsets: a position; in a partition without an entry every record is above it.
+        source: the source of the record.
         queue: the column of the partition.
         offset: the column of the offset.
     """
@@ -294,10 +295,10 @@ def at_or_above(offsets: Offsets, source: str, queue: str = "partition", offset:
 
 
 def later_partitions(offsets: Offsets, queue: str = "partition") -> str:
-    """SQL: whether a partition has come since these offsets: no source has one with so high a number.
+    """SQL: whether a partition is newer than these offsets: in them no source has one with so high a number.
 
-    It is a scan of its own where a table is partitioned by queue, which prunes it: in one condition with offsets it
-    keeps Delta from skipping any file, and 20 million ops took 8 s of a start.
+    A table that is partitioned by queue gets a scan of its own for this condition, which prunes the table. Together
+    with offsets in one condition, it keeps Delta from skipping any file: 20 million ops took 8 s of a start.
     """
     return f"{queue} > {_last(offsets)}"
 

@@ -1,4 +1,4 @@
-"""The streaming query that reads Kafka; what it calls with a batch lands it."""
+"""The streaming query that reads Kafka; its callback lands each batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commitlake.spark.files import FileSystem
 MAX_RECORDS = 400_000
 """Records in one batch at most: some 4 s of work on 2 cores, so that a backlog lands in steps."""
 _LOOK_MS = 100
-"""What is alone waits no longer; from the begin of one batch to the next `trigger_interval` passes (`Run`)."""
+"""A single record waits no longer. `Run` lets `trigger_interval` pass from the begin of one batch to the next."""
 
 
 def start(
@@ -29,7 +29,7 @@ def start(
     *,
     available_now: bool,
 ) -> StreamingQuery:
-    """Starts the query. Its checkpoint is a new one at every start: where to go on stands in the tables.
+    """Starts the query. Its checkpoint is a new one at every start: the position to go on from stands in the tables.
 
     Args:
         spark: the coordinator's session.
@@ -37,7 +37,7 @@ def start(
         offsets: the next offset to land of each partition, by source.
         land: called with each batch of Kafka records and its number.
         checkpoint: a directory for this run.
-        available_now: land what is there and end, instead of looking for more.
+        available_now: land all records that are there and end, instead of polling for more.
     """
     begins = {config.kafka.topic(source): numbers for source, numbers in offsets.items()}
     raw = (
@@ -57,8 +57,8 @@ def start(
 def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int) -> Offsets:
     """Where a batch of the query ends: the next offset of each partition, by source.
 
-    Spark writes that to its offset log before it hands the batch out, a line for each stream that the query reads. The
-    records of the batch do not say it: Kafka's own transaction markers take offsets too.
+    Spark writes the ends to its offset log before it hands the batch out, a line for each stream that the query reads.
+    The records of the batch do not show them: Kafka's own transaction markers take offsets too.
 
     Args:
         spark: any session of the application.

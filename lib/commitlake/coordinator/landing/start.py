@@ -1,4 +1,4 @@
-"""Where landing goes on at a start, and whether Kafka still holds what has not landed yet."""
+"""Where landing goes on at a start, and whether Kafka still holds the records that have not landed yet."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ _SUCCESSORS_S, _LOOK_S = 30.0, 1.0
 
 
 class Begin(NamedTuple):
-    """Where landing goes on.
+    """The begin of landing at a start.
 
     Attributes:
         position: The next offset to land of each partition.
-        offsets: Where reading begins.
-        ends: What Kafka held when this was worked out.
-        stable: What can be read of that beside Kafka transactions that are open; the same where none is.
-        stable_ms: All that Kafka had stored until then lies below (ms since epoch, UTC); None where none is open.
+        offsets: The next offset to read of each partition.
+        ends: Where the logs ended when this was worked out.
+        stable: Up to where the logs can be read, below open Kafka transactions; the same as `ends` where none is open.
+        stable_ms: All records that Kafka had stored until then lie below `stable` (ms since epoch, UTC); None where no
+            Kafka transaction is open.
     """
 
     position: LandingPosition
@@ -53,11 +54,11 @@ class Reached(NamedTuple):
 
 
 NOTHING = Reached(LandingPosition(0, {}), is_recorded=False)
-"""Of a new warehouse."""
+"""The value for a new warehouse."""
 
 
 def reached(warehouse: Warehouse, config: Config) -> Reached:
-    """How far landing has come, as the tables show: also those of an older version, which had no `positions`.
+    """How far landing has come: by `positions`, or by the other tables of an older version, which had none.
 
     Raises:
         WarehouseError: the tables are a copy of different moments.
@@ -70,19 +71,19 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
 
 
 def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: Collection[str] = ()) -> Begin:
-    """Compares the position with what Kafka holds, and records it where no row of `positions` does.
+    """Compares the position with Kafka's logs, and records it when no row of `positions` has it.
 
-    Without that row, what the first landing has written before it was cut short would look like all that has landed,
-    and the next start would not know where a log ended when that was accepted.
+    Without that row, a first landing that was cut short would look complete. And the next start would not know where a
+    log ended when the loss of its end was accepted.
 
     Args:
         warehouse: remembers where the logs began at its first start.
-        config: says where Kafka is, and what is accepted.
+        config: says where Kafka is, and which differences are accepted.
         resume_point: how far landing has come.
         others: sources whose topics are others than before, as accepted; their leaders have epochs of their own.
 
     Raises:
-        IdentityError: Kafka no longer holds all that has not landed, or a log ends below the next offset to land.
+        IdentityError: Kafka has lost records that have not landed, or a log ends below the next offset to land.
         KafkaError: Kafka is out of reach.
     """
     comparable = {source: ends for source, ends in resume_point.position.held.items() if source not in others}
@@ -117,13 +118,13 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
         known = replace(known, landing_id=max(known.landing_id, resume_point.position.landing_id + 1))
     if is_new or not resume_point.is_recorded:
         positions.append(warehouse, known)
-    kafka_identity.remember(warehouse, config, begins)  # after the epochs of its leaders, which tell a cut log
+    kafka_identity.remember(warehouse, config, begins)  # after the leaders' epochs are recorded: they show a cut log
     offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
     return Begin(known, offsets, last, *_stable(waiting, last, config))
 
 
 def _of_leaders(client: KafkaAdminClient, config: Config, known: LogEnds) -> LogEnds:
-    """Where the logs end; one who led before, as after an outage, hears within seconds that another leads now."""
+    """Where the logs end, by their leaders. A deposed leader, as after an outage, knows its successor in seconds."""
     until = time.monotonic() + _SUCCESSORS_S
     while deposed(known, held := log_ends(client, config, SOURCES)):
         if config.accept.lost_range or time.monotonic() > until:
@@ -133,7 +134,10 @@ def _of_leaders(client: KafkaAdminClient, config: Config, known: LogEnds) -> Log
 
 
 def _stable(waiting: Mapping[Place, HeldBack], last: Offsets, config: Config) -> tuple[Offsets, int | None]:
-    """Where one is open whenever a start looks, what was due before would never be, if only `last` counted."""
+    """`Begin.stable` and `stable_ms`.
+
+    If only `last` counted, and a Kafka transaction was open at every start, nothing would ever become due.
+    """
     held = {place: each.offset for place, each in waiting.items()}
     stable = {
         source: {number: held.get((source, number), end) for number, end in numbers.items()}
@@ -144,7 +148,10 @@ def _stable(waiting: Mapping[Place, HeldBack], last: Offsets, config: Config) ->
 
 
 def _check_open(waiting: Mapping[Place, HeldBack], known: LandingPosition, config: Config) -> None:
-    """Spark takes an end below where it begins for lost data; what was landed uncommitted may lie above that."""
+    """Warns of open Kafka transactions; raises when one is open below the next offset to read.
+
+    Uncommitted records that have landed may lie above its begin. Spark takes an end below its own begin for lost data.
+    """
     for (source, number), (offset, records) in waiting.items():
         what = f"{config.kafka.topic(source)}-{number} has a Kafka transaction that is open since offset {offset}"
         if offset < known.reads(source, number):
@@ -157,7 +164,10 @@ def _check_open(waiting: Mapping[Place, HeldBack], known: LandingPosition, confi
 
 
 def _refuse_earlier(places: Sequence[Place], config: Config) -> None:
-    """A leader of before may have less than landed, and a broker that was restored may have grown past that again."""
+    """Raises for earlier leaders, unless accepted.
+
+    Such a leader may have less than has landed. The log of a restored broker may have grown past that again.
+    """
     if not places:
         return
     names = ", ".join(f"{config.kafka.topic(source)}-{number}" for source, number in places)
@@ -172,7 +182,7 @@ def _refuse_earlier(places: Sequence[Place], config: Config) -> None:
 
 
 def _warn_of_lost(known: LandingPosition, cut: Offsets, config: Config) -> None:
-    """Tells where a log has lost what had not landed: nothing here is wrong, but its producers were told it is safe."""
+    """Warns of records that a log lost before they landed: the tables are right, but Kafka had acknowledged them."""
     for source, numbers in cut.items():
         for number, low in numbers.items():
             if low >= known.reads(source, number):
@@ -181,7 +191,7 @@ def _warn_of_lost(known: LandingPosition, cut: Offsets, config: Config) -> None:
 
 
 def _kept(last: Offsets, cut: Offsets) -> Offsets:
-    """Up to where each log has what it had when it was read; up to its end where it was not cut."""
+    """Up to where each log is unchanged since it was read: where it was cut, or else its end."""
     return {
         source: {number: min(end, cut.get(source, {}).get(number, end)) for number, end in numbers.items()}
         for source, numbers in last.items()
@@ -189,7 +199,10 @@ def _kept(last: Offsets, cut: Offsets) -> Offsets:
 
 
 def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, kept: Offsets) -> LandingPosition:
-    """Counts what a landing that was cut short has written to the offsets used, where a log has lost its end."""
+    """The position, past the records of a landing that was cut short, where a log has lost its end.
+
+    The offsets of these records count as used.
+    """
     short = [(source, at) for source, lows in kept.items() for at, low in lows.items() if low < known.reads(source, at)]
     uncommitted = positions.uncommitted(warehouse, known) if short else None
     if uncommitted is not None:
@@ -201,9 +214,9 @@ def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, kept: Offset
 def _compared(
     known: LandingPosition, source: str, number: int, held: tuple[int, int, int], config: Config
 ) -> LandingPosition:
-    """The position after a look at what Kafka holds of one partition.
+    """The position after a comparison with the log of one partition.
 
-    That is from its oldest offset up to its end. From the third number on it is not what was there before.
+    `held` is the log's oldest offset, its end, and the offset from which on its records are not those of before.
     """
     oldest, end, kept = held
     at = known.reads(source, number)
@@ -223,14 +236,18 @@ def ends(config: Config, sources: Iterable[str], timeout_ms: int = CONNECT_TIMEO
     """The next offset that each partition of Kafka topics gets, by source.
 
     Raises:
-        KafkaError: Kafka is out of reach for `timeout_ms`, or does not know one of them.
+        KafkaError: Kafka is out of reach for `timeout_ms`, or does not know a topic.
     """
     with connect(config, timeout_ms) as client:
         return latest_offsets(client, config, sources)
 
 
 def _lost(what: str, low: int, high: int, config: Config) -> None:
-    """An end below the next offset: an unclean leader election or a restored broker; its offsets come a second time."""
+    """Raises for a lost range, unless accepted.
+
+    An end below the next offset comes of an unclean leader election or a restored broker. Its offsets come a second
+    time.
+    """
     if not config.accept.lost_range:
         msg = (
             f"{what}: records at the offsets {low} to {high - 1} are lost; check that this is the right Kafka, or set "
@@ -241,13 +258,13 @@ def _lost(what: str, low: int, high: int, config: Config) -> None:
 
 
 _COMMITS = 1_000
-"""How far back the marker of a landing is looked for: version 0.1 wrote it again when it was 20 commits back."""
+"""Commits in which the marker of a landing is searched. Version 0.1 wrote it again when it was 20 commits back."""
 
 
 def _of_older_version(warehouse: Warehouse, config: Config) -> LandingPosition:
     """Version 0.1 kept offsets in the markers of its commits to `op`.
 
-    The newest landing may have been cut short, so landing goes on at its begin, and what it has written is left out.
+    The newest landing may have been cut short, so landing goes on at its begin and leaves out the rows it has written.
     """
     for marker in warehouse.markers("op", _COMMITS):
         if "landing_id" in marker and "tables" in marker:
@@ -260,7 +277,7 @@ def _of_older_version(warehouse: Warehouse, config: Config) -> LandingPosition:
 
 
 def _by_tables(warehouse: Warehouse) -> LandingPosition:
-    """The highest offsets that stand in the tables, for a warehouse without markers, which may be a new one."""
+    """The position by the highest offsets in the tables, for a warehouse without markers: it may be a new one."""
     tables = [*positions.LANDED, *map(topic_table, warehouse.topics())]
     rows = [row for table in tables for row in positions.highest(positions.coordinates(warehouse, table))]
     return LandingPosition(0, positions.ends_of(rows))

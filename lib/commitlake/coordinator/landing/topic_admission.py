@@ -1,4 +1,4 @@
-"""Which destination topics there are: a new one is admitted as long as there is room, the first to come first."""
+"""The destination topics: new ones are admitted while there is room, in the order of their first records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Topics:
 
     @property
     def names(self) -> set[str]:
-        """All of them."""
+        """The names of all topics that have a table."""
         return set(self._names)
 
     def admit(self, classified: DataFrame) -> None:
@@ -45,7 +45,7 @@ class Topics:
         first = named.groupBy("topic").agg(F.min("stored_at").alias("first_stored")).orderBy("first_stored", "topic")
         found = [row["topic"] for row in first.limit(2 * room).collect()]
         new = [topic for topic in found if self._warehouse.may_hold(topic)][:room]
-        # Two that differ in case only may share a place, which shows when the first one has its table.
+        # Two names that differ only in case may share a place, which shows only when the first one has its table.
         places = Counter(topic.lower() for topic in self._names.union(new))
         twins = [topic for topic in new if places[topic.lower()] > 1]
         self._add([topic for topic in new if topic not in twins])

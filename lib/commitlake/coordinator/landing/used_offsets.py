@@ -1,4 +1,4 @@
-"""Records at offsets that were used before: the end of a log was lost, and it grows a second time.
+"""Records at offsets that were used before: a log has lost its end and grows a second time.
 
 An offset names one message for ever, also in the tables. So these records change nothing, and each is in `rejected`.
 """
@@ -36,11 +36,12 @@ class UsedOffsets:
         self._landed = sized(_landed(warehouse, self._used), most)
 
     def refuse(self, classified: DataFrame) -> DataFrame:
-        """Classified records: those at such offsets are refused, whatever else they are, without those told before.
+        """Classified records, with those at used offsets rejected, whatever else they are.
 
-        A landing that was cut short may have told some. Another record may have stood at the same offset after an
-        earlier cut, so it is `detail`, with the append time, that says whether it was this one. Those that have landed
-        are left out by the append time, too: a coordinator that ran meanwhile went on where the old end was.
+        Records that are in `rejected` already are left out: a landing that was cut short may have written some. After
+        an earlier cut another record may have stood at the same offset. So `detail`, with the append time, identifies
+        the record. Records that have landed are left out by their append time, too: a coordinator that ran meanwhile
+        went on at the old end.
         """
         others = classified.join(self._landed, _LANDED, "left_anti")
         refused = classify.rejecting(others, self._used, OFFSET_USED_BEFORE, _detail())
@@ -48,9 +49,9 @@ class UsedOffsets:
 
 
 def drop_already_landed(classified: DataFrame, uncommitted: PartialLanding) -> DataFrame:
-    """Classified records without those that a landing that was cut short has written; others at their offsets refused.
+    """Classified records without those that a cut-short landing has written; others at their offsets are rejected.
 
-    The log may have lost its end since, above the position: by the position alone nothing that has landed was lost.
+    Others come when the log has lost its end since, above the position: the position alone does not show such a loss.
     """
     place = ["source", "partition", "offset"]
     known = F.broadcast(uncommitted.coordinates)
@@ -87,7 +88,7 @@ def _landed(warehouse: Warehouse, used: Column) -> DataFrame:
 
 
 def _detail() -> Column:
-    """What happened, and what to do. A function of the record alone, since it is compared."""
+    """The text for the user. It must be a function of the record alone, since `refuse` compares it."""
     what = (
         "the end of this Kafka log was lost, and this record got an offset that names another one of before; "
         "it changed nothing: send it again. Appended at "

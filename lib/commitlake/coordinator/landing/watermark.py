@@ -1,6 +1,6 @@
 """The watermark: the broker time up to which every record has landed. Deadlines never run ahead of it.
 
-A lagging or stalled landing, or a backlog that is taken in steps, then discards nothing whose op is in Kafka.
+So a landing that lags or stalls, or a backlog that lands in steps, discards no transaction whose op is in Kafka.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.protocol.statemachine.rows import ABSENT
 
 _MOST = 256
-"""Answers of Kafka that are remembered; a backlog of hours brings one in some seconds."""
+"""Number of Kafka's answers that are kept; a backlog of hours brings one every few seconds."""
 
 
 class Watermark:
-    """The rule: what Kafka held when it was asked has landed when the position is past it.
+    """The watermark, by Kafka's answers where its logs end.
+
+    The rule: when the position is past the ends of an answer, all that Kafka held at that time has landed.
 
     Attributes:
-        until: where it stands, ms since epoch, UTC; -1 before the first answer has landed.
+        until: the watermark, ms since epoch, UTC; -1 before the first answer has landed.
     """
 
     def __init__(self) -> None:
@@ -27,8 +29,8 @@ class Watermark:
         """Remembers where the logs ended.
 
         Args:
-            asked_ms: a broker's time before it was asked (ms since epoch, UTC): all that it had stored until then lies
-                below the ends.
+            asked_ms: the broker's time before it was asked (ms since epoch, UTC): all records that it had stored until
+                then lie below the ends.
             ends: the next offset of each partition, by source.
         """
         self._asked.append((asked_ms, ends))
@@ -36,7 +38,10 @@ class Watermark:
             del self._asked[1::2]  # coarser steps, but it still goes on
 
     def landed(self, position: LandingPosition) -> int:
-        """Takes how far landing has come; returns the watermark. A clock that was wrong is soon forgotten."""
+        """Advances the watermark by the position of landing; returns it.
+
+        Each answer that has landed replaces the last, so clock errors do not persist.
+        """
         for at in reversed(range(len(self._asked))):
             asked_ms, ends = self._asked[at]
             if position.is_past(ends):

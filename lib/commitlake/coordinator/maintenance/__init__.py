@@ -1,4 +1,4 @@
-"""Old rows go, small files become few, unused files vanish.
+"""Maintenance deletes old rows, compacts small files, and deletes unused files.
 
-Begin with `run.py`; `retention.py` says which rows may go. What is open, or may be resumed, never goes.
+Begin with `run.py`; `retention.py` says which rows may go. A transaction that is open, or may be resumed, never goes.
 """

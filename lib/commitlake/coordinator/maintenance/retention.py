@@ -1,17 +1,17 @@
-"""Which rows may go by age, and in which order: never what is open, undelivered or resumable (contract 2).
+"""Which rows may be deleted by age, and in which order: never open, undelivered or resumable messages (contract 2).
 
-Of a transaction all half messages go together, once each has ended for good and long ago. The other tables follow by
-what is no longer there, never by a list kept on the side, so a kill between two deletes leaves nothing behind that the
-next run does not find. The order is such that a start between any two deletes takes nothing for open again:
+All half messages of a transaction go together, once each has ended for good and long ago. Rows of the other tables go
+when their messages are gone from `half` and `delayed`; there is no list kept on the side. So after a kill between two
+deletes the next run finds the rest. In this order a start between any two deletes takes nothing for open again:
 
-1. `op`, or a decision whose ledger row has gone would look like one that waits;
+1. `op`: else a decision whose ledger row has gone would look like one that waits;
 2. `half` and `delayed`, the messages;
 3. `transactions`, while a delivery still says that a delay has ended; then `deliveries`;
-4. `checks`, `discarded`, `reentries`, `rejected`: what was written about them.
+4. `checks`, `discarded`, `reentries`, `rejected`: the rows that were written about them.
 
-A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed. Of each Kafka
-partition the highest row of a table stays too, with what it is about: by it a start finds where to go on should all
-markers be gone.
+A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed. In each table
+the highest row of each Kafka partition stays too, with the messages that it names. Without any markers a start finds by
+that row where to go on.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from commitlake.tables import Warehouse
 
 @dataclass(frozen=True)
 class Cut:
-    """What is old: rows of batches up to `last_batch`, ended before `ended_ms`, stored or written before `stored_ms`.
+    """The old rows: of batches up to `last_batch`, ended before `ended_ms`, stored or written before `stored_ms`.
 
-    Both are ms since epoch, UTC. `stored_ms` is later by the time for which an op may wait, so what came after the end
-    of a transaction, a repeated op or a late part, goes along with it.
+    Both are ms since epoch, UTC. `stored_ms` is later by the time for which an op may wait. So a repeated op or a late
+    part, which came after the end of a transaction, goes along with it.
     """
 
     last_batch: int
@@ -44,7 +44,7 @@ class Cut:
         return (F.col("batch_id") <= self.last_batch) & self.written(column)
 
     def written(self, column: str) -> Column:
-        """Rows that are as old by `column`, and belong to no batch."""
+        """Rows that are as old by `column`, of whatever batch, or of none."""
         return F.col(column) < F.timestamp_millis(F.lit(self.ended_ms))
 
     def stored(self, column: str) -> Column:
@@ -62,7 +62,7 @@ class RetentionStep:
 
 
 def steps(warehouse: Warehouse, cut: Cut) -> list[RetentionStep]:
-    """The deletes, in their order; each looks at the tables when its turn comes."""
+    """The deletes, in their order; each reads the tables when its turn comes."""
     old = _Old(warehouse, cut)
     return [
         RetentionStep("op", ["queue", "op_offset", "admin"], old.ops),
@@ -139,7 +139,7 @@ class _Old:
         return kept.join(self._halves_left().toDF(*_PLACE), _PLACE, "left_anti")
 
     def reentries(self) -> DataFrame:
-        """Only the RESUME of what is still there says something after the batch that it came back to."""
+        """Rows of old batches, except the RESUME of a half message that is still there: only that is needed later."""
         rows = self._read("reentries").where(F.col("batch_id") <= self._old_batch())
         resumes = F.col("kind") == int(Kind.HALF)
         gone = rows.where(resumes).join(self._halves_left().toDF("queue", "offset"), ["queue", "offset"], "left_anti")
@@ -162,13 +162,13 @@ class _Old:
         return _but_highest(gone.join(op, keys, "left_anti"), old, keys[:2], keys[2])
 
     def _parts_that_spoil(self) -> DataFrame:
-        """Refused parts of what may still be resumed: it never may be, for their sake."""
+        """Refused parts of transactions in `half`: because of these rows no RESUME may reopen such a transaction."""
         parts = refused_rows(self._read("rejected")).select("queue", "offset", "part_queue", "part_offset")
         left = parts.join(self._halves_left().toDF("queue", "offset"), ["queue", "offset"], "left_semi")
         return left.selectExpr("'half'", "part_queue", "part_offset").toDF("source", "kafka_partition", "kafka_offset")
 
     def positions(self) -> DataFrame:
-        """Only the newest shows where landing goes on; some more are kept for people who ask."""
+        """All but the newest 1 000: only the newest shows where landing goes on, the others are for people who ask."""
         rows = self._read("positions").select("landing_id")
         newest = rows.agg(F.max("landing_id")).collect()[0][0]
         return rows.where(F.col("landing_id") < (newest or 0) - _POSITIONS)
@@ -188,17 +188,17 @@ class _Old:
         return rejected.where(self._cut.written("rejected_at"))
 
     def _done(self) -> DataFrame:
-        """The first half messages of transactions that ended for good, with all that landed of them."""
+        """The first half messages of transactions of which each half message that landed has ended for good."""
         half = self._stored("half").select(*_FIRST, *_PLACE)
         found = half.join(self._ended_for_good().toDF(*_PLACE, "good"), _PLACE, "left")
         every = found.groupBy(*_FIRST).agg(F.bool_and(F.coalesce("good", F.lit(False))).alias("every"))
         return every.where("every").select(*_FIRST).join(self._named_by_kept_ops(), _FIRST, "left_anti")
 
     def _named_by_kept_ops(self) -> DataFrame:
-        """What an op that stays is about stays too, or the op would look like one that waits.
+        """The messages that kept ops name: they stay too, or such an op would look like one that waits.
 
-        A decision may be repeated long after the end. Of the young ops, mostly about young half messages, those count
-        that are about a queue's old part.
+        A decision may be repeated long after the end. Most young ops name young half messages; only those that name an
+        old message of a queue count.
         """
         op, partition, first = self._stored("op"), ["queue", "admin"], F.col("half_messages")[0]
         kept = op.join(F.broadcast(_highest(op, partition, "op_offset")), [*partition, "op_offset"], "left_semi")
@@ -210,7 +210,7 @@ class _Old:
         return named.join(F.broadcast(ends), "first_queue").where("first_offset <= until").select(*_FIRST)
 
     def _ended_for_good(self) -> DataFrame:
-        """Each half message with an old end, and whether the newest of those is final and, with a delay, delivered.
+        """Each half message with an old end, and whether its newest old end is final and, with a delay, delivered.
 
         No younger end can follow a final one, so the young part of the ledger is not read.
         """

@@ -1,9 +1,9 @@
-"""Keeps a warehouse small and quick: old rows go, small files become few, files that nobody uses any more vanish.
+"""Keeps a warehouse small and quick: it deletes old rows, compacts small files, and deletes unused files.
 
-It also saves what is open, so that the next start is quick.
+Maintenance also saves the open rows, so that the next start is quick.
 
-Every batch writes a file or more for each queue and table, so a table that gets a batch a second has 14 000 files
-after an hour, and every batch looks through their list.
+Every batch writes a file or more for each queue and table. So a table that gets a batch a second has 14 000 files
+after an hour, and every batch reads their list.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from commitlake.tables.schemas import FILE_RETENTION, interval
 log = logging.getLogger(__name__)
 
 _FEW_FILES = 16
-"""A table with no more files needs no compaction: 4 queues with a small rest of files each."""
+"""A table with no more files needs no compaction: 4 queues with a few files each."""
 _DELETE_EVERY = 0.01
-"""A part of the retention: to find that nothing is old costs 10 s of CPU, and a hundredth later is early enough."""
+"""A part of the retention: a search that finds nothing old costs 10 s of CPU, and a hundredth later is early enough."""
 _VACUUM_EVERY = 0.25
-"""A part of the time for which files are kept: a table's directory holds at most a quarter more than it has to."""
+"""A part of the time for which files are kept: a table's directory holds unused files a quarter longer at most."""
 _HOUR_MS = 3_600_000
 Pause = Callable[[], AbstractContextManager[object]]
 """A context in which no batch runs."""
@@ -51,7 +51,7 @@ Pause = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Report:
-    """What a run did, by table: rows deleted, files compacted, what failed; `kept` says why no row was deleted."""
+    """The work of a run, by table: rows deleted, files compacted, failures; `kept` says why no row was deleted."""
 
     deleted: dict[str, int] = field(default_factory=dict)
     compacted: dict[str, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Report:
     kept: str = ""
 
     def __str__(self) -> str:
-        """One line."""
+        """The report as one line."""
         rows = ", ".join(f"{name} {count}" for name, count in self.deleted.items()) or self.kept or "none"
         files = ", ".join(f"{name} {count}" for name, count in self.compacted.items()) or "none"
         failed = f"; failed, and is tried again: {'; '.join(self.failed)}" if self.failed else ""
@@ -70,10 +70,10 @@ class Maintenance:
     """Maintains the tables of one warehouse, in Spark sessions of its own: some settings hold for it only.
 
     Args:
-        warehouse: the tables; with the guard of a coordinator an older one maintains nothing under a newer one.
+        warehouse: the tables; by its guard an older coordinator maintains nothing under a newer one.
         config: the configuration.
-        pause: a context in which no batch of this process runs, while rows are deleted.
-        go_on: asked between two tables; False ends the run.
+        pause: a context in which no batch of this process runs, for deletes of rows.
+        go_on: called between two tables; False ends the run.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Maintenance:
     def run(self) -> Report:
         """Deletes old rows, compacts tables with many files, and vacuums each from time to time.
 
-        A failure on one table is logged, and tried again by the next run; the others proceed.
+        A failure on one table is logged, and the next run retries it; the other tables proceed.
         """
         report, now = Report(), time.monotonic()
         context = self._files.spark.sparkContext  # the pool and the group are of this thread's jobs
@@ -104,11 +104,11 @@ class Maintenance:
         self._say_nothing()
         save = partial(rebuild.save_snapshot, self._warehouse, self._config.transaction)
         if not self._try(save, "saving what is open", report):
-            # A start would work out what is open from all of history, which must be there then.
+            # Without saved rows a start works out the open rows from all of history, which must then be there.
             report.kept = "none, what is open could not be saved"
         with self._pause():
-            # An append that was held up for hours is over now, and the files of later ones are young: what VACUUM
-            # takes for left behind is.
+            # An append that was held up for hours has ended by now, and files of later appends are young. So all files
+            # that VACUUM takes for left behind are left behind.
             pass
         if now >= self._next_delete and not report.kept:
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
@@ -119,7 +119,7 @@ class Maintenance:
         return report
 
     def cut_short(self) -> None:
-        """Cancels the jobs of a run under way; what was not committed yet was never there, as after a kill."""
+        """Cancels the jobs of a run in flight; its uncommitted work has no effect, as after a kill."""
         self._files.spark.sparkContext.cancelJobGroup(self._jobs)
 
     def _try(self, step: Callable[[], None], name: str, report: Report) -> bool:
@@ -145,11 +145,11 @@ class Maintenance:
                 self._delete(report, step, cut)
 
     def _kept(self) -> str:
-        """Why no row may go, empty where it may."""
-        with self._pause():  # a landing that is under way looks like one that was cut short
+        """Why no row may be deleted; empty when rows may be."""
+        with self._pause():  # a landing in flight looks like one that was cut short
             newest = positions.newest(self._warehouse)
             if newest is None or positions.uncommitted(self._warehouse, newest, positions.LANDED) is not None:
-                # The next start leaves out what stands in the tables, so that must stay.
+                # The next start leaves out the records that stand in the tables, so these must stay.
                 return "none, a landing was cut short; start the coordinator first"
         return ""
 
@@ -159,7 +159,7 @@ class Maintenance:
         if not count:
             return
         if not report.deleted:
-            report.kept = self._kept()  # once there is something to delete: it holds rounds up for some seconds
+            report.kept = self._kept()  # only before the first delete: it delays rounds for some seconds
             if report.kept:
                 return
             self._tell(cut)
@@ -171,12 +171,12 @@ class Maintenance:
         report.deleted[step.table] = count
 
     def _tell(self, cut: retention.Cut) -> None:
-        """An audit must know what may be gone before the first row is."""
+        """Records the cut in `maintenance`: an audit must know before the first delete which rows may be gone."""
         row = {"ended_before": as_datetime(cut.stored_ms), "maintained_at": as_datetime(now_ms())}
         self._warehouse.add([row], "maintenance")
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:
-        """What a report calls each table, its name, and the time for which its unused files are kept."""
+        """Each table: its name in a report, its name, and the time for which its unused files are kept."""
         keep = self._config.maintenance
         for name in TABLES:
             yield name, name, keep.file_retention_ms
@@ -184,7 +184,7 @@ class Maintenance:
             yield f"topics/{topic}", topic_table(topic), keep.topic_file_retention_ms
 
     def _say_nothing(self) -> None:
-        """Let Scala's console be silent in this thread: Delta prints "Deleted 0 files" there for each table."""
+        """Silences Scala's console in this thread: Delta prints "Deleted 0 files" there for each table."""
         jvm: Any = self._files.spark.sparkContext._jvm
         with suppress(Py4JError):
             nowhere = jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream())
@@ -205,7 +205,7 @@ class Maintenance:
 
 
 def _bounds(old: DataFrame, on: Sequence[str]) -> list[str]:
-    """Conditions that let Delta skip the files beyond what goes: a MERGE finds none by itself."""
+    """Conditions that let Delta skip files without rows to delete: a MERGE finds none by itself."""
     numbers = [name for name in on if old.schema[name].dataType in (IntegerType(), LongType())]
     ends = old.agg(*map(F.min, numbers), *map(F.max, numbers)).collect()[0]
     lows, highs = ends[: len(numbers)], ends[len(numbers) :]
@@ -220,17 +220,17 @@ def _compact(table: DeltaTable) -> int:
 def at_intervals(
     maintenance: Maintenance, interval_ms: int, stopping: threading.Event, ended: Callable[[], None]
 ) -> Callable[[float], bool]:
-    """Runs maintenance in a thread until `stopping`; a failure is logged and tried again, and stops nothing.
+    """Runs maintenance in a thread until `stopping`; a failure is logged and retried, and stops nothing.
 
     Args:
-        maintenance: what is run.
+        maintenance: the maintenance to run.
         interval_ms: time between the end of a run and the next one.
         stopping: ends the thread when it is set.
         ended: called after each run.
 
     Returns:
-        What waits for the end of the thread, so many seconds at most, and returns whether it has ended. It cuts a run
-        short, since a compaction may take half a minute, and who stops a process gives it 30 s.
+        A function that waits for the end of the thread, so many seconds at most, and returns whether the thread has
+        ended. It cuts a run short: a compaction may take half a minute, and a supervisor gives a process 30 s to stop.
     """
 
     def serve() -> None:
@@ -250,7 +250,7 @@ def at_intervals(
     def end(timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
         while thread.is_alive() and time.monotonic() < until:
-            with suppress(Py4JError, OSError, AttributeError):  # the JVM, or the session, has ended before
+            with suppress(Py4JError, OSError, AttributeError):  # the JVM, or the session, has already ended
                 maintenance.cut_short()
             thread.join(0.2)
         return not thread.is_alive()

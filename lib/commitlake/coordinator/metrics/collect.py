@@ -1,4 +1,4 @@
-"""The figures: what was counted since this start, and what the tables and Kafka say now."""
+"""The metrics: the counts since this start, and figures from the tables and Kafka as they are now."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _OTHERS = "_others"
 
 
 class MetricNames:
-    """Topics that metrics tell by name: the first ones. Producers name topics, and Prometheus keeps each for weeks."""
+    """The topics that metrics name: the first 50. Producers name topics, and Prometheus keeps each name for weeks."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def label(self, topic: str) -> str:
-        """The name of a topic, or the one that all others share."""
+        """The name of a topic, or the label that all other topics share."""
         if len(self._known) < _MOST_TOPICS:
             self._known.add(topic)
         return topic if topic in self._known else _OTHERS
@@ -51,17 +51,17 @@ class MetricNames:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the figures come from.
+    """The sources of the figures.
 
     Attributes:
         config: of the coordinator.
         rounds: of this run.
         counters: of this run.
-        position: how far landing came.
-        ends: the next offset of each partition in Kafka, by topic without prefix.
-        epoch: number of this start, or of the last time that all queries began again.
-        failed: whether the forwarding of each topic of `topics.to_kafka` has failed.
-        names: topics that are told by name.
+        position: returns the position of landing.
+        ends: returns the next offset of each partition in Kafka, by topic without prefix.
+        epoch: number of this start, or of the last restart of all queries.
+        failed: returns whether the forwarding of each topic of `topics.to_kafka` has failed.
+        names: the topics that metrics name.
     """
 
     config: Config
@@ -86,12 +86,12 @@ def collect(sources: Sources) -> Iterable[Metric]:
         with opened(sources.config.warehouse) as tables:
             yield from of_tables(tables, sources.names)
         yield from of_consumers(sources.config)
-    except (*consumers.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: the rest is worth having
+    except (*consumers.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: all others are still useful
         log.info("can't read the tables for metrics: %s", error)
 
 
 def of_rounds(sources: Sources) -> Iterable[Metric]:
-    """What the rounds of this run took, and when maintenance ended."""
+    """Numbers and times of the rounds of this run, and when maintenance ended."""
     rounds = sources.rounds
     if sources.config.maintenance.interval_ms:
         text = "when maintenance ended last, or this run began"
@@ -109,7 +109,7 @@ def of_lag(sources: Sources) -> Iterable[Metric]:
     position = sources.position()
     try:
         now = sources.ends()
-    except KafkaError as error:  # all other metrics are wanted most when Kafka is away
+    except KafkaError as error:  # all other metrics matter most when Kafka is away
         log.info("can't read the lag of landing: %s", error)
         yield _one("kafka_reachable", _REACHABLE, 0)
         return
@@ -130,7 +130,7 @@ def of_disk(sources: Sources) -> Iterable[Metric]:
 
 
 def of_counters(counters: Counters) -> Iterable[Metric]:
-    """What has ended, was rejected and asked since this start."""
+    """Ends, rejected records, checks and delays since this start."""
     ends = [(state.name, reason.name) for state in State for reason in Reason]
     yield _counted("ended", "half messages that ended", ("state", "reason"), counters.of("ended", ends))
     deliveries = counters.of("deliveries", [(each.name,) for each in (Delivery.DELIVERED, Delivery.RECALLED)])
@@ -151,7 +151,7 @@ def of_counters(counters: Counters) -> Iterable[Metric]:
 
 
 def of_tables(tables: Tables, names: MetricNames) -> Iterable[Metric]:
-    """What the tables say now."""
+    """Pending and delayed messages, and the files of the tables."""
     now = now_ms()
     pending = overview.pending(tables, now).to_pylist()
     by_topic: Counter[str] = Counter()
@@ -170,7 +170,7 @@ def of_tables(tables: Tables, names: MetricNames) -> Iterable[Metric]:
 
 
 def of_consumers(config: Config) -> Iterable[Metric]:
-    """How far groups of consumers are behind; as many of them are told by name as topics."""
+    """How far groups of consumers are behind, for the first 50 pairs of a group and a topic."""
     labels, now = ["consumer_group", "topic"], now_ms() / 1_000
     behind = GaugeMetricFamily("commitlake_consumer_behind", "messages that a group has not passed", labels=labels)
     oldest = GaugeMetricFamily("commitlake_consumer_oldest_seconds", "age of the oldest of them", labels=labels)

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus and `/healthz` for whoever restarts processes, on a port of the driver."""
+"""`/metrics` for Prometheus and `/healthz` for a supervisor of processes, on a port of the driver."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from commitlake.spark import preflight
 log = logging.getLogger(__name__)
 
 _FRESH_S = 15.0
-"""Two that ask within so long get one answer: each reads the tables."""
+"""Requests within so long share one answer, since each answer reads the tables."""
 _REQUEST_S = 30.0
-"""Who has connected and asks nothing, or does not read the answer, keeps a thread and a socket for so long."""
+"""A client that connects and asks nothing, or does not read the answer, keeps a thread and a socket for so long."""
 
 
 class KeptMetrics:
@@ -55,7 +55,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Who asked has gone; Python's own writes a stack trace of that."""
+        """Logs that the client has gone; Python's own handler writes a stack trace."""
         log.debug("no answer to %s", client_address, exc_info=True)
 
 
@@ -69,7 +69,7 @@ def serving(
         host: the address to listen on.
         port: 0 for any that is free.
         collect: makes the metrics.
-        health: what is wrong, None when nothing is.
+        health: returns the failure, None when there is none.
 
     Raises:
         SetupError: the port is taken.
@@ -118,6 +118,6 @@ def _handler(registry: CollectorRegistry, health: Callable[[], str | None]) -> t
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing of each request."""
+            """Logs no request."""
 
     return MetricsHandler

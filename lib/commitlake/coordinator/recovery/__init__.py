@@ -1,4 +1,5 @@
-"""A start: one coordinator a warehouse, a cut-short batch completed, what is open worked out from the tables.
+"""Recovery at a start: one coordinator for each warehouse, cut-short batches completed, open rows found in the tables.
 
-Begin with `recover.py`; `fencing.py` keeps two apart. What `rebuild.py` works out must be what the state machine held.
+Begin with `recover.py`; `fencing.py` keeps out a second coordinator. The rows of `rebuild.py` must be those that the
+state machine held.
 """

@@ -1,4 +1,4 @@
-"""The first act of every start: complete the batch that a kill cut short, from its ledger rows alone."""
+"""Completion, at every start, of the batch that a kill cut short: from its ledger rows alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from commitlake.tables.spans import spans_of, within
 from commitlake.tables.together import COPIED
 from commitlake.throttled import Throttle
 
-_REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 knew none
+_REPEAT = "coalesce(repeat, 0) AS repeat"  # version 0.1 had none
 _SHOWN = ["source", "source_queue", "source_offset"]
 _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
 
@@ -28,9 +28,9 @@ _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
 def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
     """Completes the newest batch; returns its batch_id, -1 when there was none yet.
 
-    A batch is whole when it stands in `batches`. If not, its ledger rows are final all the same: what they make
-    visible, or discard, is written now where it is missing. Refusals and checks need no completion: what was not
-    written is still open.
+    A batch is complete when it stands in `batches`. If it does not, its ledger rows are still final: missing rows of
+    messages that became visible, or were discarded, are written now. Refusals and checks need no completion: an op or
+    a transaction without such a row is still open.
     """
     complete = warehouse.newest_batch()
     last = _newest_after(warehouse, complete)
@@ -46,7 +46,7 @@ def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
 
 
 def _newest_after(warehouse: Warehouse, complete: int) -> int | None:
-    """The newest batch that has written rows, None when that is the complete one. Files of older ones are not read."""
+    """The newest batch with rows, None when that is the complete one. Files of older batches are not read."""
     later = [warehouse.rows(table).where(F.col("batch_id") > complete).select("batch_id") for table in OF_BATCHES]
     found = sorted(row["batch_id"] for row in reduce(DataFrame.unionAll, later).distinct().collect())
     if len(found) > 1:
@@ -71,7 +71,7 @@ def _complete_topics(
         topic_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
-    warehouse.add_topics(topics)  # a listed one that is gone is told below
+    warehouse.add_topics(topics)  # a listed topic whose table is gone is reported below
     warehouse.guard.fence(topics)
     there = [
         warehouse.rows(topic_table(topic))
@@ -84,13 +84,13 @@ def _complete_topics(
 
 
 def _shown(delivered: DataFrame, src: Source) -> DataFrame:
-    """Where the messages are that these rows of `deliveries` made visible, and of which topic."""
+    """Place and topic of the messages that these rows of `deliveries` made visible."""
     of_source = delivered.where((F.col("state") == "DELIVERED") & (F.col("source") == src.name.lower()))
     return of_source.select("queue", "queue_offset", "topic")
 
 
 def _at(messages: DataFrame, places: DataFrame) -> DataFrame:
-    """The messages at some places, without reading the bodies of others."""
+    """The messages at some places; bodies of others are not read."""
     at = places.toDF("queue", "queue_offset", "topic").select("queue", "queue_offset")
     near = messages.where(within(spans_of(at, "queue", "queue_offset"), "queue", "queue_offset"))
     return near.join(F.broadcast(at), ["queue", "queue_offset"], "left_semi")
@@ -118,9 +118,9 @@ def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -
 
 
 def resend_checks(warehouse: Warehouse, config: Config) -> None:
-    """Sends the newest checks again: a kill before Kafka would leave a producer unasked for an interval.
+    """Sends the newest checks again: after a kill before their send, a producer would stay unasked for an interval.
 
-    A start goes on when they can't be sent: it needs none of them, and would fail each time.
+    When they can't be sent, the start goes on: it needs none of them, and would fail each time.
     """
     if not warehouse.has_grown("checks"):
         return

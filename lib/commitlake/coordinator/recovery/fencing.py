@@ -1,4 +1,4 @@
-"""One coordinator a warehouse: a lock where the file system has one, and epochs everywhere (contract 4.7)."""
+"""One coordinator for each warehouse: by a lock on a local file system, and by epochs everywhere (contract 4.7)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from commitlake.tables.commits import file_name
 log = logging.getLogger(__name__)
 
 FENCED = tuple(name for name in TABLES if name != "epochs")
-"""Tables that a new epoch fences where there is no lock: an append in flight by an older coordinator then fails."""
+"""Tables that a new epoch fences where there is no lock: an older coordinator's append in flight then fails."""
 _PROPERTY = "commitlake.epoch"
-_ORDER = ("epoch", "started_at", "host", "pid")  # of two that took the same number, one is the newer all the same
+_ORDER = ("epoch", "started_at", "host", "pid")  # so even of two starts with the same number one is the newer
 
 FIRST_EPOCH = 1
 _LOOK_S = 0.5
@@ -44,13 +44,13 @@ _LOOK_S = 0.5
 class WarehouseLock:
     """An OS lock on a local warehouse for the life of the process and, with a session, of its JVM.
 
-    Delta's commit is not atomic between processes on a local file system, so epochs alone would not do there. The
+    Delta's commit is not atomic between processes on a local file system, so epochs alone do not suffice there. The
     lock is taken before anything is appended: a newcomer that appended its epoch first would fence the coordinator
     that runs. The JVM commits, and lives on for seconds when its Python is killed, so it holds a lock too.
 
     Args:
         directory: of the warehouse.
-        spark: the session whose JVM commits; None where none does.
+        spark: the session whose JVM commits; None when no JVM does.
         wait_s: how long to wait for the JVM of a Python that is gone; None for `jvm_lock.WAIT_S`.
     """
 
@@ -117,7 +117,7 @@ class WarehouseLock:
             raise WarehouseError(msg) from error
 
     def name_holder(self, epoch: int | None) -> None:
-        """Writes who holds the lock, for the error of a newcomer."""
+        """Writes the holder of the lock to its file, for the error of a newcomer."""
         if self._file is None:
             return
         self._file.truncate(0)
@@ -127,7 +127,6 @@ class WarehouseLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Frees the lock."""
         self._free()
 
     def _free(self) -> None:
@@ -138,7 +137,7 @@ class WarehouseLock:
 
 
 def describe(host: str, pid: int, epoch: int | None) -> str:
-    """A coordinator as errors name it.
+    """The text by which errors name a coordinator.
 
     Args:
         host: its machine.
@@ -149,7 +148,7 @@ def describe(host: str, pid: int, epoch: int | None) -> str:
 
 
 def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -> int:
-    """Appends this start to `epochs`; returns its number. That of the first one need not be looked up.
+    """Appends this start to `epochs`; returns its number. With `is_first` no earlier number is looked up.
 
     Raises:
         WarehouseError: a coordinator of a newer contract has started here.
@@ -163,7 +162,7 @@ def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -
 
 
 def _newest_but_newer(warehouse: Warehouse) -> int | None:
-    """The newest epoch. Nothing is written yet: a start that is refused must not fence the coordinator that runs."""
+    """The newest epoch; raises before anything is written: a rejected start must not fence the running coordinator."""
     newest = F.max("epoch").alias("epoch"), F.max(F.struct("contract", "version")).alias("highest")
     found = warehouse.read("epochs").agg(*newest).collect()[0]
     if found["highest"] is not None and (found["highest"]["contract"] or 0) > CONTRACT:
@@ -192,9 +191,10 @@ class EpochGuard(AppendGuard):
     """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` explains why it has no gap.
 
     An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
-    from, and fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the tables. So
-    an older one's append has either read the newer epoch, or started from a version before the fence, or is committed
-    before the newer one has read anything: the fence makes the second fail as a conflict.
+    from. It fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the tables. So
+    there are three cases for an older coordinator's append. It has read the newer epoch, and fails. Or it started from
+    a version before the fence, and fails as a conflict. Or it is committed before the newer coordinator has read
+    anything.
     """
 
     fences = True
@@ -202,10 +202,10 @@ class EpochGuard(AppendGuard):
     def __init__(self, warehouse: Warehouse, epoch: int) -> None:
         self._warehouse, self._epoch = warehouse, epoch
         self._seen: tuple[int, str] | None = None
-        """Number and text of the commit of `epochs` up to which there is no newer epoch."""
+        """Number and text of the newest commit of `epochs` that was checked: up to it there is no newer epoch."""
 
     def rows(self, rows: DataFrame) -> DataFrame:
-        """The rows, for as long as there is no newer epoch when they are written."""
+        """The rows, in a plan that fails if there is a newer epoch when they are written."""
         newest = _newest(self._warehouse, self._epoch)
         own = F.struct(F.lit(self._epoch).cast("bigint"), F.lit(socket.gethostname()), F.lit(os.getpid()))
         error = F.raise_error(F.lit("a newer epoch has begun"))
@@ -213,9 +213,9 @@ class EpochGuard(AppendGuard):
         return rows.where(newest.select(passes).scalar())
 
     def check(self) -> None:
-        """What `rows` does, for rows that the driver has: between the begin of a transaction and its commit.
+        """The check of `rows`, for rows that the driver has: between the begin of a Delta transaction and its commit.
 
-        A table without a new commit is not read again: two looks at its log take the place of a job of Spark.
+        When `epochs` has no new commit, the table is not read again: two looks at its log replace a job of Spark.
         """
         log = self._warehouse.log("epochs")
         if log is None or not self._is_seen(log):
@@ -224,9 +224,10 @@ class EpochGuard(AppendGuard):
             self._seen = newest
 
     def _is_seen(self, log: FileSystem) -> bool:
-        """Where the commit that was seen is gone, so may those after it be: Delta deletes the oldest first.
+        """Whether the commit that was seen is still the newest.
 
-        Where its text is another one, the table was made again, or was put back.
+        If it is gone, later commits may be gone too: Delta deletes the oldest first. If its text differs, the table was
+        recreated or restored.
         """
         if self._seen is None:
             return False
@@ -238,15 +239,15 @@ class EpochGuard(AppendGuard):
         return EpochGuard(warehouse, self._epoch)
 
     def fence(self, topics: Iterable[str]) -> None:
-        """Fences topic tables: those of a batch that was cut short, and each before this run first lands rows in it."""
+        """Fences topic tables: those of a batch that was cut short, and each one before this run's first rows in it."""
         fence(self._warehouse, self._epoch, map(topic_table, topics))
 
 
 def check(warehouse: Warehouse, epoch: int) -> None:
-    """Stops an older coordinator, and one of two that started at the same moment and took the same number.
+    """Stops an older coordinator, and one of two that started at the same moment with the same number.
 
     Raises:
-        FencedError: a newer one has started.
+        FencedError: a newer coordinator has started.
     """
     newest = _newest(warehouse, epoch).collect()[0]
     if (newest["epoch"], newest["host"], newest["pid"]) != (epoch, socket.gethostname(), os.getpid()):
@@ -258,7 +259,7 @@ def check(warehouse: Warehouse, epoch: int) -> None:
 
 
 def _newest(warehouse: Warehouse, since: int = FIRST_EPOCH) -> DataFrame:
-    """The newest start, one row; of nulls when there is none. `since` saves the files of older ones."""
+    """The newest start, one row; of nulls when there is none. By `since` the files of older starts are not read."""
     found = warehouse.read("epochs").where(F.col("epoch") >= since)
     return found.agg(F.max(F.struct(*_ORDER)).alias("newest")).select("newest.*")
 
@@ -269,7 +270,7 @@ def _own(epoch: int) -> str:
 
 @contextmanager
 def lock(config: Config, spark: SparkSession, wait_s: float | None = None) -> Iterator[WarehouseLock | None]:
-    """The lock of a local warehouse, None of another.
+    """The lock of a local warehouse, None for another warehouse.
 
     Args:
         config: says where the warehouse is.
@@ -277,7 +278,7 @@ def lock(config: Config, spark: SparkSession, wait_s: float | None = None) -> It
         wait_s: as of `WarehouseLock`.
 
     Raises:
-        FencedError: another coordinator holds it.
+        FencedError: another coordinator holds the lock.
     """
     if is_local(config.warehouse):
         with WarehouseLock(config.warehouse, spark, wait_s) as taken:
@@ -302,12 +303,12 @@ def await_lock(config: Config, spark: SparkSession) -> None:
 
 @dataclass(frozen=True)
 class Ownership:
-    """That this process owns the warehouse: by a lock, or by its epoch alone.
+    """Proof that this process owns the warehouse: by a lock, or by its epoch alone.
 
     Attributes:
         lock: the lock of a local warehouse.
         epoch: number of this start, 0 before it.
-        is_new: whether no coordinator ever ran there.
+        is_new: whether no coordinator ever ran on a local warehouse.
     """
 
     lock: WarehouseLock | None = None
@@ -315,7 +316,10 @@ class Ownership:
     is_new: bool = False
 
     def lost(self, warehouse: Warehouse) -> FencedError | None:
-        """That a newer coordinator has the warehouse, where that is seen: tables may be out of reach, too."""
+        """The error that a newer coordinator has the warehouse, None when that is not seen.
+
+        Tables may be out of reach, too.
+        """
         try:
             with suppress(PySparkException, WarehouseError):
                 if self.lock is None and self.epoch:
@@ -330,7 +334,7 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ow
 
     Args:
         warehouse: the tables.
-        lock: the lock that is held, None where there can be none.
+        lock: the lock that is held, None when there can be none.
         before: the epoch that this process has had so far, 0 at its start.
 
     Raises:
@@ -341,17 +345,19 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ow
     is_new = warehouse.create() and lock is not None
     epoch = begin_epoch(warehouse, __version__, is_first=is_new)
     if lock is None:
-        return Ownership(None, epoch)  # two may be the first
+        return Ownership(None, epoch)  # without a lock two coordinators may be the first
     lock.name_holder(epoch)
-    # Without a position nothing has landed; `epochs` alone may have been lost.
+    # `epochs` alone may have been lost; without a row of `positions` nothing has landed.
     return Ownership(lock, epoch, is_new=epoch == FIRST_EPOCH and warehouse.rows("positions").isEmpty())
 
 
 def fence_older(warehouse: Warehouse, owner: Ownership) -> None:
-    """Ends the appends of an older coordinator where there is no lock; the next begin knows the epoch if it fails.
+    """Ends the appends of an older coordinator where there is no lock.
+
+    This is not part of `own`, so that the next begin knows the epoch even if this fails.
 
     Args:
-        warehouse: gets a guard for its appends where there is no lock.
+        warehouse: the tables; without a lock they get a guard for their appends.
         owner: of the epoch that has begun.
 
     Raises:
@@ -359,5 +365,5 @@ def fence_older(warehouse: Warehouse, owner: Ownership) -> None:
     """
     if owner.lock is None:
         warehouse.guard = EpochGuard(warehouse, owner.epoch)
-        check(warehouse, owner.epoch)  # a fence of the older of two would stop the newer
+        check(warehouse, owner.epoch)  # of two, a fence by the older would stop the newer
         fence(warehouse, owner.epoch, FENCED)

@@ -1,8 +1,8 @@
-"""A coordinator's sign of life off local disks, for a standby that waits until it is gone.
+"""A coordinator's sign of life off local disks, for a standby that waits until the sign is gone.
 
-The sign decides nothing: epochs do (`fencing`). A coordinator that is taken for dead and is not ends as soon as it
-commits, or finds another's sign in place of its own and then a newer epoch. A standby compares what it reads with what
-it read before, by its own clock; no other machine's clock counts.
+The sign decides nothing: epochs do (`fencing`). A live coordinator that is taken for dead ends as soon as it commits.
+Or it ends when it finds another's sign in place of its own, and then a newer epoch. A standby compares each sign with
+the one before, by its own clock; no other machine's clock counts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LOOK_S = 0.5
 
 
 class Heartbeat:
-    """The file `_coordinator` in the warehouse; of a warehouse in a catalog, in this warehouse's checkpoints.
+    """The file `_coordinator` in the warehouse; for a warehouse in a catalog, in the directory of its checkpoints.
 
     Args:
         spark: any session of the application.
-        config: says where, and how long a standby waits.
-        epoch: number of this start; 0 of one that only looks.
+        config: says where the file is, and how long a standby waits.
+        epoch: number of this start; 0 for a standby, which only looks.
     """
 
     def __init__(self, spark: SparkSession, config: Config, epoch: int = 0) -> None:
@@ -48,10 +48,10 @@ class Heartbeat:
 
     @contextmanager
     def beating(self, meet_other: Callable[[], None]) -> Iterator[None]:
-        """Gives signs of life, and takes the last one away: after a clean stop nobody waits.
+        """Writes signs of life while the context lasts, then deletes the last one: after a clean stop nobody waits.
 
         Args:
-            meet_other: is called where the last sign is not this coordinator's any more.
+            meet_other: called when the last sign is not this coordinator's any more.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._beat, args=(ended, meet_other), name="commitlake-heartbeat", daemon=True)
@@ -66,7 +66,7 @@ class Heartbeat:
                     self._files.delete(SIGN_OF_LIFE)
 
     def _others(self) -> str:
-        """The sign that stands there, where it is not this coordinator's: another's, or none."""
+        """The sign in the file unless it is this coordinator's: another's, or "none"; else empty."""
         found = self._files.read(SIGN_OF_LIFE) or "none"
         return "" if found.startswith(self._own) else found
 
@@ -77,9 +77,9 @@ class Heartbeat:
                 before, others = others, self._others() if number else ""
                 if others:
                     meet_other()
-                if others in (before, "none"):  # never over the sign of one that lives
+                if others in (before, "none"):  # a sign of a live coordinator is never overwritten
                     self._files.write(SIGN_OF_LIFE, f"{self._own}{number}")
-            except Exception as error:  # the file system may be away; the beats go on all the same
+            except Exception as error:  # the file system may be away; the beats go on
                 log.debug("no sign of life: %s", error)
             if ended.wait(self._after_s / _BEATS):
                 return

@@ -1,8 +1,8 @@
 """The lock of the JVM that commits, beside that of the Python process: a killed Python leaves its JVM for some seconds.
 
-It is on a file of its own, as some network file systems make a `flock` out of the lock that Java takes, and Python's
-would then keep out its own JVM. Java's are POSIX locks: closing the file anywhere in a process frees that process's
-lock, so Python looks whether it is free, and a JVM opens the file only to take it.
+The lock has a file of its own. Some network file systems make a `flock` out of Java's lock: in one file, Python's
+`flock` would then keep out its own JVM. Java's locks are POSIX locks: closing the file anywhere in a process frees that
+process's lock. So Python only looks whether the lock is free, and a JVM opens the file only to take it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from commitlake.config.locations import JVM_LOCK
 from commitlake.errors import WarehouseError, root_reason
 
 WAIT_S = 30.0
-"""How long a start waits for the JVM of a Python that was killed; it ends within a few seconds."""
+"""How long a start waits for the JVM of a Python that was killed; such a JVM ends within a few seconds."""
 _LOOK_S = 0.2
 _FOR_EVER_DAYS = 36_500
 
 
 class JvmLock:
-    """For the process that has the warehouse's `flock`, so that no other Python is between a look and `take`.
+    """The lock of a JVM, for use by the process that has the warehouse's `flock`.
+
+    With the `flock`, no other Python takes the lock between a look and `take`.
 
     Args:
         directory: of the warehouse.
@@ -39,18 +41,18 @@ class JvmLock:
 
     @property
     def holder(self) -> str:
-        """The process id of the JVM that took it last."""
+        """The process id of the JVM that last took the lock."""
         return self._path.read_text(encoding="utf-8").strip() or "unknown"
 
     def await_free(self, seconds: float) -> bool:
-        """Waits until no JVM holds it; returns whether that is so within `seconds`."""
+        """Waits until no JVM holds the lock, at most `seconds`; returns whether it is free."""
         until = time.monotonic() + seconds
         while not (is_free := self.is_free()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         return is_free
 
     def is_free(self) -> bool:
-        """Whether no JVM holds it.
+        """Whether no JVM holds the lock.
 
         Raises:
             WarehouseError: the file can't be locked.
@@ -67,7 +69,7 @@ class JvmLock:
         return True
 
     def take(self, spark: SparkSession) -> bool:
-        """Lets the JVM of a session take it, if it is free, until `release` or the end of that JVM.
+        """Lets the JVM of a session take the lock, if it is free, until `release` or the end of that JVM.
 
         Raises:
             WarehouseError: the file can't be locked.
@@ -75,12 +77,12 @@ class JvmLock:
         jvm: Any = spark.sparkContext._jvm
         try:
             channel = jvm.java.io.RandomAccessFile(str(self._path), "rw").getChannel()
-            if channel.tryLock() is None:  # by the last call of a Python that was killed just now
+            if channel.tryLock() is None:  # taken, by the last call of a Python that was killed just now
                 channel.close()
                 return False
         except Py4JJavaError as error:
             raise self._unusable(root_reason(error)) from error
-        # Java closes what nobody refers to, and with Python go all its references: a timer of the JVM has one too.
+        # Java closes an unreferenced channel, and Python's references end with Python: a JVM timer holds one more.
         days = jvm.java.util.concurrent.TimeUnit.DAYS
         self._kept = jvm.java.util.concurrent.CompletableFuture().completeOnTimeout(channel, _FOR_EVER_DAYS, days)
         self._channel = channel
@@ -88,7 +90,7 @@ class JvmLock:
         return True
 
     def release(self) -> None:
-        """Frees it, if it is held: the JVM of a notebook lives on."""
+        """Frees the lock, if it is held: the JVM of a notebook lives on."""
         if self._channel is not None:
             with suppress(Py4JError, OSError):  # a JVM that is gone holds nothing
                 self._channel.close()

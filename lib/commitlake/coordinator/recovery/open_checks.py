@@ -16,8 +16,8 @@ def with_checks(halves: DataFrame, look: Between, timing: TransactionConfig) -> 
     """Brings the checks of half messages up to date; an answer counts as in `statemachine.answers`.
 
     Args:
-        halves: open half messages, rows of `INPUT_SCHEMA`, with their checks as they were at the point looked from.
-        look: where to look.
+        halves: open half messages, rows of `INPUT_SCHEMA`, with their checks as of `look.since`.
+        look: the range of the tables to read.
         timing: the timings.
     """
     first = f"kind = {int(Kind.HALF)}"
@@ -53,7 +53,7 @@ def _newest_checks(look: Between) -> DataFrame:
 
 
 def _answers(look: Between) -> DataFrame:
-    """What was answered, still unknown, by half message, id and group."""
+    """The answers that the outcome is still unknown, by half message, id and group."""
     answers = op_rows(look.landed("op", "queue", "op_offset", op=IS_ANSWER))
     place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]
     each = answers.selectExpr(*place, "struct(checks, round, stored) AS answer")

@@ -1,8 +1,8 @@
-"""What is open, from the tables alone: the input rows with which every start of coordination begins.
+"""The open rows, from the tables alone: the input rows with which every start of coordination begins.
 
 The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign
 checkpoint, a changed state layout, changed timing keys and another number of shuffle partitions are all the same
-case: the ordinary start. Decided history is read by its key columns only, and nothing decided is decided or reported
+case: the ordinary start. Only the key columns of decided history are read. No decided message is decided or reported
 again.
 """
 
@@ -35,7 +35,7 @@ from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
 
 _SMALL = 1_000_000
-"""Records that have landed, below which plain settings do: a start is two seconds shorter then."""
+"""With fewer landed records the plain settings suffice, and a start is two seconds shorter."""
 _HALVES = (Kind.HALF, Kind.PART)
 _OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL, Kind.LISTED)
 _AT_OP = ["op_queue", "op_offset", "admin"]
@@ -56,7 +56,7 @@ def session_for(warehouse: Warehouse, config: Config, records: int) -> SparkSess
 
 
 def save_snapshot(warehouse: Warehouse, timing: TransactionConfig) -> None:
-    """Saves what is open, so that a start need not look through what came before."""
+    """Saves the open rows, so that a start need not read the history before them."""
     at, since = snapshot.reached(warehouse), snapshot.newest(warehouse, timing)
     if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
         snapshot.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
@@ -68,13 +68,13 @@ def open_rows(
     since: SnapshotPosition = BEGINNING,
     until: SnapshotPosition | None = None,
 ) -> DataFrame:
-    """All input rows that are not done with, as the tables show while nothing lands.
+    """All open input rows, by the tables, while nothing lands.
 
     Args:
         warehouse: the tables.
-        timing: next deadlines follow it, so changed timing keys hold from the next start on.
-        since: what was open before, and from where to look.
-        until: where the tables were; what has landed or was written later is left for later. None: all of it.
+        timing: the timings of the next deadlines, so changed timing keys hold from the next start on.
+        since: the saved rows, and the position of the tables at that time; only later rows are read.
+        until: a position of the tables; rows that have landed or were written later are left out. None: all rows.
     """
     look = Between(warehouse, since, until)
     halves = with_checks(_open_halves(look, timing), look, timing)
@@ -96,9 +96,9 @@ def _open_halves(look: Between, timing: TransactionConfig) -> DataFrame:
 
 
 def _refused_parts(look: Between) -> DataFrame:
-    """Parts that landing has refused, of first half messages that are open or have not landed; few, in most starts.
+    """Parts that landing has refused, of first half messages that are open or have not landed; few in most starts.
 
-    A record at an offset used before came later than its offset says, so those are looked through each time.
+    A record at an offset used before came later than its offset says, so all such records are read each time.
     """
     used = look.warehouse.rows("rejected").where(f"source = 'half' AND reason = '{OFFSET_USED_BEFORE}'")
     new = look.landed("rejected", "kafka_partition", "kafka_offset", half="source = 'half'").union(used)
@@ -110,7 +110,7 @@ def _refused_parts(look: Between) -> DataFrame:
 
 
 def _open_ops(look: Between) -> DataFrame:
-    """Ops that neither decided, nor were refused, nor only repeat how their transaction ended."""
+    """Ops that have not decided, were not refused, and do not only repeat the decision of their transaction."""
     asked = look.landed("op", "queue", "op_offset", op="NOT admin", admin="admin")
     new = op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
@@ -126,7 +126,7 @@ def _open_ops(look: Between) -> DataFrame:
 
 
 def _without_deciding(ops: DataFrame, transactions: DataFrame) -> DataFrame:
-    """Without those that decided an end. Narrow: millions are compared."""
+    """The ops without those that decided an end. The rows are narrow, since millions are compared."""
     ends = transactions.selectExpr(
         f"{coordinate_sql('queue', 'half_offset')} AS e_at",
         *("op_queue AS e_op_queue", "op_offset AS e_op_offset", "IF(reason = 'ADMIN', 1, 0) AS e_admin"),
@@ -137,7 +137,7 @@ def _without_deciding(ops: DataFrame, transactions: DataFrame) -> DataFrame:
 
 
 def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
-    """Where those are that only say once more what was decided, as a resolution would find; most starts have few."""
+    """The places of ops that only repeat a decision, as a resolution would find; most starts have few."""
     unmatched = ops.selectExpr(*_AT_OP, "kind", "queue AS first_queue", "offset AS first_offset", "0 AS last")
     decisions = unmatched.where(f"kind IN ({int(Kind.COMMIT)}, {int(Kind.ROLLBACK)})")
     recalls = unmatched.where(f"kind = {int(Kind.RECALL)}")
@@ -149,7 +149,6 @@ def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
 
 
 def _open_delayed(look: Between) -> DataFrame:
-    """Delayed messages that have not reached the end of their delay."""
     new = delayed_rows(look.landed("delayed", "queue", "queue_offset", messages="true"))
     return _without_delivery(look.with_saved(new, Kind.DELAYED), look, Source.MESSAGES, "queue", "offset")
 

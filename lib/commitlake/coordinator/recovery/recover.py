@@ -1,4 +1,4 @@
-"""What a start does before anything runs: all of it from the tables alone, side by side."""
+"""The work of a start before any query runs: side by side, and from the tables alone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from commitlake.tables import Warehouse, topic_table
 
 
 class Recovered(NamedTuple):
-    """What a start goes on with.
+    """The result of a recovery, with which a start goes on.
 
     Attributes:
-        inputs: with what is open.
-        last_batch: the newest batch_id, -1: none.
-        uncommitted: what a landing that was cut short has written, None: nothing.
+        inputs: the table of inputs, with the open rows.
+        last_batch: the newest batch_id, -1 when there is none.
+        uncommitted: the records that a landing that was cut short has written, None when there are none.
     """
 
     inputs: InputTable
@@ -34,11 +34,11 @@ class Recovered(NamedTuple):
 
 
 Made = Callable[[DataFrame], InputTable]
-"""Makes the table of inputs, given what is open."""
+"""Makes the table of inputs, given the open rows."""
 
 
 def of_new_warehouse(warehouse: Warehouse, made: Made) -> Recovered:
-    """There is nothing to look through."""
+    """The result for a new warehouse, in which there is nothing to read."""
     return Recovered(made(of_rows(warehouse.spark, [], INPUT_SCHEMA)), -1, None)
 
 
@@ -50,15 +50,15 @@ def recover(
     position: LandingPosition,
     topics: Collection[str],
 ) -> Recovered:
-    """Completes the cut-short batch, makes the inputs of what is open, and finds what a cut-short landing has written.
+    """Completes the cut-short batch, makes inputs of the open rows, and finds the records of a cut-short landing.
 
     Args:
         warehouse: the tables.
         config: the configuration.
-        made: makes what coordination is going to read.
+        made: makes the table that coordination reads.
         clock: Kafka's time.
         position: where landing goes on, with an entry for each partition.
-        topics: those that have a table.
+        topics: the topics that have a table.
     """
     tables = [*positions.LANDED, *map(topic_table, topics)]
     with ThreadPoolExecutor(3) as pool:
@@ -75,7 +75,7 @@ def _complete_batch(warehouse: Warehouse, config: Config, clock: BrokerClock) ->
 
 
 def open_rows(warehouse: Warehouse, config: Config, position: LandingPosition) -> DataFrame:
-    """What is open, by a session that can join what came since the newest saved rows."""
+    """The open rows, by a session that can join all records since the newest saved rows."""
     timing = config.transaction
     since = snapshot.newest(warehouse, timing)
     own = rebuild.session_for(warehouse, config, position.landed() - since.records())

@@ -1,7 +1,7 @@
-"""What was open at some time, saved now and then, so that a start works out only what came since.
+"""The open rows at some time, saved by each run of maintenance, so that a start reads only later rows.
 
-A start that reads all of history takes a minute for 20 million transactions. The saved rows are nothing but the result
-of that work: without them, or with other timings than they were made with, a start does it again.
+A start that reads all of history takes a minute for 20 million transactions. The saved rows are only the result of that
+work. Without them, or with other timings than they were made with, a start does the work again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from commitlake.tables import Warehouse
 _TABLE = "open_rows"
 _OF_BATCHES = ("transactions", "deliveries", "reentries")
 _HEAD = f"kind = {int(Kind.TICK)}"
-"""The row that says from when and how the others are; no saved row of a segment has that kind."""
+"""SQL of the row that has the position and timings of the others; no saved row of a segment has its kind."""
 
 
 @dataclass(frozen=True)
 class SnapshotPosition:
-    """A time in the life of a warehouse.
+    """A position of a warehouse's tables, at some time.
 
     Attributes:
         landing_id: the newest complete landing.
         offsets: the next offsets to land.
         batch_id: the newest complete batch.
-        rows: what was open then, rows of `INPUT_SCHEMA`; None: nothing, since there was nothing.
+        rows: the rows that were open then, of `INPUT_SCHEMA`; None at the beginning, when there were none.
     """
 
     landing_id: int = -1
@@ -45,7 +45,7 @@ class SnapshotPosition:
     rows: DataFrame | None = None
 
     def landed_since(self, rows: DataFrame, source: str, queue: str, offset: str) -> DataFrame:
-        """Those of `rows` whose record of `source`, at the columns `queue` and `offset`, has landed since."""
+        """The `rows` whose record of `source`, at the columns `queue` and `offset`, has landed since."""
         if source not in self.offsets:
             return rows
         known = rows.where(positions.at_or_above(self.offsets, source, queue, offset))
@@ -58,11 +58,11 @@ class SnapshotPosition:
         return f"({' OR '.join(each) or 'false'})"
 
     def written_since(self) -> str:
-        """SQL: whether a batch has written a row since: one that is complete has landed what it is about."""
+        """SQL: whether a batch has written a row since; all records of a complete batch have landed."""
         return f"batch_id > {self.batch_id}"
 
     def records(self) -> int:
-        """How many records had landed, at most."""
+        """How many records had landed at most."""
         return LandingPosition(self.landing_id, self.offsets).landed()
 
 
@@ -71,59 +71,63 @@ BEGINNING = SnapshotPosition()
 
 @dataclass(frozen=True)
 class Between:
-    """Rows of the tables between two points."""
+    """Rows of the tables between two positions."""
 
     warehouse: Warehouse
     since: SnapshotPosition
     until: SnapshotPosition | None
 
     def landed(self, table: str, queue: str, offset: str, **sources: str) -> DataFrame:
-        """What has landed.
+        """The rows whose records have landed between the positions.
 
         Args:
             table: the table.
             queue: its column of queues.
             offset: its column of offsets.
-            sources: by source, which of its rows come from there; SQL.
+            sources: by source, SQL: which rows come from it.
         """
         every = self.warehouse.rows(table)
         each = [self._landed(every.where(rows), source, queue, offset) for source, rows in sources.items()]
         return reduce(DataFrame.union, each)
 
     def _landed(self, rows: DataFrame, *place: str) -> DataFrame:
-        """Those whose record has landed after the one point and before the other."""
         early = rows if self.until is None else rows.where(self.until.had_landed(*place))
         return self.since.landed_since(early, *place)
 
     def written(self, table: str) -> DataFrame:
-        """What batches have written, not later ones: a backup leaves out one that is not whole."""
+        """The rows of batches between the positions.
+
+        Rows of a later batch do not count. It may not be complete, and a backup leaves out such a batch: its
+        transactions must then be open in the saved rows.
+        """
         return self._early(self.warehouse.rows(table).where(self.since.written_since()))
 
     def _early(self, rows: DataFrame) -> DataFrame:
         return rows if self.until is None else rows.where(f"batch_id <= {self.until.batch_id}")
 
     def ledger(self) -> LedgerTables:
-        """The tables by which what is unmatched is judged, without what later batches have written."""
+        """The tables from which unmatched rows are resolved, without rows of later batches."""
         tables = LedgerTables.of(self.warehouse)
         return replace(tables, **{name: self._early(getattr(tables, name)) for name in _OF_BATCHES})
 
     def with_saved(self, rows: DataFrame, *kinds: Kind) -> DataFrame:
-        """`rows`, and the saved ones of these kinds."""
+        """`rows`, and the saved rows of these kinds."""
         if self.since.rows is None:
             return rows
         numbers = ", ".join(str(int(kind)) for kind in kinds)
         return rows.unionByName(self.since.rows.where(f"kind IN ({numbers})"))
 
     def resumed(self) -> DataFrame:
-        """What RESUMEs have opened, as rows of `INPUT_SCHEMA`."""
+        """The rows that RESUMEs have opened, of `INPUT_SCHEMA`."""
         return stored_rows(self.written("reentries").where(OPENED))
 
 
 def reached(warehouse: Warehouse) -> SnapshotPosition | None:
-    """Where the tables are now, None where that is no point from which one comparison tells what came since.
+    """The position of the tables now; None when a comparison with it would not show all later rows.
 
-    The batch is read first. It is complete after the position of what it ended, so nothing is open and ended at once.
-    Only a start may complete a batch whose landing was cut short before its position; that lands again at once.
+    The batch is read first. A batch is complete after the position of the messages it ended, so nothing is open and
+    ended at once. The exception is a start: it may complete a batch whose landing was cut short before its position.
+    These records land again at once.
     """
     batch_id = warehouse.newest_batch()
     position = positions.newest(warehouse)
@@ -134,7 +138,7 @@ def reached(warehouse: Warehouse) -> SnapshotPosition | None:
 
 
 def _is_ahead(warehouse: Warehouse, at: SnapshotPosition) -> bool:
-    """Whether a complete batch is about a record that has not landed."""
+    """Whether a complete batch has rows of a record that has not landed."""
     places = [
         ("transactions", "true", "half", "queue", "half_offset"),
         ("checks", "true", "half", "queue", "half_offset"),
@@ -155,8 +159,8 @@ def save(warehouse: Warehouse, timing: TransactionConfig, at: SnapshotPosition, 
     Args:
         warehouse: the tables.
         timing: the timings by which the deadlines in `rows` were worked out.
-        at: where the tables were.
-        rows: what was open there.
+        at: the position of the tables.
+        rows: the rows that were open there.
     """
     head = warehouse.spark.sql(f"SELECT {', '.join(_head_column(name) for name in INPUT_SCHEMA.names)}")
     every = rows.select(*INPUT_SCHEMA.names).unionByName(head)
@@ -165,7 +169,7 @@ def save(warehouse: Warehouse, timing: TransactionConfig, at: SnapshotPosition, 
 
 
 def newest(warehouse: Warehouse, timing: TransactionConfig) -> SnapshotPosition:
-    """The point from which a start has to look; `BEGINNING` when no saved rows can be used.
+    """The position from which a start must read; `BEGINNING` when no saved rows can be used.
 
     Args:
         warehouse: the tables.
@@ -183,7 +187,7 @@ def newest(warehouse: Warehouse, timing: TransactionConfig) -> SnapshotPosition:
 
 
 def _text(timing: TransactionConfig) -> str:
-    """What the rows depend on; those of an older version, which saved no refused parts, are not used."""
+    """The values that saved rows depend on; rows of an older version, without refused parts, do not match them."""
     return json.dumps(asdict(timing) | {"batches_after_positions": True, "refused_parts": True}, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL says of what is due: rows of a table that match, joined there, and how its own transactions ended."""
+"""Questions to PostgreSQL about due transactions: matching rows of a table, and the ends of its own transactions."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ SELECT a.attname, t.typname, t.typcategory::text FROM pg_attribute a JOIN pg_typ
 WHERE a.attrelid = '{table}'::regclass AND a.attnum > 0 AND NOT a.attisdropped
 """
 _PLAIN = "NSBD"
-"""Categories of types that Arrow has too: numbers, texts, booleans, times. Others, such as an enum, come as texts."""
+"""Categories of types that Arrow has too: numbers, texts, booleans, times. Others, such as an enum, become texts."""
 
 
 def matched(rule: CheckRule, due: pa.Table) -> pa.Table:
-    """The rows of the rule's table that match a key that is due, with the columns that the rule names.
+    """The rows of the rule's table that match a due key, with the columns that the rule names.
 
     Args:
-        rule: of a PostgreSQL table.
+        rule: a rule of a PostgreSQL table.
         due: columns k0, k1, ...: the left sides of `rule.match`.
 
     Raises:
         ConfigError: there is no such table or column.
-        DatabaseError: the database refuses, or is not there.
+        DatabaseError: the database refuses, or is out of reach.
     """
     with _connected(rule, rule.table) as connection:
         return _join(connection, rule, dict(parse_qsl(urlsplit(rule.table).query))["table"], due)
 
 
 def answers(rule: CheckRule, xids: Iterable[int]) -> dict[int, Answer]:
-    """What the rule's database says of its transactions, by xid.
+    """The answers of the rule's database about its transactions, by xid.
 
     Raises:
-        DatabaseError: the database refuses, or is not there.
+        DatabaseError: the database refuses, or is out of reach.
     """
     with _connected(rule, rule.database) as connection, connection.cursor() as cursor:
         found = [answer_of(*row) for row in _rows(cursor, question(xids))]
@@ -54,7 +54,7 @@ def answers(rule: CheckRule, xids: Iterable[int]) -> dict[int, Answer]:
 
 
 _PATIENCE = {"connect_timeout": "10", "options": "-c statement_timeout=60000 -c lock_timeout=10000"}
-"""s, and ms: a host that is silent, or a table that somebody has locked, is told and tried again."""
+"""In s, and in ms: a silent host, or a table that somebody has locked, is reported and tried again."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Answers checks by rules: one join for all that is due, then an op for each decision.
+"""Answers checks by rules: one join for all due transactions, then an op for each decision.
 
-An op answers the check that is out, as an instance of the producer group would: the coordinator decides by its own
-rules, so the same answer twice is harmless, and a kill anywhere leaves the rest to the next look.
+An op answers the check that is out, as an instance of the producer group would. The coordinator decides by its own
+rules, so the same answer twice is harmless. After a kill anywhere the next look sends the missing answers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FROM {open_transactions.VIEW} WHERE checks > 0 AND producer_group IN (SELECT unn
 """
 _SHARED_S = 1.0
 _LONG_MS = 10 * 60_000
-"""After so long it is told that a transaction of a database is still in progress."""
+"""After so long a warning says that a transaction of a database is still in progress."""
 NOT_OURS = (
     f"its deadline is over, and its id does not begin with {marks.PREFIX}, so nothing is written to its tables; "
     "end it with commitlake tx commit or rollback"
@@ -78,7 +78,7 @@ class Resolver:
 
     Args:
         config: of the coordinator; `checks` holds the rules.
-        clock: by which ages and deadlines count.
+        clock: the clock by which ages and deadlines count.
 
     Raises:
         ConfigError: a rule can't be used, or the warehouse can't be read without Spark.
@@ -103,19 +103,19 @@ class Resolver:
             importlib.import_module("commitlake.coordinator.resolving.database")
 
     def once(self, rules: Iterable[CheckRule] | None = None) -> Counter[str]:
-        """Answer all that rules decide now; return how many answers were COMMIT and ROLLBACK."""
+        """Answer all checks that rules decide now; return how many answers were COMMIT and ROLLBACK."""
         sent: Counter[str] = Counter()
         with self._tables() as tables:
             for rule in self.rules if rules is None else rules:
                 found = self._found(tables, rule)
-                # While a coordinator works off many answers, it has them as pending: each is sent once.
+                # While a coordinator processes many answers, their checks look open: each answer is sent once.
                 before, ids = self._answered[rule.group], {_check_id(row) for row in found}
                 sent += self._send(rule, [row for row in found if _check_id(row) not in before])
-                self._answered[rule.group] = ids  # not before: what failed is sent again
+                self._answered[rule.group] = ids  # only now: answers that failed are sent again
         return sent
 
     def look(self) -> dict[str, int]:
-        """How many answers each rule would give now; none is sent, and nothing is written to a table's log."""
+        """How many answers each rule would give now. None is sent, and nothing is written to a table's log."""
         with self._tables() as tables:
             for rule in self.rules:
                 if rule.database:
@@ -124,7 +124,7 @@ class Resolver:
 
     @contextmanager
     def _tables(self) -> Iterator[Tables]:
-        """The tables, with what is pending: worked out once for all rules that look within a second."""
+        """The tables, with the pending transactions: worked out once for all rules that look within a second."""
         with self._lock:
             if self._pending is None or time.monotonic() - self._looked_at > _SHARED_S:
                 with opened(self._config.warehouse) as tables:
@@ -145,7 +145,7 @@ class Resolver:
         return decided(tables, rule, now)
 
     def run(self, stop: threading.Event) -> None:
-        """Look at each rule at its own interval, until told to stop; in threads, as one may wait for a database."""
+        """Run each rule at its own interval until `stop` is set; in threads, as one may wait for a database."""
         threads = [
             threading.Thread(target=self._serve, args=(rule, stop), name=f"rule-{rule.group}", daemon=True)
             for rule in self.rules
@@ -156,7 +156,7 @@ class Resolver:
             thread.join()
 
     def _serve(self, rule: CheckRule, stop: threading.Event) -> None:
-        if rule.database:  # it is asked only when a check is due, so a wrong login would be told minutes later
+        if rule.database:  # else it is asked only for a due check, and a wrong login is reported minutes later
             self._try(rule, partial(_ask_nothing, rule))
         wait_s = 0.5
         while not stop.wait(wait_s):
@@ -165,10 +165,10 @@ class Resolver:
 
     @staticmethod
     def _try(rule: CheckRule, work: Callable[[], object]) -> None:
-        """Whatever fails is tried again: a file that maintenance has removed, a database that is away."""
+        """Logs every failure, for the next try: a file that maintenance has removed, a database that is away."""
         try:
             work()
-        except Exception as error:  # without this thread no rule would ever answer again
+        except Exception as error:  # if the thread ended, the rule would never answer again
             log.warning("the rule checks.%s answers nothing now: %s", rule.group, error)
 
     def _send(self, rule: CheckRule, rows: list[Mapping[str, Any]]) -> Counter[str]:
@@ -186,9 +186,9 @@ class Resolver:
 
 
 def decided(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, Any]]:
-    """The transactions that a rule decides, with their decision. Where both conditions hold it decides nothing.
+    """The transactions that a rule decides, with their decision. When both conditions hold, the rule decides nothing.
 
-    Ages are those at `now` (ms since epoch, UTC), here as below.
+    Ages count up to `now` (ms since epoch, UTC), in all functions here.
 
     Raises:
         ConfigError: the table has no such column.
@@ -211,7 +211,7 @@ def by_log(
 ) -> list[Mapping[str, Any]]:
     """The transactions of `commitlake.delta_transaction` that the logs of their tables decide.
 
-    Who only looks ends none whose deadline is over: he has another clock than the coordinator.
+    With `only_looks` no transaction is ended for its deadline: the caller has another clock than the coordinator.
     """
     found: list[Mapping[str, Any]] = []
     for row in tables.rows(_BY_LOG, group=rule.group, tables=TABLES, deadline=DEADLINE).to_pylist():
@@ -221,7 +221,7 @@ def by_log(
             decision = marks.decision(places, row["transaction_id"], is_over, only_looks=only_looks)
             if decision is None and is_over:
                 _warn_open(row["transaction_id"], NOT_OURS)
-        except Exception as error:  # whatever one of them says, the others are answered
+        except Exception as error:  # a failure of one must not keep the others from an answer
             _warn_open(row["transaction_id"], str(error) or type(error).__name__)
             continue
         if decision is not None:
@@ -230,10 +230,10 @@ def by_log(
 
 
 def by_database(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, Any]]:
-    """The transactions of `begin_transaction(database=...)` whose end the database tells.
+    """The transactions of `begin_transaction(database=...)` whose end the database knows.
 
     Raises:
-        DatabaseError: the database refuses, or is not there.
+        DatabaseError: the database refuses, or is out of reach.
     """
     from commitlake.coordinator.resolving.database import answers
 
@@ -279,7 +279,7 @@ def _table(tables: Tables, rule: CheckRule) -> str:
 
 
 def _fits(rule: CheckRule) -> str:
-    """SQL over `d`: whether the rule's table can hold the keys. PostgreSQL refuses all of them for one with a NUL."""
+    """SQL over `d`: whether the rule's table can hold the keys. For one key with a NUL, PostgreSQL refuses all keys."""
     if not rule.table.startswith(POSTGRESQL):
         return "true"
     return " AND ".join(f"NOT coalesce(contains({left}, chr(0)), false)" for left, _ in rule.match)
@@ -293,7 +293,7 @@ def _warn_unfit(tables: Tables, rule: CheckRule) -> None:
 
 
 def _warn_open(transaction_id: str, reason: str) -> None:
-    """A reason may quote what a producer has sent, so it is one short line."""
+    """Warns in one short line: a reason may quote a producer's text."""
     told = printable(" ".join(reason.split())[:300])
     log.warning("the transaction %s stays open: %s", printable(transaction_id), told)
 

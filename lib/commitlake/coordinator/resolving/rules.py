@@ -1,7 +1,8 @@
 """A rule of the key `checks`: how a business table, or a database, answers for the transactions of a producer group.
 
-`match` joins columns of the half message with those of the table; `commit` and `rollback` are conditions on columns of
-the table, on `absent` (it has no such row) and on `age` (of the half message, beside a text such as '10m').
+`match` joins columns of the half message with those of the table. `commit` and `rollback` are conditions on columns of
+the table, on `absent` (the table has no such row) and on `age` (of the half message, compared with a text such as
+'10m').
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ class CheckRule:
 
     Attributes:
         group: the producer group.
-        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`, or `delta-log`; empty where
+        table: `delta:PLACE`, `parquet:PLACE` or `postgresql://HOST/DATABASE?table=NAME`, or `delta-log`; empty when
             `database` answers.
         match: pairs that the join compares: SQL over `d`, and a column of the table.
-        commit: when to commit.
-        rollback: when to roll back.
-        columns: those of the table that the conditions name.
-        every_ms: how often to look.
+        commit: SQL; when to commit.
+        rollback: SQL; when to roll back.
+        columns: the columns of the table that the conditions name.
+        every_ms: the interval between two looks.
         user: of the database.
         password: where the password is, such as `env:NAME`.
-        places: of `delta-log`: below these a half message may name tables.
-        database: `postgresql://HOST/DATABASE`, which is asked what became of its own transactions.
+        places: with `delta-log`: the places below which a half message may name tables.
+        database: `postgresql://HOST/DATABASE`, which is asked how its own transactions ended.
     """
 
     group: str
@@ -61,7 +62,7 @@ class CheckRule:
 
     @property
     def needs_postgresql(self) -> bool:
-        """Whether PostgreSQL is asked, for a table of its or for its own transactions."""
+        """Whether PostgreSQL is asked, for a table or for its own transactions."""
         return bool(self.database) or self.table.startswith(POSTGRESQL)
 
     @property
@@ -76,10 +77,10 @@ def rule_of(group: str, given: Mapping[str, Any], timeout_ms: int) -> CheckRule:
     Args:
         group: the producer group.
         given: its keys and values, as in the configuration.
-        timeout_ms: `transaction.timeout`: a local transaction may run so long, so nothing is absent before.
+        timeout_ms: `transaction.timeout`: a local transaction may run so long, so no row counts as absent before.
 
     Raises:
-        ConfigError: a condition can't be read, or would roll back what may still be running.
+        ConfigError: a condition can't be read, or would roll back a transaction that may still run.
     """
     name = f"checks.{group}"
     if "database" in given:
@@ -153,7 +154,7 @@ def _check_table(name: str, table: str) -> None:
 
 
 def _has_password(url: SplitResult) -> bool:
-    """Also one with a slash, after which an address is a path."""
+    """Whether an address has a password, also one with a slash, after which the address is a path."""
     return url.password is not None or "@" in url.path or "password" in parse_qs(url.query, True)
 
 
@@ -176,7 +177,7 @@ def _parsed(name: str, text: str) -> exp.Expr:
 
 
 def _pairs(name: str, text: str) -> tuple[tuple[str, str], ...]:
-    """The join: in each equation the half message's column stands left."""
+    """The pairs of the join: in each equation the half message's column stands left."""
     tree = _parsed(name, text)
     equations = list(tree.flatten()) if isinstance(tree, exp.And) else [tree]
     found = []
@@ -213,7 +214,7 @@ def _if_there(part: exp.Expr) -> exp.Expr:
 
 
 def _condition(tree: exp.Expr, of_row: Callable[[exp.Expr], exp.Expr] = _if_there) -> str:
-    """A condition over `b`, `absent` and `age`; a missing row makes all else unknown."""
+    """SQL of a condition over `b`, `absent` and `age`; without a row, all other parts of it are unknown."""
 
     def look_up(node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.Column):
@@ -229,9 +230,9 @@ def _condition(tree: exp.Expr, of_row: Callable[[exp.Expr], exp.Expr] = _if_ther
 
 
 def _by_row(tree: exp.Expr, of_row: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
-    """Let each part that is not about `absent` or `age` alone be unknown where there is no row.
+    """Make each part that is not about `absent` or `age` alone unknown where there is no row.
 
-    SQL's outer join has NULL there, so IS NULL and COALESCE, like TRUE, would end what may still be running.
+    SQL's outer join has NULL there. So IS NULL and COALESCE, like TRUE, would end a transaction that may still run.
     """
     if isinstance(tree, exp.Connector | exp.Not | exp.Paren):
         found = tree.copy()
@@ -252,9 +253,9 @@ def _is_age_compared(node: object) -> bool:
 
 
 def _check_without_row(name: str, tree: exp.Expr, timeout_ms: int) -> None:
-    """Where there is no row, a condition may hold only at an age beyond which no local transaction runs any more.
+    """Without a row, a condition may hold only at an age at which no local transaction runs any more.
 
-    By its value just below and above each age that it names, as NOT may turn all of it round.
+    The check computes the condition just below and above each age that it names, as NOT may invert all of it.
     """
     named = [duration_ms(each.name) or 0 for each in tree.find_all(exp.Literal)]
     ages = {ms + by for ms in (0, timeout_ms, *named) for by in (-1, 0, 1) if 0 <= ms + by < timeout_ms}

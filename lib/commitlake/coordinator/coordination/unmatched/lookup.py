@@ -1,9 +1,9 @@
-"""What only the tables know: an op or a part whose message is not open (contract 4.1, 4.2, 4.6, 4.8, 4.10).
+"""Lookup in the tables for ops and parts whose message is not open (contract 4.1, 4.2, 4.6, 4.8, 4.10).
 
-An op that meets no open message may be a duplicate, a conflict, early, or about nothing. Keeping the outcome of each
-message in state would grow with history. So the segment emits the op as unmatched, and it is resolved from the tables
-as they were before the batch, and leaves the segment. That is rare: once at the end of the park time, and early for a
-RESUME, a RECALL and a late part. What has to wait on comes again.
+An op that meets no open message may be a duplicate, a conflict, early, or about nothing. A state with the outcome of
+each message would grow with history. So the segment emits the op as unmatched and drops it, and the op is resolved from
+the tables as they were before the batch. Such a lookup is rare: once at the end of the park time, and early for a
+RESUME, a RECALL and a late part. An op that must wait longer comes again as a feedback row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FINAL = "ledger.reason IN ('ORPHAN', 'REFUSED_PART')"
 
 @dataclass(frozen=True)
 class LedgerTables:
-    """The tables by which unmatched rows are resolved, each read once in the batch."""
+    """The tables from which unmatched rows are resolved, each read once in the batch."""
 
     half: DataFrame
     op: DataFrame
@@ -37,17 +37,17 @@ class LedgerTables:
     reentries: DataFrame
 
     def with_reopened(self, again: DataFrame) -> LedgerTables:
-        """As they will be: with the rows that this batch sends back to its own input."""
+        """The tables as they will be: `reentries` with the feedback rows of this batch."""
         return replace(self, reentries=self.reentries.select(*again.columns).union(again))
 
     @classmethod
     def of(cls, warehouse: Warehouse) -> LedgerTables:
-        """The newest versions."""
+        """The newest versions of the tables."""
         return cls(*[warehouse.read(name) for name in cls.__dataclass_fields__])
 
 
 def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset: tuple[str, str]) -> DataFrame:
-    """The rows of a table in the spans of what unmatched rows are about.
+    """The rows of a table in the spans of the messages or ops that unmatched rows name.
 
     Args:
         table: the table.
@@ -59,7 +59,7 @@ def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset:
 
 
 def with_first(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """Adds of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
+    """Adds three columns of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     names = ["queue", "queue_offset", "first_queue", "first_offset", "transaction_id", "producer_group"]
     half = near(tables.half, unmatched, *where).select(
@@ -84,7 +84,7 @@ def pending() -> Column:
 
 
 def first_facts() -> dict[str, Column | str]:
-    """What `with_first` has added, as columns of `FACT`."""
+    """The columns that `with_first` has added, as columns of `FACT`."""
     return {
         "last": "last",
         "is_known": "first IS NOT NULL",

@@ -1,4 +1,4 @@
-"""What unmatched ops and parts become: more events of the batch, and feedback rows."""
+"""The outcome of unmatched ops and parts: more events of the batch, and feedback rows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ class Resolutions:
     feedback: DataFrame
 
     def __add__(self, other: Resolutions) -> Resolutions:
-        """Both."""
         return Resolutions(self.events.union(other.events), self.feedback.union(other.feedback))
 
 
 def judged(frame: DataFrame, **facts: Column | str) -> DataFrame:
-    """Adds the `verdict` on each row, of `judge`; `facts` are columns of `FACT`, SQL or names, null where unknown."""
+    """Adds the `verdict` of `judge` on each row; `facts` are columns of `FACT`, SQL or names, null where unknown."""
     given = {name: F.expr(value) if isinstance(value, str) else value for name, value in facts.items()}
     each = [F.coalesce(given[name].cast("long"), F.lit(ABSENT)).alias(name) for name in given]
     verdict = pandas_udf(_verdicts, "int")  # type: ignore[call-overload]
@@ -43,7 +42,7 @@ def _verdicts(facts: pd.DataFrame) -> pd.Series:
 
 
 def events(frame: DataFrame, **columns: Column | int) -> DataFrame:
-    """Event rows with the given columns; what is not given is absent (-1)."""
+    """Event rows with the given columns; all other columns are absent (-1)."""
     given = {name: value if isinstance(value, Column) else F.lit(value) for name, value in columns.items()}
     return frame.select(
         *[given.get(field.name, F.lit(-1)).cast(field.dataType).alias(field.name) for field in EVENT_SCHEMA]

@@ -1,4 +1,4 @@
-"""What the ledger says about the ops and parts of a batch that met no open message."""
+"""Resolution of the ops and parts of a batch that met no open message, by the ledger."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Resolved(NamedTuple):
     """The events of a batch, resolutions included.
 
     Attributes:
-        events: all of them.
-        feedback: input rows that come again, None when there are none.
-        opened: those of them that RESUMEs have opened, None when there are none.
+        events: all events.
+        feedback: input rows for the next batch, None when there are none.
+        opened: the feedback rows that RESUMEs have opened, None when there are none.
     """
 
     events: Events
@@ -34,7 +34,7 @@ class Resolved(NamedTuple):
 
 
 def resolved(context: Context, events: Events) -> Resolved:
-    """The events, and what the ledger says about those that are unmatched."""
+    """The events, and the resolutions of the unmatched ones."""
     resolutions = _resolutions(context, events)
     if resolutions is None:
         return Resolved(events)
@@ -51,7 +51,7 @@ def _resolutions(context: Context, events: Events) -> Resolutions | None:
         return None
     tables, found, tasks = LedgerTables.of(context.warehouse), [], []
     resumes = events.count(Event.UNMATCHED_OP, kind=Kind.RESUME)
-    if resumes:  # what is reopened in this batch is open for all else that is unmatched in it
+    if resumes:  # first: for all other unmatched rows of this batch, a reopened transaction is open
         found.append(unmatched_ops.resolve_resumes(events, tables, context.config.transaction.timeout_ms))
         tables = tables.with_reopened(found[0].feedback)
     if events.count(Event.UNMATCHED_OP, src=Source.HALF) > resumes:

@@ -21,22 +21,22 @@ _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
-    """Refuses a COMMIT or ROLLBACK that conflicts, is about nothing or names the wrong thing.
+    """Refuses a COMMIT or ROLLBACK that conflicts, has no half message, or names the wrong id, group or part.
 
     Args:
         batch: the batch's events.
-        tables: as they were before the batch, but for what a RESUME has reopened in it.
+        tables: the tables as before the batch, except for transactions that a RESUME has reopened in it.
     """
     found = checkpoint_now(judged_ops(_of_kind(batch, f"!= {int(Kind.RESUME)}"), tables))
     return Resolutions(refusals(found), once_more(found))
 
 
 def resolve_resumes(batch: Events, tables: LedgerTables, timeout_ms: int) -> Resolutions:
-    """Reopens what a RESUME may reopen.
+    """Reopens the transactions that a RESUME may reopen.
 
     Args:
         batch: the batch's events.
-        tables: as they were before the batch.
+        tables: the tables as before the batch.
         timeout_ms: age of a reopened transaction, in ms since its RESUME, at its first check.
     """
     unmatched = _with_refused_parts(_of_kind(batch, f"= {int(Kind.RESUME)}"), tables)
@@ -50,7 +50,7 @@ def _of_kind(batch: Events, which: str) -> DataFrame:
 
 
 def _with_refused_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """Adds `is_spoiled`: a part was refused; it may have come when all had ended."""
+    """Adds `is_spoiled`: whether a part was refused, maybe after the transaction had ended."""
     half = near(tables.half, unmatched, ("queue", "first_queue"), ("queue_offset", "first_offset"))
     same = ["queue", "offset", "tid", "grp"]
     spoiled = half_rows(half).join(refused_rows(tables.rejected), same, "left_semi")
@@ -59,7 +59,7 @@ def _with_refused_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame
 
 
 def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FINAL) -> DataFrame:
-    """Unmatched ops, with `record`, what they name, and the `verdict` on each.
+    """Unmatched ops, with `record`, the facts about the messages that they name, and the `verdict` on each.
 
     Args:
         unmatched: the ops.
@@ -75,12 +75,12 @@ def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FI
 
 
 def once_more(judged: DataFrame) -> DataFrame:
-    """Input rows of the ops that wait on."""
+    """Input rows of the ops that wait for the next batch."""
     return op_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("record.*"), due="0")
 
 
 def refusals(judged: DataFrame) -> DataFrame:
-    """REFUSED events of what was judged so."""
+    """REFUSED events of the rows whose verdict is a refusal."""
     refused = judged.where(F.col("verdict") > 0)
     where = {name: F.col(name) for name in ("op_queue", "op_offset", "admin", "src", "now")}
     return events(refused, event=Event.REFUSED, reason=F.col("verdict"), **where)
@@ -94,7 +94,7 @@ def with_record(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
 
 
 def wrong_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """What is wrong with the further half messages that ops list, a row for each; false or null where nothing is."""
+    """Errors of the further half messages that ops list, a row for each op; false or null where there is none."""
     if unmatched.where("size(record.half_messages) > 1").isEmpty():
         return unmatched.select(*_OP, *[F.lit(None).cast("boolean").alias(name) for name in _WRONG])
     listed = unmatched.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
@@ -127,7 +127,7 @@ def wrong_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
 
 
 def _accept_the_first(judged: DataFrame) -> DataFrame:
-    """Of several RESUMEs of one transaction in a batch the first opens it; for the others it is open then."""
+    """Accepts the first of several RESUMEs of a transaction in a batch; for the others the transaction is open."""
     accepted = F.col("verdict") == int(Ruling.ACCEPT)
     order = Window.partitionBy("first_queue", "first_offset", accepted).orderBy("record.stored_at", "op_offset")
     late = accepted & (F.row_number().over(order) > 1)

@@ -1,4 +1,4 @@
-"""Answers to further half messages whose first was not open: they follow it, or are an ORPHAN (contract 4.8)."""
+"""Resolution of parts whose first half message is not open: they follow it, or are an ORPHAN (contract 4.8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PART = ["queue", "offset"]
 
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
-    """A late part gets the state, reason and op of its first; one without a first that fits is discarded as ORPHAN."""
+    """Gives a late part the state, reason and op of its first; discards one without a matching first as ORPHAN."""
     unmatched = checkpoint_now(batch.of(Event.UNMATCHED_PART, Source.HALF))
     facts = with_first(unmatched, tables).join(_messages(unmatched, tables), _PART)
     tid, grp = (hashed_sql(f"message.{name}") for name in ("transaction_id", "producer_group"))
@@ -37,7 +37,7 @@ def _messages(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
 
 
 def _with_due(judged: DataFrame, tables: LedgerTables) -> DataFrame:
-    """A relative delay counts from the op that committed the first."""
+    """Adds `due`; a relative delay counts from the op that committed the first half message."""
     relative_ones = judged.where("message.delay_ms IS NOT NULL AND ledger.op_queue IS NOT NULL")
     op = near(tables.op, relative_ones, ("queue", "ledger.op_queue"), ("op_offset", "ledger.op_offset"))
     op = op.where("decision = 'COMMIT'").select(

@@ -1,4 +1,4 @@
-"""Answers to recalls of messages that were not waiting (contract 4.10)."""
+"""Resolution of recalls of messages that were not waiting (contract 4.10)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _AT = ["first_queue", "first_offset"]
 
 
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
-    """Too late for a delivered message; nothing there for another id or topic; harmless when repeated."""
+    """Refuses a recall of a delivered message, or one with another id or topic; a repeated recall is harmless."""
     found = checkpoint_now(judged_recalls(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
     return Resolutions(refusals(found), once_more(found))
 
 
 def judged_recalls(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
-    """Unmatched recalls, with `record`, what they name, and the `verdict` on each."""
+    """Unmatched recalls, with `record`, the facts about the message that they name, and the `verdict` on each."""
     unmatched = checkpoint_now(with_record(unmatched, tables))
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
     at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
