@@ -108,7 +108,7 @@ class RecordError(CommitLakeError):
     """Raised within CommitLake when a Kafka record breaks the protocol; a producer turns it into `MQClientException`.
 
     Attributes:
-        reason: the reason in the table `rejected`, for example `BAD_OP`; None when the table has none for it.
+        reason: the reason in the table `rejected`, for example `BAD_OP`; None for an error without one.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
