@@ -21,7 +21,7 @@ RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
 """How often, and for how long, a push consumer's invisible duration is renewed; 3 h as in the proxy."""
 AT_ONCE_S, _FAILED_S = 0.001, 10.0
 GONE_S = 300.0
-"""A client without a telemetry stream for so long counts as gone: its messages are redelivered despite their duration."""
+"""A simple consumer without a telemetry stream for so long is gone: its messages are redelivered, even if not due."""
 _GONE = "its client is not connected any more"
 _STOPPED = "the gateway ended before an acknowledgement"
 _SILENT = "not acknowledged within its invisible duration"
