@@ -261,7 +261,7 @@ class Runner:
             return not line.messages
 
     def _wait_for_lines(self) -> None:
-        """After the last message, wait until no line is in a handler or due; messages that wait are redelivered later."""
+        """After the last message, wait until no line is in a handler or due; waiting messages are redelivered later."""
         while not self._stop.is_set():
             with self._lock:
                 lines = list(self._lines.values())
