@@ -104,7 +104,7 @@ class Topic:
         self._take_files()
 
     def refresh(self, *, of_late: bool = False) -> bool:
-        """Go to the newest version, or with `of_late` to one that another group has just read; True if it is new here."""
+        """Go to the newest version, or with `of_late` to one that a group has just read; True if it is new here."""
         if not (of_late and self._table.is_fresh()):
             self._table.refresh()
         is_new = self._table.listing() is not self._all
