@@ -202,7 +202,13 @@ class Receipts:
         return max(pc.max(rounds).as_py() or 0, self.first_rounds[-1])
 
     def close(self, rows: Iterable[dict[str, Any]], round_: int, now_ms: int) -> None:
-        """Mark waiting messages and dead letters as done, since a later round reads them again; `now_ms` since epoch."""
+        """Mark messages as done that a later round reads again.
+
+        Args:
+            rows: receipts of waiting messages and dead letters.
+            round_: round of the new receipts; it outranks that of `rows`.
+            now_ms: the time, ms since epoch, UTC.
+        """
         change = {"state": "DONE", "attempt": 0, "round": round_, "due_at": None, "at": as_datetime(now_ms)}
         closed = [{**row, **change, "remark": "read again", "instance": INSTANCE} for row in rows]
         if closed:
