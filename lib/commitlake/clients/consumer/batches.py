@@ -27,7 +27,6 @@ class MessageBatch:
         self.topic, self.table = outcomes.topic, table
 
     def __len__(self) -> int:
-        """How many messages."""
         return int(self.table.num_rows)
 
     @property

@@ -347,7 +347,7 @@ def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscript
 
 
 def _rounds(subscriptions: tuple[Subscription, ...], kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
-    """The messages that each topic has now."""
+    """The messages that each topic has now; topics whose table is missing are looked for again."""
     for each in subscriptions:
         if each.join():
             yield from kind(each)

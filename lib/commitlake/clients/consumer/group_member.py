@@ -205,7 +205,7 @@ class GroupMember:
             kept.update(mine & assignment.owned(state, self._me).keys())
             was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
             if not (moves or self._gone) and assignment.is_balanced(state, self._me):
-                places = {}  # no queue goes to another instance
+                places = {}  # commit no cursors: it is too early, and no queue goes to another instance
             return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)

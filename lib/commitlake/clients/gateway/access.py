@@ -1,4 +1,4 @@
-"""Who may call the gateway: whoever signs as RocketMQ 5's clients do, with a key that the gateway knows."""
+"""Authorization of calls: clients sign them as RocketMQ 5's clients do, with a key that the gateway knows."""
 
 from __future__ import annotations
 

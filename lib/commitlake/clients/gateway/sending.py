@@ -39,7 +39,7 @@ async def send(given: Sequence[Proto], producers: Producers) -> Proto:
 
 
 def _messages(given: Sequence[Proto], most: int) -> list[Message]:
-    """The messages, whose bodies have at most `most` bytes together; a body is unpacked only up to the rest of that."""
+    """The messages. Their bodies have at most `most` bytes together; each is unpacked only as far as room is left."""
     messages: list[Message] = []
     left = most
     for each in given:

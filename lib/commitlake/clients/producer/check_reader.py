@@ -87,7 +87,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         turns().add(self._take_turn)
 
     def stop(self, until: float) -> None:
-        """Read no more checks, wait for the answers under way, commit, and leave the consumer group.
+        """Read no more checks, wait for running answers, commit, and leave the consumer group.
 
         Args:
             until: time by `time.monotonic` at which unanswered checks are given up.

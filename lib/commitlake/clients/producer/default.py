@@ -251,7 +251,6 @@ def listed(given: Any) -> list[Any]:
 
 
 def _addresses(given: object) -> str:
-    """Parse addresses of Kafka, as one text or as a list."""
     is_list = isinstance(given, list) and all(isinstance(each, str) for each in given)
     try:
         found = values.servers(",".join(given) if is_list else given)  # type: ignore[arg-type]
